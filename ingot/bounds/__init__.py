@@ -1,0 +1,92 @@
+"""Whether the sizes of a model's inputs bound its work and memory, decided from its graph before it runs.
+
+Start in :func:`bounds_of`; analysis.py walks over the graph, which graph.py reads, with a rule for each operator
+(operators/). Serving depends on it, so neither the onnx package nor an engine is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.bounds.abstract import Tensor, limits
+from ingot.bounds.analysis import Analysis, Scope, StoppedError
+from ingot.bounds.graph import DamagedError, opened
+from ingot.bounds.poly import ZERO, Interval, Poly, TooComplexError
+from ingot.tensors import Signature, TensorSpec
+
+__all__ = ["Bounds", "bounds_of"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Whether a graph is bounded, and by what.
+
+    ``reasons`` name each node that is not bounded, and why; a bounded graph has none.
+    """
+
+    reasons: tuple[str, ...]
+    _peak: Poly = ZERO
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the sizes of the inputs bound the work and the memory of a call, and no value can end the process."""
+        return not self.reasons
+
+    def peak(self, sizes: Mapping[str, int]) -> int:
+        """Return an upper bound of the bytes of the tensors that a call of a bounded graph has in memory at once.
+
+        Inputs and weights do not count, nor what the engine's allocator adds by rounding.
+
+        Args:
+            sizes: of each named dimension of the signature's inputs.
+        """
+        return self._peak.at(sizes)
+
+    @property
+    def formula(self) -> str:
+        """The same as text, such as ``8000 + 4096 batch + 48 batch seq^2``, in bytes; empty if it is not bounded."""
+        if not self.bounded:
+            return ""
+        terms = sorted(self._peak.terms.items(), key=lambda term: (sum(power for _, power in term[0]), term[0]))
+        return (
+            " + ".join(
+                " ".join(
+                    [f"{float(factor):.6g}", *(name if power == 1 else f"{name}^{power}" for name, power in monomial)]
+                )
+                for monomial, factor in terms
+            )
+            or "0"
+        )
+
+
+def bounds_of(path: Path, signature: Signature) -> Bounds:
+    """Return the bounds of an ONNX file.
+
+    Args:
+        path: the graph; its weights are not read.
+        signature: its inputs, whose named dimensions the bounds refer to.
+    """
+    try:
+        with opened(path) as model:
+            tensors: dict[str, Tensor | None] = {
+                name: None for name in model.graph.inputs if name not in model.graph.constants
+            }
+            tensors |= {spec.name: _input(spec, signature) for spec in signature.inputs}
+            analysis = Analysis(model)
+            _, peak = analysis.graph(model.graph, Scope(tensors))
+            return Bounds(tuple(analysis.reasons), peak)
+    except (DamagedError, StoppedError) as error:
+        return Bounds((str(error),))
+    except TooComplexError:
+        return Bounds(("the formula of its memory is too complex",))
+
+
+def _input(spec: TensorSpec, signature: Signature) -> Tensor:
+    dims = []
+    for dim in spec.shape:
+        size = Interval.exactly(Poly.symbol(dim) if isinstance(dim, str) else dim)
+        empty = isinstance(dim, str) and signature.range(dim).low == 0
+        dims.append(Interval.up_to(size.high or ZERO) if empty else size)
+    return Tensor.of(spec.dtype.onnx, dims, each=limits(spec.dtype.onnx))

@@ -1,0 +1,171 @@
+"""What is known of a tensor before the model runs: bounds of its sizes and, where they may become sizes, its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.bounds.graph import Constant
+from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
+
+ITEMS = 64
+"""Values are known one by one in tensors of at most this many elements."""
+
+FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL = 1, 2, 3, 6, 7, 8, 9
+"""Element types of ONNX that rules name."""
+_WIDTHS = {1: 4, 4: 2, 5: 2, 6: 4, 7: 8, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2, STRING: 64}
+_LIMITS = {BOOL: (0, 1), UINT8: (0, 255), INT8: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}
+INTEGERS = frozenset((2, 3, 4, 5, 6, 7, 9, 12, 13, 21, 22))
+
+Dims = tuple[Interval, ...]
+UNKNOWN = Interval()
+
+
+class UnboundedError(Exception):
+    """A node's work or memory is not bounded by the sizes of the inputs; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Bounds of one tensor.
+
+    ``kind`` is its ONNX element type, 0 if unknown. ``dims`` are the sizes, None if the rank is unknown. ``count``
+    bounds the number of elements. ``items`` are the values in order, if they are few and something is known of them;
+    ``each`` contains all values.
+    """
+
+    kind: int
+    dims: Dims | None
+    count: Poly
+    items: tuple[Interval, ...] | None = None
+    each: Interval = UNKNOWN
+
+    @classmethod
+    def of(
+        cls,
+        kind: int,
+        dims: Sequence[Interval],
+        *,
+        count: Poly | None = None,
+        items: Sequence[Interval] | None = None,
+        each: Interval | None = None,
+    ) -> Tensor:
+        """Return a tensor of known rank.
+
+        Raises:
+            UnboundedError: a size has no bound.
+        """
+        highs = []
+        for axis, dim in enumerate(dims):
+            if dim.high is None:
+                raise UnboundedError(f"the size of dimension {axis} of its output comes from values")
+            highs.append(dim.high)
+        found = None if items is None or len(items) > ITEMS else tuple(items)
+        if found and all(item.low is None and item.high is None for item in found):
+            found = None
+        return cls(kind, tuple(dims), product(highs) if count is None else count, found, each or limits(kind))
+
+    @classmethod
+    def constant(cls, value: Constant) -> Tensor:
+        dims = [Interval.exactly(dim) for dim in value.dims]
+        numbers = value.numbers(ITEMS)
+        items = None if numbers is None else [Interval.exactly(number) for number in numbers]
+        each = None
+        if value.values is not None and value.values.size and value.kind in INTEGERS:
+            each = Interval(Poly.of(int(value.values.min())), Poly.of(int(value.values.max())))
+        return cls.of(value.kind, dims, items=items, each=each)
+
+    @property
+    def nbytes(self) -> Poly:
+        return self.count.scaled(_WIDTHS.get(self.kind, 1 if self.kind else 8))
+
+    @property
+    def bounds(self) -> Interval:
+        """An interval that contains all values."""
+        return reduce(Interval.joined, self.items) if self.items else self.each
+
+    @property
+    def scalar(self) -> Interval:
+        """The value of a tensor of one element."""
+        return self.items[0] if self.items and len(self.items) == 1 else self.each
+
+    @property
+    def length(self) -> int | None:
+        """The number of elements, if it does not depend on the sizes of the inputs."""
+        if self.items is not None:
+            return len(self.items)
+        if self.dims is None or any(dim.constant is None for dim in self.dims):
+            return None
+        return int(product(dim.exact or ZERO for dim in self.dims).constant or 0)
+
+    def shape(self) -> Dims:
+        """Return the sizes.
+
+        Raises:
+            UnboundedError: the rank is unknown.
+        """
+        if self.dims is None:
+            raise UnboundedError("the rank of an input comes from values")
+        return self.dims
+
+    def listed(self) -> tuple[Interval, ...] | None:
+        """Return an interval for each value, or None if their number is unknown or large."""
+        if self.items is not None:
+            return self.items
+        length = self.length
+        return None if length is None or length > ITEMS else (self.each,) * length
+
+    def grid(self) -> npt.NDArray[Any] | None:
+        """Return the intervals of the values in the tensor's shape, or None if they or the shape are unknown."""
+        if self.items is None or self.dims is None or any(dim.constant is None for dim in self.dims):
+            return None
+        shape = [int(dim.constant or 0) for dim in self.dims]
+        found = np.empty(len(self.items), object)
+        found[:] = self.items
+        return found.reshape(shape)
+
+    def forgotten(self) -> Tensor:
+        """Return the tensor without knowledge of its values."""
+        return Tensor(self.kind, self.dims, self.count, None, limits(self.kind))
+
+
+def limits(kind: int) -> Interval:
+    """Return the values of a datatype; unknown for those that are too wide to bound a size."""
+    if kind not in _LIMITS:
+        return Interval()
+    low, high = _LIMITS[kind]
+    return Interval(Poly.of(low), Poly.of(high))
+
+
+def broadcast(tensors: Sequence[Tensor]) -> tuple[Dims | None, Poly]:
+    """Return the dimensions and a bound of the count of tensors that are broadcast against each other."""
+    large = [tensor for tensor in tensors if tensor.count != ONE]
+    shapes = [tensor.dims for tensor in tensors if tensor.dims is not None]
+    if len(shapes) < len(tensors):
+        return None, product(tensor.count for tensor in large)
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*((Interval.exactly(1),) * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    dims = tuple(reduce(_broadcast, column) for column in columns)
+    if not large:
+        return dims, ONE
+    if all(tensor.dims == large[0].dims for tensor in large[1:]):
+        return dims, reduce(lambda one, two: two if one.covers(two) else one, [tensor.count for tensor in large])
+    return dims, product(dim.high or ZERO for dim in dims)
+
+
+def _broadcast(one: Interval, two: Interval) -> Interval:
+    if one == two:
+        return one
+    for first, second in ((one, two), (two, one)):
+        if first.constant == Fraction(1):
+            return second
+    for first in (one, two):
+        if first.constant is not None:
+            return first  # the other is 1 or equal
+    return one.joined(two)

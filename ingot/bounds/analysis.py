@@ -1,0 +1,271 @@
+"""The walk over a graph: bounds of every tensor, the memory in use at once, and reasons where there are no bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ingot.bounds.abstract import BOOL, INT64, Tensor, UnboundedError
+from ingot.bounds.graph import Attribute, Graph, Model, Node
+from ingot.bounds.operators import RULES, Op, Rule
+from ingot.bounds.poly import ONE, ZERO, Interval, Poly, TooComplexError
+
+MAX_VISITS = 200_000
+"""Nodes that are analysed, with those of functions and loops once for each use."""
+MAX_TRIPS = 1 << 20
+"""Repetitions of loops within loops that do not depend on the sizes of the inputs."""
+_MAX_DEPTH = 32
+_MOST_REASONS = 8
+
+
+_Run = Callable[[Graph, Sequence[Tensor], Poly], tuple[list[Tensor], Poly]]
+
+
+class StoppedError(Exception):
+    """The graph is too large or too deeply nested; the text says which."""
+
+
+@dataclass
+class Scope:
+    """The tensors and nodes that are visible in a graph; inner graphs also see those of the outer ones."""
+
+    tensors: dict[str, Tensor | None]
+    makers: dict[str, Node] = field(default_factory=dict)
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    outer: Scope | None = None
+
+    def find(self, name: str) -> Tensor | None:
+        """Return a tensor, or None if nothing is known of it.
+
+        Raises:
+            UnboundedError: there is none.
+        """
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.tensors:
+                return scope.tensors[name]
+            scope = scope.outer
+        raise UnboundedError(f"its input '{name}' does not exist")
+
+    def maker(self, name: str) -> Node | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.makers or name in scope.tensors:
+                return scope.makers.get(name)
+            scope = scope.outer
+        return None
+
+
+class Analysis:
+    """Bounds of one model.
+
+    Args:
+        model: its graph.
+
+    Attributes:
+        reasons: why the graph is not bounded, each with its node; empty if it is.
+    """
+
+    def __init__(self, model: Model):
+        self.reasons: list[str] = []
+        self._model = model
+        self._visits = 0
+        self._depth = 0
+        self._trips = ONE
+
+    def graph(self, graph: Graph, scope: Scope) -> tuple[list[Tensor | None], Poly]:
+        """Return the bounds of a graph's outputs, and of the bytes that its nodes have in use at once.
+
+        Raises:
+            StoppedError: it is too large or too deeply nested.
+        """
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise StoppedError(f"its graphs and functions are nested more than {_MAX_DEPTH} deep")
+        for name, constant in graph.constants.items():
+            scope.tensors.setdefault(name, Tensor.constant(constant))
+        last = {name: index for index, node in enumerate(graph.nodes) for name in _uses(node)}
+        last |= dict.fromkeys(graph.outputs, len(graph.nodes))
+        ends: dict[int, list[str]] = {}
+        alive = peak = ZERO
+        for index, node in enumerate(graph.nodes):
+            outputs, workspace = self._node(node, scope)
+            for name, tensor in zip(node.outputs, outputs, strict=False):
+                scope.tensors[name] = tensor
+                scope.makers[name] = node
+                if tensor is not None and node.operator != "Constant":
+                    alive = alive + tensor.nbytes
+                    ends.setdefault(last.get(name, index), []).append(name)
+            peak = peak.upper(alive + workspace)
+            for name in ends.get(index, ()):
+                ended = scope.tensors[name]
+                alive = alive - (ZERO if ended is None else ended.nbytes)
+        self._depth -= 1
+        return [self._found(scope, name) for name in graph.outputs], peak
+
+    def _found(self, scope: Scope, name: str) -> Tensor | None:
+        try:
+            return scope.find(name)
+        except UnboundedError as error:
+            self._add(f"the graph: {error}".replace("its input", "its output"))
+            return None
+
+    def _node(self, node: Node, scope: Scope) -> tuple[list[Tensor | None], Poly]:
+        """Return the bounds of a node's outputs, None if unknown, and of its workspace."""
+        self._visits += 1
+        if self._visits > MAX_VISITS:
+            raise StoppedError(f"it has more than {MAX_VISITS} nodes, with those of its functions for each call")
+        node = _resolved(node, scope)
+        try:
+            inputs = [scope.find(name) if name else None for name in node.inputs]
+            if any(tensor is None and name for tensor, name in zip(inputs, node.inputs, strict=True)):
+                return [None] * len(node.outputs), ZERO  # the reason is known
+            op = Op(node, inputs, self._model.opset, scope.maker, _finder(scope), self._runner(node, scope))
+            outputs = self._rule(node)(op)
+            return [*outputs, *[None] * (len(node.outputs) - len(outputs))], op.workspace
+        except UnboundedError as error:
+            self._add(f"{node}: {error}")
+        except TooComplexError:
+            self._add(f"{node}: the bounds of its sizes are too complex")
+        except (ValueError, IndexError, ZeroDivisionError):  # an invalid node, which the engine refuses or fails on
+            self._add(f"{node}: its inputs or attributes do not fit the operator")
+        return [None] * len(node.outputs), ZERO
+
+    def _rule(self, node: Node) -> Rule:
+        key = (node.domain, node.operator)
+        function = self._model.functions.get(key)
+        if function is not None and key in RULES:
+            raise UnboundedError("the file replaces a standard operator by a function")
+        if function is not None:
+            return lambda op: self._function(function, op)
+        if not node.domain and node.operator in _CONTROL:
+            return getattr(self, _CONTROL[node.operator])  # type: ignore[no-any-return]
+        if key not in RULES:
+            kind = "operator" if node.domain in ("", "ai.onnx.ml", "com.microsoft") else "custom operator"
+            raise UnboundedError(f"no bounds are known for this {kind}")
+        return RULES[key]
+
+    def _add(self, reason: str) -> None:
+        if reason not in self.reasons and len(self.reasons) < _MOST_REASONS:
+            self.reasons.append(reason)
+
+    def _runner(self, node: Node, scope: Scope) -> _Run:
+        """Return a function that analyses an inner graph, run a number of times; its peak enters the workspace."""
+
+        def run(graph: Graph, inputs: Sequence[Tensor], trips: Poly) -> tuple[list[Tensor], Poly]:
+            before, self._trips = self._trips, self._trips * trips
+            if sum(self._trips.terms.values()) > MAX_TRIPS:
+                self._trips = before
+                raise UnboundedError(f"it may run its graph more than {MAX_TRIPS:,} times")
+            inner = Scope(dict(zip(graph.inputs, inputs, strict=False)), attributes=scope.attributes, outer=scope)
+            outputs, peak = self.graph(graph, inner)
+            self._trips = before
+            known = [tensor for tensor in outputs if tensor is not None]
+            if len(known) < len(outputs):
+                raise UnboundedError("its inner graph is not bounded")
+            return known, peak
+
+        return run
+
+    def _function(self, function: Graph, op: Op) -> list[Tensor]:
+        tensors: dict[str, Tensor | None] = dict.fromkeys(function.inputs)
+        tensors |= dict(zip(function.inputs, op.inputs, strict=False))
+        outputs, op.workspace = self.graph(function, Scope(tensors, attributes=op.node.attributes))
+        known = [tensor for tensor in outputs if tensor is not None]
+        if len(known) < len(outputs):
+            raise UnboundedError("its function is not bounded")
+        return known
+
+    def _if(self, op: Op) -> list[Tensor]:
+        condition = op[0].scalar.constant
+        found = []
+        for name in ("then_branch", "else_branch") if condition is None else (_BRANCHES[bool(condition)],):
+            branch = op.node.graph(name)
+            if branch is None:
+                raise UnboundedError("it lacks a branch")
+            outputs, peak = op.run(branch, (), ONE)
+            op.workspace = op.workspace.upper(peak)
+            found.append(outputs)
+        return [_joined(one, two) for one, two in zip(found[0], found[-1], strict=True)]
+
+    def _loop(self, op: Op) -> list[Tensor]:
+        body = op.node.graph("body")
+        trips = op[0].scalar if op.get(0) is not None else Interval()
+        if body is None or trips.high is None:
+            raise UnboundedError(
+                "its number of repetitions comes from values; declare their range: --input 'NAME:int64[]=0..100'"
+            )
+        states = [op[index].forgotten() for index in range(2, len(op.inputs))]
+        number = Tensor.of(INT64, [], items=[Interval.up_to(trips.high)])
+        inputs = [number, Tensor.of(BOOL, []), *states]
+        outputs, op.workspace = op.run(body, inputs, trips.high)
+        return self._repeated(states, outputs[1:], trips.high, [0] * len(outputs))
+
+    def _scan(self, op: Op) -> list[Tensor]:
+        body = op.node.graph("body")
+        count = op.integer("num_scan_inputs")
+        if body is None or not 0 < count <= len(op.inputs):
+            raise UnboundedError("it lacks a body")
+        states = [tensor.forgotten() for tensor in op.given[:-count]]
+        axes = op.integers("scan_input_axes", [0] * count)
+        trips, slices = ZERO, []
+        for tensor, axis in zip(op.given[-count:], axes, strict=True):
+            dims = list(tensor.shape())
+            trips = dims.pop(axis).high or ZERO
+            slices.append(Tensor.of(tensor.kind, dims))
+        outputs, op.workspace = op.run(body, [*states, *slices], trips)
+        scanned = len(outputs) - len(states)
+        return self._repeated(states, outputs, trips, op.integers("scan_output_axes", [0] * scanned))
+
+    @staticmethod
+    def _repeated(
+        states: Sequence[Tensor], outputs: Sequence[Tensor], trips: Poly, axes: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the outputs of a loop: its states, whose shapes must not change, and the scanned outputs, stacked."""
+        found = []
+        for state, output in zip(states, outputs, strict=False):
+            if state.dims != output.dims:
+                raise UnboundedError("the shape of a tensor that it carries changes from one repetition to the next")
+            found.append(output.forgotten())
+        for output, axis in zip(outputs[len(states) :], axes, strict=False):
+            dims = list(output.shape())
+            dims.insert(axis % (len(dims) + 1), Interval.up_to(trips))
+            found.append(Tensor.of(output.kind, dims, count=output.count * trips))
+        return found
+
+
+def _joined(one: Tensor, two: Tensor) -> Tensor:
+    """Return the bounds of a tensor that is either of two."""
+    count = one.count.upper(two.count)
+    if one.dims is None or two.dims is None or len(one.dims) != len(two.dims):
+        return Tensor(one.kind, None, count)
+    dims = tuple(first.joined(second) for first, second in zip(one.dims, two.dims, strict=True))
+    return Tensor.of(one.kind, dims, count=count, each=one.bounds.joined(two.bounds))
+
+
+def _uses(node: Node) -> set[str]:
+    """Return the tensors that a node reads, with those that its inner graphs read."""
+    return {*node.inputs, *(name for graph in node.graphs for inner in graph.nodes for name in _uses(inner))}
+
+
+def _resolved(node: Node, scope: Scope) -> Node:
+    """Return a node of a function with the attributes that refer to its caller's replaced by those."""
+    if not any(attribute.reference for attribute in node.attributes.values()):
+        return node
+    found = {}
+    for name, item in node.attributes.items():
+        actual = scope.attributes.get(item.reference) if item.reference else item
+        if actual is not None:
+            found[name] = actual
+    return replace(node, attributes=found)
+
+
+def _finder(scope: Scope) -> Callable[[str], Tensor | None]:
+    def find(name: str) -> Tensor | None:
+        return scope.find(name) if name else None
+
+    return find
+
+
+_BRANCHES = {True: "then_branch", False: "else_branch"}
+_CONTROL = {"If": "_if", "Loop": "_loop", "Scan": "_scan"}

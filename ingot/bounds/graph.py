@@ -1,0 +1,406 @@
+"""Reading an ONNX graph without the onnx package, which servers do not need, and without reading its weights.
+
+A message of protobuf (https://protobuf.dev/programming-guides/encoding) is a sequence of fields, each a tag with number
+and wire type, and a value; the numbers are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from math import isfinite, prod
+from pathlib import Path
+
+import numpy as np
+
+from ingot.errors import InvalidArgument
+from ingot.tensors import DType
+
+MAX_NODES = 200_000
+"""Nodes of a file that are read; larger graphs are refused."""
+_MAX_DEPTH = 64
+# Values of constants are read up to this many bytes; larger ones are weights.
+_MAX_CONSTANT = 1 << 20
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_EXTERNAL = 1
+_WITH_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
+
+Buffer = mmap.mmap | bytes
+Span = tuple[int, int]
+
+
+class DamagedError(Exception):
+    """The file is not an encoded ONNX model, or too large to be analysed; the text says which."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of the file: ``kind`` is its ONNX element type, ``values`` its numbers if they are few and inline."""
+
+    kind: int
+    dims: tuple[int, ...]
+    values: np.ndarray[tuple[int], np.dtype[np.generic]] | None = None
+
+    def numbers(self, most: int) -> list[Fraction] | None:
+        """Return the values if there are at most ``most`` and all are finite, otherwise None."""
+        if self.values is None or self.values.size > most:
+            return None
+        found = self.values.tolist()
+        return [Fraction(value) for value in found] if all(isfinite(value) for value in found) else None
+
+
+class Attribute:
+    """An attribute of a node. Its values are decoded when they are asked for, as those of tree ensembles are large."""
+
+    def __init__(self, content: Buffer, span: Span):
+        self.name = _name(content, span)
+        self._content = content
+        self._span = span
+        self._graph: Graph | None = None
+
+    @cached_property
+    def _fields(self) -> Mapping[int, list[Span | int]]:
+        found: dict[int, list[Span | int]] = {}
+        for number, _, value in _fields(self._content, self._span):
+            found.setdefault(number, []).append(value)
+        return found
+
+    @cached_property
+    def reference(self) -> str:
+        """The attribute of the function's caller that this one stands for, or empty."""
+        return self._text(21)
+
+    @property
+    def text(self) -> str:
+        return self._text(4)
+
+    @property
+    def number(self) -> float:
+        """The value of a floating-point attribute."""
+        span = self._last(2)
+        return struct.unpack("<f", self._content[span[0] : span[1]])[0] if isinstance(span, tuple) else 0.0
+
+    @property
+    def integer(self) -> int:
+        found = self._last(3)
+        return _signed(found) if isinstance(found, int) else 0
+
+    @cached_property
+    def integers(self) -> list[int]:
+        found: list[int] = []
+        for value in self._fields.get(8, ()):
+            found += [_signed(value)] if isinstance(value, int) else map(_signed, _varints(self._content, value))
+        return found
+
+    @property
+    def numbers(self) -> list[float]:
+        """The values of a list of floating-point numbers."""
+        spans = [span for span in self._fields.get(7, ()) if isinstance(span, tuple)]
+        found: list[float] = np.frombuffer(b"".join(self._content[start:end] for start, end in spans), "<f4").tolist()
+        return found
+
+    @property
+    def strings(self) -> int:
+        """The number of strings."""
+        return len(self._fields.get(9, ()))
+
+    @property
+    def tensor(self) -> Constant | None:
+        span = self._last(5)
+        return _constant(self._content, span)[1] if isinstance(span, tuple) else None
+
+    def graph(self, depth: int) -> Graph | None:
+        if self._graph is None and isinstance(span := self._last(6), tuple):
+            self._graph = _graph(self._content, span, depth)
+        return self._graph
+
+    @property
+    def holds_graph(self) -> bool:
+        return 6 in self._fields
+
+    def _last(self, number: int) -> Span | int | None:
+        found = self._fields.get(number)
+        return found[-1] if found else None
+
+    def _text(self, number: int) -> str:
+        span = self._last(number)
+        return _text(self._content, span) if isinstance(span, tuple) else ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of a graph. An omitted input or output has an empty name."""
+
+    operator: str
+    name: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+    depth: int
+
+    def __str__(self) -> str:
+        kind = f"{self.domain}.{self.operator}" if self.domain else self.operator
+        return f"node '{self.name or (self.outputs[0] if self.outputs else '')}' ({kind})"
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs of all attributes; only operators of control flow have any."""
+        if self.operator not in _WITH_GRAPHS:
+            return []
+        found = [attribute.graph(self.depth + 1) for attribute in self.attributes.values() if attribute.holds_graph]
+        return [graph for graph in found if graph is not None]
+
+    def graph(self, name: str) -> Graph | None:
+        """Return the graph that an attribute holds, such as a loop's ``body``."""
+        return self.attributes[name].graph(self.depth + 1) if name in self.attributes else None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order in which they run, and the names of inputs and outputs."""
+
+    nodes: Sequence[Node]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph, the functions of the file by domain and name, and the version of ONNX's operators."""
+
+    graph: Graph
+    functions: Mapping[tuple[str, str], Graph]
+    opset: int
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Model]:
+    """Read a file's graph. Attributes are read from the file when they are used, so within the ``with`` block.
+
+    Raises:
+        DamagedError: it is not an encoded ONNX model, or too large to be analysed.
+    """
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise DamagedError("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield _model(content, (0, len(content)))
+
+
+def _model(content: Buffer, whole: Span) -> Model:
+    graph, opset = Graph((), (), ()), 1
+    functions: dict[tuple[str, str], Graph] = {}
+    for number, kind, value in _fields(content, whole):
+        if not isinstance(value, tuple) or kind != _BYTES:
+            continue
+        if number == 7:
+            graph = _graph(content, value, 0)
+        elif number == 8:
+            domain, version = _opset(content, value)
+            opset = version if domain == "" else opset
+        elif number == 25:
+            key, function = _function(content, value)
+            functions[key] = function
+    return Model(graph, functions, opset)
+
+
+def _graph(content: Buffer, span: Span, depth: int) -> Graph:
+    if depth > _MAX_DEPTH:
+        raise DamagedError(f"its graphs are nested more than {_MAX_DEPTH} deep")
+    nodes: list[Node] = []
+    inputs: list[str] = []
+    outputs: list[str] = []
+    constants: dict[str, Constant] = {}
+    for number, _, value in _fields(content, span):
+        if not isinstance(value, tuple):
+            continue
+        if number == 1:
+            nodes.append(_node(content, value, depth))
+            if len(nodes) > MAX_NODES:
+                raise DamagedError(f"it has more than {MAX_NODES} nodes")
+        elif number == 5:
+            name, constant = _constant(content, value)
+            constants[name] = constant
+        elif number == 15:
+            name, constant = _sparse(content, value)
+            constants[name] = constant
+        elif number in (11, 12):
+            (inputs if number == 11 else outputs).append(_name(content, value))
+    return Graph(nodes, tuple(inputs), tuple(outputs), constants)
+
+
+def _function(content: Buffer, span: Span) -> tuple[tuple[str, str], Graph]:
+    nodes, texts = [], {1: "", 10: ""}
+    inputs: list[str] = []
+    outputs: list[str] = []
+    for number, _, value in _fields(content, span):
+        if not isinstance(value, tuple):
+            continue
+        if number == 7:
+            nodes.append(_node(content, value, 0))
+        elif number in (4, 5):
+            (inputs if number == 4 else outputs).append(_text(content, value))
+        elif number in texts:
+            texts[number] = _text(content, value)
+    return (texts[10], texts[1]), Graph(nodes, tuple(inputs), tuple(outputs))
+
+
+def _node(content: Buffer, span: Span, depth: int) -> Node:
+    inputs: list[str] = []
+    outputs: list[str] = []
+    texts = {3: "", 4: "", 7: ""}
+    attributes: dict[str, Attribute] = {}
+    for number, _, value in _fields(content, span):
+        if not isinstance(value, tuple):
+            continue
+        if number in (1, 2):
+            (inputs if number == 1 else outputs).append(_text(content, value))
+        elif number == 5:
+            attribute = Attribute(content, value)
+            attributes[attribute.name] = attribute
+        elif number in texts:
+            texts[number] = _text(content, value)
+    domain = "" if texts[7] == "ai.onnx" else texts[7]
+    return Node(texts[4], texts[3], domain, tuple(inputs), tuple(outputs), attributes, depth)
+
+
+def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
+    name, kind, dims = "", 0, list[int]()
+    raw: Span | None = None
+    listed: dict[int, list[Span | int]] = {}
+    external = False
+    for number, _, value in _fields(content, span):
+        if number == 1:
+            dims += [_signed(value)] if isinstance(value, int) else map(_signed, _varints(content, value))
+        elif number == 2 and isinstance(value, int):
+            kind = value
+        elif number == 8 and isinstance(value, tuple):
+            name = _text(content, value)
+        elif number == 9 and isinstance(value, tuple):
+            raw = value
+        elif number == 14:
+            external = value == _EXTERNAL
+        elif number in (4, 5, 7, 10, 11):
+            listed.setdefault(number, []).append(value)
+    values = None if external else _values(content, kind, raw, listed)
+    if any(dim < 0 for dim in dims) or (values is not None and values.size != prod(dims)):
+        raise DamagedError(f"the shape of its constant '{name}' does not fit its values")
+    return name, Constant(kind, tuple(dims), values)
+
+
+def _values(
+    content: Buffer, kind: int, raw: Span | None, listed: Mapping[int, list[Span | int]]
+) -> np.ndarray[tuple[int], np.dtype[np.generic]] | None:
+    try:
+        dtype = DType.from_onnx(kind)
+    except InvalidArgument:
+        return None
+    if dtype is DType.BYTES or dtype in (DType.FP16, DType.BF16):
+        return None
+    if raw is not None:
+        if raw[1] - raw[0] > _MAX_CONSTANT or (raw[1] - raw[0]) % dtype.numpy.itemsize:
+            return None
+        return np.frombuffer(content[raw[0] : raw[1]], dtype.numpy.newbyteorder("<"))
+    found: list[float] = []
+    for number, spans in listed.items():
+        for span in spans:
+            if isinstance(span, int):
+                found.append(_signed(span))
+            elif span[1] - span[0] > _MAX_CONSTANT:
+                return None
+            elif number in (4, 10):
+                found += np.frombuffer(content[span[0] : span[1]], "<f4" if number == 4 else "<f8").tolist()
+            else:
+                found += map(_signed, _varints(content, span))
+    limits = None if dtype.is_float else np.iinfo(dtype.numpy) if dtype.is_integer else np.iinfo(np.uint8)
+    if limits is not None and any(not limits.min <= value <= limits.max for value in found):
+        return None
+    return np.array(found, dtype.numpy)
+
+
+def _sparse(content: Buffer, span: Span) -> tuple[str, Constant]:
+    name, kind, dims = "", 0, list[int]()
+    for number, _, value in _fields(content, span):
+        if number == 1 and isinstance(value, tuple):
+            name, values = _constant(content, value)
+            kind = values.kind
+        elif number == 3:
+            dims += [_signed(value)] if isinstance(value, int) else map(_signed, _varints(content, value))
+    return name, Constant(kind, tuple(dims))
+
+
+def _opset(content: Buffer, span: Span) -> tuple[str, int]:
+    domain, version = "", 1
+    for number, _, value in _fields(content, span):
+        if number == 1 and isinstance(value, tuple):
+            domain = _text(content, value)
+        elif number == 2 and isinstance(value, int):
+            version = value
+    return "" if domain == "ai.onnx" else domain, version
+
+
+def _name(content: Buffer, span: Span) -> str:
+    """Return the text of field 1, which is the first in every file, of an attribute, input or output."""
+    for number, _, value in _fields(content, span):
+        if number == 1 and isinstance(value, tuple):
+            return _text(content, value)
+    return ""
+
+
+def _text(content: Buffer, span: Span) -> str:
+    return content[span[0] : span[1]].decode("utf-8", "replace")
+
+
+def _fields(content: Buffer, span: Span) -> Iterator[tuple[int, int, Span | int]]:
+    """Yield the number, wire type and value of each field: an integer, or where the bytes are."""
+    at, end = span
+    while at < end:
+        tag, at = _varint(content, at, end)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(content, at, end)
+            yield tag >> 3, kind, value
+            continue
+        if kind == _BYTES:
+            size, at = _varint(content, at, end)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise DamagedError("its encoding is damaged")
+        if at + size > end:
+            raise DamagedError("its encoding is damaged")
+        yield tag >> 3, kind, (at, at + size)
+        at += size
+
+
+def _varints(content: Buffer, span: Span) -> Iterator[int]:
+    at, end = span
+    while at < end:
+        value, at = _varint(content, at, end)
+        yield value
+
+
+def _varint(content: Buffer, at: int, end: int) -> tuple[int, int]:
+    if at < end and (byte := content[at]) < 0x80:  # as most are
+        return byte, at + 1
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = content[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise DamagedError("its encoding is damaged")
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value

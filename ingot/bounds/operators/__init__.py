@@ -1,0 +1,160 @@
+"""Rules that bound the outputs of ONNX's operators: start in op.py, then elementwise.py; a new rule enters ``RULES``.
+
+An operator without a rule makes its graph unbounded, so a rule that is missing costs speed and never safety. Rules
+report upper bounds; those that read sizes from values raise UnboundedError where the values have no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ingot.bounds.abstract import BOOL, FLOAT, INT32
+from ingot.bounds.operators import elementwise, linear, made, reducing, shaping, trees
+from ingot.bounds.operators.elementwise import combined, shaped
+from ingot.bounds.operators.op import Op, Rule
+from ingot.bounds.operators.reducing import reduced
+from ingot.bounds.poly import Interval
+
+__all__ = ["RULES", "Op", "Rule"]
+
+MICROSOFT, ML = "com.microsoft", "ai.onnx.ml"
+
+
+def _all(names: str, rule: Rule, domain: str = "") -> dict[tuple[str, str], Rule]:
+    return {(domain, name): rule for name in names.split()}
+
+
+RULES: Mapping[tuple[str, str], Rule] = {
+    **_all(
+        "Acos Acosh Asin Asinh Atan Atanh BitwiseNot Celu Cos Cosh CumProd CumSum Elu Erf Exp Gelu "
+        "GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Log LogSoftmax "
+        "LpNormalization MeanVarianceNormalization Mish PRelu Reciprocal Relu ReverseSequence RotaryEmbedding "
+        "Round Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh "
+        "ThresholdedRelu Trilu",
+        elementwise.same,
+    ),
+    **_all("IsInf IsNaN RegexFullMatch", shaped(BOOL)),
+    **_all("Not", combined(lambda value: Interval.exactly(1) - value)),
+    **_all("Equal", combined(elementwise.equal, BOOL)),
+    **_all("Greater", combined(lambda one, two: elementwise.less(two, one), BOOL)),
+    **_all("Less", combined(elementwise.less, BOOL)),
+    **_all("And Or Xor GreaterOrEqual LessOrEqual", shaped(BOOL)),
+    **_all("BitShift BitwiseAnd BitwiseOr BitwiseXor Pow StringConcat SwiGLU", combined(lambda *_: Interval())),
+    **_all("Add Sum", combined(lambda first, *rest: sum(rest, first))),
+    **_all("Sub", combined(Interval.__sub__)),
+    **_all("Mul", combined(Interval.__mul__)),
+    **_all("Div", elementwise.divided),
+    **_all("Mod", combined(elementwise.remainder)),
+    **_all("Neg", combined(Interval.__neg__)),
+    **_all("Abs", combined(lambda value: value if value.non_negative else value.most(-value))),
+    **_all("Floor", combined(lambda value: value.divided(Interval.exactly(1), floor=True))),
+    **_all("Ceil", combined(lambda value: value + Interval(Interval.exactly(0).low, Interval.exactly(1).high))),
+    **_all("Min", combined(lambda first, *rest: _folded(Interval.least, first, rest))),
+    **_all("Max", combined(lambda first, *rest: _folded(Interval.most, first, rest))),
+    **_all("Mean", combined(lambda *_: Interval())),
+    **_all("Clip", elementwise.clipped),
+    **_all("Cast CastLike", elementwise.cast),
+    **_all("BitCast", elementwise.recast),
+    **_all("Where", elementwise.chosen),
+    **_all("Identity", shaping.identity),
+    **_all("Shape", shaping.shape),
+    **_all("Size", shaping.size),
+    **_all("Reshape", shaping.reshape),
+    **_all("Flatten", shaping.flatten),
+    **_all("Squeeze", shaping.squeeze),
+    **_all("Unsqueeze", shaping.unsqueeze),
+    **_all("Transpose", shaping.transpose),
+    **_all("Concat", shaping.concat),
+    **_all("Split", shaping.split),
+    **_all("Slice", shaping.slice_),
+    **_all("Gather", shaping.gather),
+    **_all("GatherElements", shaping.gather_elements),
+    **_all("GatherND", shaping.gather_nd),
+    **_all("Scatter ScatterElements ScatterND TensorScatter", shaping.scattered),
+    **_all("Expand", shaping.expand),
+    **_all("Tile", shaping.tile),
+    **_all("Pad", shaping.pad),
+    **_all("Resize Upsample", shaping.resize),
+    **_all("DepthToSpace", shaping.depth_to_space),
+    **_all("SpaceToDepth", shaping.space_to_depth),
+    **_all("Compress", shaping.compress),
+    **_all("NonZero", shaping.nonzero),
+    **_all("Unique", shaping.unique),
+    **_all("TopK", shaping.top_k),
+    **_all("OneHot", shaping.one_hot),
+    **_all("Range", shaping.range_),
+    **_all("ConstantOfShape", shaping.constant_of_shape),
+    **_all("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceSumSquare", reduced()),
+    **_all("ReduceSum", reduced(Interval.__add__)),
+    **_all("ReduceProd", reduced(Interval.__mul__)),
+    **_all("ReduceMax", reduced(Interval.most)),
+    **_all("ReduceMin", reduced(Interval.least)),
+    **_all("ArgMax ArgMin", reducing.position),
+    **_all("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", reducing.loss),
+    **_all("Det", reducing.determinants),
+    **_all("MatMul", linear.matmul),
+    **_all("MatMulInteger", linear.matmul_to(INT32)),
+    **_all("QLinearMatMul", linear.matmul_to(None, right=3)),
+    **_all("Gemm", linear.gemm),
+    **_all("Einsum", linear.einsum),
+    **_all("Conv", linear.conv()),
+    **_all("ConvInteger", linear.conv(INT32)),
+    **_all("QLinearConv", linear.conv(filters=3, like=7)),
+    **_all("DeformConv", linear.deformed_conv),
+    **_all("ConvTranspose", linear.conv_transpose),
+    **_all("AveragePool MaxPool LpPool", linear.pool),
+    **_all("GlobalAveragePool GlobalLpPool GlobalMaxPool", linear.global_pool),
+    **_all("RNN GRU", linear.recurrent(1)),
+    **_all("LSTM", linear.recurrent(2)),
+    **_all("Attention", linear.attention),
+    **_all("GridSample", linear.grid_sample),
+    **_all("RoiAlign", linear.roi_align),
+    **_all("MaxUnpool", linear.unpool),
+    **_all("NonMaxSuppression", linear.non_max_suppression),
+    **_all("BatchNormalization", linear.batch_norm),
+    **_all("LayerNormalization RMSNormalization", linear.norm),
+    **_all("Dropout", linear.dropout),
+    **_all("DynamicQuantizeLinear", linear.dynamic_quantize),
+    **_all("QuantizeLinear", linear.quantize),
+    **_all("DequantizeLinear", linear.dequantize),
+    **_all("Constant", made.constant),
+    **_all("RandomNormal RandomUniform", made.random),
+    **_all("Bernoulli EyeLike RandomNormalLike RandomUniformLike", made.like),
+    **_all("Multinomial", made.multinomial),
+    **_all("BlackmanWindow HammingWindow HannWindow", made.window),
+    **_all("AffineGrid", made.affine_grid),
+    **_all("Col2Im", made.col2im),
+    **_all("CenterCropPad", made.center_crop_pad),
+    **_all("DFT", made.dft),
+    **_all("STFT", made.stft),
+    **_all("MelWeightMatrix", made.mel_weights),
+    **_all("TfIdfVectorizer", made.term_counts),
+    **_all("StringNormalizer", made.texts),
+    **_all("BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding Inverse", elementwise.same, MICROSOFT),
+    **_all("SkipLayerNormalization SkipSimplifiedLayerNormalization", linear.norm, MICROSOFT),
+    **_all("SimplifiedLayerNormalization", linear.norm),
+    **_all("DynamicQuantizeLinear", linear.dynamic_quantize, MICROSOFT),
+    **_all("QuantizeLinear", linear.quantize, MICROSOFT),
+    **_all("DequantizeLinear", linear.dequantize, MICROSOFT),
+    **_all("QLinearAdd QLinearMul", shaped(2), MICROSOFT),
+    **_all("QLinearSigmoid QLinearLeakyRelu QLinearSoftmax", elementwise.same, MICROSOFT),
+    **_all("MatMulIntegerToFloat DynamicQuantizeMatMul", linear.matmul_to(FLOAT), MICROSOFT),
+    **_all("FusedMatMul", linear.fused_matmul, MICROSOFT),
+    **_all("MatMulNBits", linear.matmul_nbits, MICROSOFT),
+    **_all("FusedConv", linear.conv(), MICROSOFT),
+    **_all("MultiHeadAttention", linear.multi_head_attention, MICROSOFT),
+    **_all("TreeEnsembleClassifier LinearClassifier SVMClassifier", trees.classifier, ML),
+    **_all("TreeEnsembleRegressor LinearRegressor SVMRegressor TreeEnsemble", trees.regressor, ML),
+    **_all("Scaler Normalizer Imputer Binarizer", trees.floats, ML),
+    **_all("ZipMap", elementwise.same, ML),  # engines return its input
+    **_all("LabelEncoder", trees.labels, ML),
+    **_all("OneHotEncoder", trees.one_hot_encoder, ML),
+    **_all("ArrayFeatureExtractor", trees.extractor, ML),
+    **_all("FeatureVectorizer", trees.feature_vectorizer, ML),
+}
+
+
+def _folded(fold: Callable[[Interval, Interval], Interval], first: Interval, rest: tuple[Interval, ...]) -> Interval:
+    for value in rest:
+        first = fold(first, value)
+    return first

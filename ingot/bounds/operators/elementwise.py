@@ -1,0 +1,177 @@
+"""Operators that compute each element from the elements at the same place; inputs are broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from ingot.bounds.abstract import BOOL, FLOAT, INT32, INT64, INTEGERS, Tensor, UnboundedError, broadcast, limits
+from ingot.bounds.operators.op import Op, Rule
+from ingot.bounds.poly import ONE, ZERO, Interval, Poly
+
+Combine = Callable[..., Interval]
+
+# Sizes that are computed in float32 are off by a few of its last places, of 2**-24 each.
+_ROUNDED = 1 + Fraction(1, 1 << 20)
+
+
+def same(op: Op) -> list[Tensor]:
+    """All outputs have the first input's shape and type."""
+    return [op[0].forgotten()] * op.outputs
+
+
+def shaped(kind: int) -> Rule:
+    """Return a rule for outputs of the broadcast shape and of an element type."""
+
+    def rule(op: Op) -> list[Tensor]:
+        dims, count = broadcast(op.given)
+        return [Tensor(kind, dims, count, None, limits(kind))]
+
+    return rule
+
+
+def combined(combine: Combine, kind: int | None = None) -> Rule:
+    """Return a rule that computes the intervals of the values, where they are known, by ``combine``."""
+
+    def rule(op: Op) -> list[Tensor]:
+        tensors = op.given
+        result = op[0].kind if kind is None else kind
+        dims, count = broadcast(tensors)
+        lists = [tensor.listed() for tensor in tensors]
+        length = max((len(found) for found in lists if found is not None), default=0)
+        items = None
+        if all(found is not None and len(found) in (1, length) for found in lists) and count == Poly.of(length):
+            rows = zip(*(found if len(found) == length else found * length for found in lists if found), strict=True)
+            items = tuple(_within(combine(*row), result) for row in rows)
+        each = _within(combine(*(tensor.bounds for tensor in tensors)), result) if result in INTEGERS else Interval()
+        return [Tensor(result, dims, count, items, each)]
+
+    return rule
+
+
+def cast(op: Op) -> list[Tensor]:
+    kind = op[1].kind if op.node.operator == "CastLike" else op.integer("to")
+    source = op[0]
+    if kind not in INTEGERS and kind not in (FLOAT, 10, 11, 16):
+        return [Tensor(kind, source.dims, source.count)]
+
+    def converted(value: Interval) -> Interval:
+        exact = value.constant
+        if source.kind not in INTEGERS and kind in INTEGERS and (exact is None or exact.denominator > 1):
+            high = None if value.high is None else value.high.scaled(_ROUNDED) + ONE
+            value = Interval(ZERO if value.non_negative else None, high)
+        return _within(value, kind)
+
+    items = None if source.items is None else tuple(map(converted, source.items))
+    each = converted(source.each) if source.kind in INTEGERS else limits(kind)
+    return [Tensor(kind, source.dims, source.count, items, each)]
+
+
+def recast(op: Op) -> list[Tensor]:
+    """BitCast: the same bits, of another type of the same width."""
+    return [Tensor(op.integer("to"), op[0].dims, op[0].count, None, limits(op.integer("to")))]
+
+
+def divided(op: Op) -> list[Tensor]:
+    """Integer division; ONNX Runtime's traps, and so ends the process, where the quotient overflows."""
+    if op[0].kind in (INT32, INT64) and not _cannot_trap(op):
+        raise UnboundedError(
+            "its divisor may be -1 and its dividend the least integer, which ends the process; export again, which "
+            "guards the division, or declare the values' range: --input 'NAME:int64[...]=1..1000'"
+        )
+    whole = op[0].kind in INTEGERS
+    return combined(lambda one, two: one.divided(two, floor=whole))(op)
+
+
+def _cannot_trap(op: Op) -> bool:
+    dividend, divisor = op[0].bounds, op[1]
+    values = divisor.items or (divisor.each,)
+    if all(_is_not_minus_one(value) for value in values):
+        return True
+    least = Poly.of(-(1 << (31 if op[0].kind == INT32 else 63)))
+    if dividend.low is not None and dividend.low != least and dividend.low.covers(least):
+        return True
+    return _is_guard(op)
+
+
+def _is_not_minus_one(value: Interval) -> bool:
+    if value.low is not None and value.low.covers(ZERO):
+        return True
+    return value.high is not None and Poly.of(-2).covers(value.high)
+
+
+def _is_guard(op: Op) -> bool:
+    """Return whether the divisor is Where(Equal(b, -1), 1, b), as the rule ``guarded-division`` of export writes it."""
+    choice = op.maker(op.node.inputs[1])
+    if choice is None or choice.operator != "Where":
+        return False
+    condition, one, divisor = choice.inputs
+    test = op.maker(condition)
+    if test is None or test.operator != "Equal" or divisor not in test.inputs:
+        return False
+    other = test.inputs[1 - test.inputs.index(divisor)]
+    return _only(op.tensor(other), -1) and _only(op.tensor(one), 1)
+
+
+def _only(tensor: Tensor | None, value: int) -> bool:
+    return tensor is not None and tensor.bounds.constant == value
+
+
+def equal(one: Interval, two: Interval) -> Interval:
+    """Return 1 if the values are certainly equal, 0 if they certainly differ, and otherwise both."""
+    if one.exact is not None and one.exact == two.exact:
+        return Interval.exactly(1)
+    apart = Interval.exactly(1) in (less(one, two), less(two, one))
+    return Interval.exactly(0) if apart else limits(BOOL)
+
+
+def less(one: Interval, two: Interval) -> Interval:
+    """Return 1 if the first value is certainly less, 0 if it is certainly not, and otherwise both."""
+    if one.high is not None and two.low is not None and two.low.covers(one.high + ONE):
+        return Interval.exactly(1)
+    if one.low is not None and two.high is not None and one.low.covers(two.high):
+        return Interval.exactly(0)
+    return limits(BOOL)
+
+
+def remainder(one: Interval, two: Interval) -> Interval:
+    if two.low is not None and two.low.covers(ONE) and two.high is not None:
+        return Interval(ZERO if one.non_negative else -two.high, two.high)
+    return Interval()
+
+
+def clipped(op: Op) -> list[Tensor]:
+    low = op[1].scalar if op.get(1) is not None else Interval()
+    high = op[2].scalar if op.get(2) is not None else Interval()
+    source = op[0]
+
+    def clip(value: Interval) -> Interval:
+        value = value if low.low is None else value.most(low)
+        return value if high.high is None else value.least(high)
+
+    items = None if source.items is None else tuple(map(clip, source.items))
+    each = clip(source.each) if source.kind in INTEGERS else Interval()
+    return [Tensor(source.kind, source.dims, source.count, items, each)]
+
+
+def chosen(op: Op) -> list[Tensor]:
+    """Where: the values are those of the second or the third input."""
+    dims, count = broadcast(op.given)
+    lists = [op[1].listed(), op[2].listed()]
+    length = max((len(found) for found in lists if found is not None), default=0)
+    items = None
+    if all(found is not None and len(found) in (1, length) for found in lists) and count == Poly.of(length):
+        one, two = ((found or ()) * (length if len(found or ()) < length else 1) for found in lists)
+        items = tuple(first.joined(second) for first, second in zip(one, two, strict=True))
+    return [Tensor(op[1].kind, dims, count, items, op[1].bounds.joined(op[2].bounds))]
+
+
+def _within(value: Interval, kind: int) -> Interval:
+    """Return the values after an overflow: a narrow type wraps around; a wide one only if sizes are beyond memory."""
+    allowed = limits(kind)
+    if allowed.low is None or allowed.high is None:
+        return value
+    fits = value.low is not None and value.high is not None
+    if fits and value.low.covers(allowed.low) and allowed.high.covers(value.high):  # type: ignore[union-attr, arg-type]
+        return value
+    return allowed

@@ -1,0 +1,421 @@
+"""Operators that rearrange, select and join elements, and those that read or set shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast
+from ingot.bounds.operators.op import Op, sizes
+from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
+
+_ANY_SHAPE = "its output's shape comes from values"
+
+
+def identity(op: Op) -> list[Tensor]:
+    return [op[0]]
+
+
+def shape(op: Op) -> list[Tensor]:
+    dims = op[0].shape()[slice(op.integer("start"), op.integer("end", len(op[0].shape())))]
+    return [Tensor.of(INT64, [Interval.exactly(len(dims))], items=dims)]
+
+
+def size(op: Op) -> list[Tensor]:
+    dims = op[0].dims
+    known = dims is not None and all(dim.exact is not None for dim in dims)
+    exact = product(dim.exact or ZERO for dim in dims or ())
+    return [Tensor.of(INT64, [], items=[Interval.exactly(exact) if known else Interval.up_to(op[0].count)])]
+
+
+def reshape(op: Op) -> list[Tensor]:
+    source = op[0]
+    wanted = op.values(1, "shape")
+    if wanted is None:
+        return [Tensor(source.kind, None, source.count, source.items, source.each)]
+    dims: list[Interval] = []
+    free = None
+    for axis, item in enumerate(wanted):
+        if item.constant == 0 and not op.integer("allowzero"):
+            item = source.shape()[axis] if axis < len(source.shape()) else Interval()
+        elif item.constant == -1:
+            free = axis
+        elif not item.non_negative or item.high is None:
+            item = Interval.up_to(source.count)
+        dims.append(item)
+    if free is not None:
+        dims[free] = _rest(source, [dim for axis, dim in enumerate(dims) if axis != free])
+    return [Tensor.of(source.kind, dims, count=source.count, items=source.items, each=source.each)]
+
+
+def _rest(source: Tensor, others: Sequence[Interval]) -> Interval:
+    """Return the size that is left for one dimension."""
+    lows = [dim.low or ZERO for dim in others]
+    by = product(ONE if low.constant == 0 else low for low in lows)
+    exact = source.dims is not None and all(dim.exact is not None for dim in (*source.dims, *others))
+    if exact and source.dims is not None:
+        total = product(dim.exact or ZERO for dim in source.dims)
+        quotient = total.over(by)
+        if quotient is not None:
+            return Interval.exactly(quotient)
+    return Interval.up_to(source.count.over(by) or source.count)
+
+
+def flatten(op: Op) -> list[Tensor]:
+    dims = op[0].shape()
+    axis = op.integer("axis", 1) if len(dims) else 0
+    axis += len(dims) if axis < 0 else 0
+    halves = (_joint(dims[:axis]), _joint(dims[axis:]))
+    return [Tensor.of(op[0].kind, halves, count=op[0].count, items=op[0].items, each=op[0].each)]
+
+
+def _joint(dims: Dims) -> Interval:
+    if all(dim.exact is not None for dim in dims):
+        return Interval.exactly(product(dim.exact or ZERO for dim in dims))
+    return Interval.up_to(product(sizes(dims)))
+
+
+def squeeze(op: Op) -> list[Tensor]:
+    dims = op[0].shape()
+    axes = op.values(1, "axes")
+    if axes is None and op.given_at(1, "axes"):
+        raise UnboundedError("its axes come from values")
+    chosen = [axis for axis, dim in enumerate(dims) if dim.constant == 1] if axes is None else _axes(axes, len(dims))
+    if axes is None and any(dim.constant is None for dim in dims):
+        raise UnboundedError("it drops all dimensions of size 1, so the rank of its output comes from sizes")
+    left = [dim for axis, dim in enumerate(dims) if axis not in chosen]
+    return [Tensor.of(op[0].kind, left, count=op[0].count, items=op[0].items, each=op[0].each)]
+
+
+def unsqueeze(op: Op) -> list[Tensor]:
+    axes = op.values(1, "axes")
+    if axes is None:
+        raise UnboundedError("its axes come from values")
+    dims = list(op[0].shape())
+    for axis in sorted(_axes(axes, len(dims) + len(axes))):
+        dims.insert(axis, Interval.exactly(1))
+    return [Tensor.of(op[0].kind, dims, count=op[0].count, items=op[0].items, each=op[0].each)]
+
+
+def _axes(axes: Sequence[Interval], rank: int) -> list[int]:
+    found = [axis.constant for axis in axes]
+    if any(axis is None or not -rank <= axis < rank for axis in found):
+        raise UnboundedError("its axes come from values, or do not exist")
+    return [int(axis or 0) % rank for axis in found]
+
+
+def transpose(op: Op) -> list[Tensor]:
+    dims = op[0].shape()
+    order = op.integers("perm", range(len(dims))[::-1])
+    if sorted(order) != list(range(len(dims))):
+        raise UnboundedError("its permutation does not fit its input")
+    grid = op[0].grid()
+    items = None if grid is None else grid.transpose(order).reshape(-1).tolist()
+    return [Tensor.of(op[0].kind, [dims[axis] for axis in order], count=op[0].count, items=items, each=op[0].each)]
+
+
+def concat(op: Op) -> list[Tensor]:
+    tensors = op.given
+    axis = op.axis(len(tensors[0].shape()))
+    dims = list(tensors[0].shape())
+    for tensor in tensors[1:]:
+        other = tensor.shape()
+        if len(other) != len(dims):
+            raise UnboundedError("its inputs have different ranks")
+        for place, dim in enumerate(other):
+            if place == axis:
+                dims[place] = dims[place] + dim
+            elif dims[place] != dim and dim.exact is not None:
+                dims[place] = dim  # all are equal, or it fails
+    items = _concatenated(tensors, axis)
+    each = tensors[0].bounds
+    for tensor in tensors[1:]:
+        each = each.joined(tensor.bounds)
+    count = sum((tensor.count for tensor in tensors), ZERO)
+    return [Tensor.of(tensors[0].kind, dims, count=count, items=items, each=each)]
+
+
+def _concatenated(tensors: Sequence[Tensor], axis: int) -> list[Interval] | None:
+    if len(tensors[0].shape()) == 1:
+        lists = [tensor.listed() for tensor in tensors]
+        return None if None in lists else [item for found in lists for item in found or ()]
+    grids = [grid for tensor in tensors if (grid := tensor.grid()) is not None]
+    found: list[Interval] = np.concatenate(grids, axis).reshape(-1).tolist() if len(grids) == len(tensors) else []
+    return found or None
+
+
+def split(op: Op) -> list[Tensor]:
+    dims = op[0].shape()
+    axis = op.axis(len(dims))
+    parts = op.values(1, "split")
+    whole = dims[axis]
+    if parts is None and op.given_at(1, "split"):
+        lengths = [Interval.up_to(whole.high or ZERO)] * op.outputs
+    elif parts is None:
+        number = op.outputs
+        even = whole.exact is not None and whole.constant is not None and whole.constant % number == 0
+        lengths = [
+            Interval.exactly(whole.constant / number)
+            if even and whole.constant is not None
+            else Interval.up_to((whole.high or ZERO).scaled(Fraction(1, number)) + ONE)
+        ] * number
+    else:
+        lengths = [
+            part if part.non_negative and part.high is not None else Interval.up_to(whole.high or ZERO)
+            for part in parts
+        ]
+    values, start, outputs = op[0].items if len(dims) == 1 else None, 0, []
+    for length in lengths:
+        items = None
+        if values is not None and length.constant is not None:
+            items = values[start : start + int(length.constant)]
+            start += int(length.constant)
+        else:
+            values = None
+        shape = (*dims[:axis], length, *dims[axis + 1 :])
+        outputs.append(Tensor.of(op[0].kind, shape, items=items, each=op[0].bounds))
+    return outputs
+
+
+def slice_(op: Op) -> list[Tensor]:
+    dims = list(op[0].shape())
+    starts, ends = op.values(1, "starts"), op.values(2, "ends")
+    if starts is None or ends is None or len(starts) != len(ends):
+        return [Tensor.of(op[0].kind, [Interval.up_to(high) for high in sizes(op[0].shape())], each=op[0].bounds)]
+    axes = op.values(3, "axes") or tuple(map(Interval.exactly, range(len(starts))))
+    steps = op.values(4, "steps") or (Interval.exactly(1),) * len(starts)
+    grid = op[0].grid()
+    for start, end, axis, step in zip(starts, ends, _axes(axes, len(dims)), steps, strict=False):
+        dims[axis] = _sliced(dims[axis], start, end, step)
+        fixed = [value.constant for value in (start, end, step)]
+        if grid is None or None in fixed or not fixed[2]:
+            grid = None
+            continue
+        first, stop, by = (int(value or 0) for value in fixed)
+        # In Python, a stop before the first element would count from the end again.
+        before = by < 0 and stop < -grid.shape[axis]
+        grid = grid[(slice(None),) * axis + (slice(first, None if before else stop, by),)]
+    if grid is None:
+        return [Tensor.of(op[0].kind, dims, each=op[0].bounds)]
+    dims = list(map(Interval.exactly, grid.shape))
+    return [Tensor.of(op[0].kind, dims, items=grid.reshape(-1).tolist(), each=op[0].bounds)]
+
+
+def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> Interval:
+    high = whole.high or ZERO
+    if step.constant != 1:
+        by = abs(step.constant) if step.constant else 1
+        return Interval.up_to(high.scaled(Fraction(1, 1) / by) + (ONE if by > 1 else ZERO))
+    begin, stop = (_counted(place, whole) for place in (start, end))
+    past = stop.high is None or (stop.low is not None and stop.low.covers(high))
+    stop = whole if past else stop
+    if not begin.non_negative or stop.high is None:
+        return Interval.up_to(high)
+    length = stop - begin
+    if length.high is None or not high.covers(length.high):
+        return Interval.up_to(high)
+    return length if length.exact is not None and length.non_negative else Interval.up_to(length.high)
+
+
+def _counted(place: Interval, whole: Interval) -> Interval:
+    """Return a position counted from the start."""
+    if place.constant is not None and place.constant < 0:
+        return whole + place
+    return place if place.non_negative else Interval()
+
+
+def gather(op: Op) -> list[Tensor]:
+    data, indices = op[0], op[1]
+    axis = op.axis(len(data.shape()))
+    dims = (*data.shape()[:axis], *indices.shape(), *data.shape()[axis + 1 :])
+    items = None
+    places = indices.listed()
+    if data.items is not None and len(data.shape()) == 1 and places is not None:
+        fixed = [place.constant for place in places]
+        if all(place is not None and -len(data.items) <= place < len(data.items) for place in fixed):
+            items = [data.items[int(place or 0)] for place in fixed]
+    count = None if len(data.shape()) != 1 else indices.count
+    return [Tensor.of(data.kind, dims, count=count, items=items, each=data.bounds)]
+
+
+def gather_elements(op: Op) -> list[Tensor]:
+    return [Tensor(op[0].kind, op[1].dims, op[1].count, None, op[0].bounds)]
+
+
+def gather_nd(op: Op) -> list[Tensor]:
+    *outer, last = op[1].shape()
+    if last.constant is None:
+        raise UnboundedError(_ANY_SHAPE)
+    skip = op.integer("batch_dims") + int(last.constant)
+    return [Tensor.of(op[0].kind, (*outer, *op[0].shape()[skip:]), each=op[0].bounds)]
+
+
+def scattered(op: Op) -> list[Tensor]:
+    """The shape is the first input's; values come from the first and the last input."""
+    return [Tensor(op[0].kind, op[0].dims, op[0].count, None, op[0].bounds.joined(op[2].bounds))]
+
+
+def expand(op: Op) -> list[Tensor]:
+    wanted = op.values(1, "shape")
+    if wanted is None:
+        raise UnboundedError(_ANY_SHAPE)
+    dims = [_size(item) for item in wanted]
+    full, _ = broadcast([op[0], Tensor.of(op[0].kind, dims)])
+    length = wanted[0].constant if len(wanted) == 1 else None
+    small = length is not None and op[0].length == 1 and 0 < length <= ITEMS
+    items = op[0].items * int(length or 0) if small and op[0].items else None
+    return [Tensor.of(op[0].kind, full or (), items=items, each=op[0].bounds)]
+
+
+def _size(item: Interval) -> Interval:
+    """Return a size that is given as a value.
+
+    Raises:
+        UnboundedError: it has no bound.
+    """
+    if item.high is None:
+        raise UnboundedError(_ANY_SHAPE)
+    return item if item.non_negative else Interval.up_to(item.high)
+
+
+def tile(op: Op) -> list[Tensor]:
+    repeats = op.values(1, "repeats")
+    if repeats is None or len(repeats) != len(op[0].shape()):
+        raise UnboundedError("its number of repeats comes from values")
+    dims = [dim * _size(by) for dim, by in zip(op[0].shape(), repeats, strict=True)]
+    return [Tensor.of(op[0].kind, dims, each=op[0].bounds)]
+
+
+def pad(op: Op) -> list[Tensor]:
+    amounts = op.values(1, "pads")
+    dims = list(op[0].shape())
+    axes = op.values(3, "axes")
+    chosen = range(len(dims)) if axes is None else _axes(axes, len(dims))
+    if amounts is None or len(amounts) != 2 * len(chosen):
+        raise UnboundedError("its amount of padding comes from values")
+    for place, axis in enumerate(chosen):
+        dims[axis] = _size(dims[axis] + amounts[place] + amounts[place + len(chosen)])
+    each = op[0].bounds if op.get(2) is None else op[0].bounds.joined(op[2].bounds)
+    return [Tensor.of(op[0].kind, dims, each=each.joined(Interval.exactly(0)))]
+
+
+def resize(op: Op) -> list[Tensor]:
+    dims = list(op[0].shape())
+    last = len(op.inputs) - 1
+    if op.opset < 11 or op.node.operator == "Upsample":
+        wanted, factors = None, op.values(1, "scales") or _scales(op)
+    else:
+        wanted = op[3].listed() if last >= 3 and op.get(3) is not None else None
+        factors = op[2].listed() if last >= 2 and op.get(2) is not None else None
+        policy = op.text("keep_aspect_ratio_policy", "stretch")
+        if policy == "not_larger" and wanted is not None:
+            wanted = tuple(Interval.up_to(size.high) if size.high else size for size in wanted)
+        elif policy != "stretch":
+            wanted = None
+    axes = [axis % len(dims) for axis in op.integers("axes", range(len(dims)))]
+    found = wanted or factors
+    if not found or len(found) != len(axes):
+        raise UnboundedError("its sizes or scales come from values")
+    for axis, value in zip(axes, found, strict=True):
+        dims[axis] = _size(value if wanted else dims[axis] * value)
+        if not wanted and dims[axis].constant is not None:
+            dims[axis] = Interval.exactly(Poly.of(int(dims[axis].constant or 0)))
+        elif not wanted and value.constant != 1:
+            whole = value.constant is not None and value.constant.denominator == 1
+            dims[axis] = dims[axis] if whole else Interval.up_to(dims[axis].high or ZERO)
+    return [Tensor.of(op[0].kind, dims)]
+
+
+def _scales(op: Op) -> tuple[Interval, ...] | None:
+    if not op.has("scales"):
+        return None
+    return tuple(Interval.exactly(Fraction(value)) for value in op.node.attributes["scales"].numbers)
+
+
+def depth_to_space(op: Op) -> list[Tensor]:
+    n, c, h, w = op[0].shape()
+    by = Interval.exactly(Fraction(op.integer("blocksize", 1)))
+    square = Interval.exactly(Fraction(1, op.integer("blocksize", 1) ** 2))
+    return [Tensor.of(op[0].kind, (n, c * square, h * by, w * by), count=op[0].count)]
+
+
+def space_to_depth(op: Op) -> list[Tensor]:
+    n, c, h, w = op[0].shape()
+    by = Interval.exactly(Fraction(1, op.integer("blocksize", 1)))
+    square = Interval.exactly(op.integer("blocksize", 1) ** 2)
+    return [Tensor.of(op[0].kind, (n, c * square, h * by, w * by), count=op[0].count)]
+
+
+def compress(op: Op) -> list[Tensor]:
+    if not op.has("axis"):
+        return [Tensor.of(op[0].kind, [Interval.up_to(op[0].count)], each=op[0].bounds)]
+    dims = list(op[0].shape())
+    axis = op.axis(len(dims))
+    dims[axis] = Interval.up_to(dims[axis].high or ZERO)
+    return [Tensor.of(op[0].kind, dims, each=op[0].bounds)]
+
+
+def nonzero(op: Op) -> list[Tensor]:
+    rank = len(op[0].shape())
+    dims = (Interval.exactly(rank), Interval.up_to(op[0].count))
+    return [Tensor.of(INT64, dims, each=Interval.up_to(op[0].count))]
+
+
+def unique(op: Op) -> list[Tensor]:
+    places = Interval.up_to(op[0].count)
+    whole = op[0]
+    dims: tuple[Interval, ...] = (places,)
+    if op.has("axis"):
+        dims = tuple(Interval.up_to(high) for high in sizes(whole.shape()))
+    found = [Tensor.of(whole.kind, dims, count=whole.count, each=whole.bounds)]
+    return (found + [Tensor.of(INT64, [places], each=places)] * 3)[: op.outputs]
+
+
+def top_k(op: Op) -> list[Tensor]:
+    dims = list(op[0].shape())
+    axis = op.axis(len(dims), -1)
+    number = op[1].scalar if op.get(1) is not None else Interval.exactly(op.integer("k"))
+    # K is at most the size of the dimension, or it fails.
+    exact = number.exact is not None and number.non_negative
+    dims[axis] = number if exact else Interval.up_to(dims[axis].high or ZERO)
+    places = Interval.up_to(op[0].count)
+    return [Tensor.of(op[0].kind, dims, each=op[0].bounds), Tensor.of(INT64, dims, each=places)]
+
+
+def one_hot(op: Op) -> list[Tensor]:
+    depth = op[1].scalar
+    if depth.high is None:
+        raise UnboundedError("its depth comes from values")
+    dims = list(op[0].shape())
+    axis = op.axis(len(dims) + 1, -1)
+    dims.insert(axis, _size(depth))
+    return [Tensor.of(op[2].kind, dims, each=op[2].bounds)]
+
+
+def range_(op: Op) -> list[Tensor]:
+    start, limit, step = (op[index].scalar for index in range(3))
+    backwards = step.constant is not None and step.constant < 0
+    length = start - limit if backwards else limit - start
+    by = step.constant
+    if length.high is None or (by is None and (step.low is None or not step.low.covers(ONE))) or by == 0:
+        raise UnboundedError("its length comes from values")
+    if by is not None and abs(by) != 1:
+        dim = Interval.up_to(length.high.scaled(1 / abs(by)) + ONE)
+    else:
+        dim = length if length.exact is not None and length.non_negative else Interval.up_to(length.high)
+    first, last = (limit, start) if backwards else (start, limit)
+    return [Tensor.of(op[0].kind, [dim], each=Interval(first.low, last.high))]
+
+
+def constant_of_shape(op: Op) -> list[Tensor]:
+    wanted = op[0].listed()
+    if wanted is None:
+        raise UnboundedError(_ANY_SHAPE)
+    value = op.node.attributes["value"].tensor if op.has("value") else None
+    filled = Tensor.of(1, []) if value is None else Tensor.constant(value)
+    dims = [_size(item) for item in wanted]
+    length = dims[0].constant if len(dims) == 1 else None
+    items = (filled.scalar,) * int(length) if length is not None and 0 < length <= ITEMS else None
+    return [Tensor.of(filled.kind, dims, items=items, each=filled.bounds)]

@@ -1,0 +1,260 @@
+"""Polynomials of the sizes of a model's inputs, and intervals between two of them.
+
+Every size is at least 1, so a polynomial is known to be non-negative where each negative term is outweighed by positive
+terms of which its monomial is a factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+
+Monomial = tuple[tuple[str, int], ...]
+"""Symbols with their exponents, sorted; empty for the constant term."""
+Number = int | Fraction
+
+_MAX_TERMS = 64
+_MAX_DEGREE = 16
+
+
+class TooComplexError(Exception):
+    """A polynomial has too many terms, or too high a degree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poly:
+    """A polynomial: its coefficients by monomial, none of them zero."""
+
+    terms: Mapping[Monomial, Fraction]
+
+    @classmethod
+    def of(cls, value: Number) -> Poly:
+        """Return a constant."""
+        return cls({(): Fraction(value)} if value else {})
+
+    @classmethod
+    def symbol(cls, name: str) -> Poly:
+        """Return the size of a named dimension."""
+        return cls({((name, 1),): Fraction(1)})
+
+    @property
+    def constant(self) -> Fraction | None:
+        """The value if it does not depend on sizes, otherwise None."""
+        if not self.terms:
+            return Fraction(0)
+        return self.terms.get(()) if len(self.terms) == 1 else None
+
+    @property
+    def degree(self) -> int:
+        return max((sum(power for _, power in monomial) for monomial in self.terms), default=0)
+
+    def __add__(self, other: Poly) -> Poly:
+        terms = dict(self.terms)
+        for monomial, factor in other.terms.items():
+            terms[monomial] = terms.get(monomial, Fraction(0)) + factor
+        return _checked(terms)
+
+    def __neg__(self) -> Poly:
+        return Poly({monomial: -factor for monomial, factor in self.terms.items()})
+
+    def __sub__(self, other: Poly) -> Poly:
+        return self + -other
+
+    def __mul__(self, other: Poly) -> Poly:
+        terms: dict[Monomial, Fraction] = {}
+        for left, factor in self.terms.items():
+            for right, by in other.terms.items():
+                monomial = _product(left, right)
+                terms[monomial] = terms.get(monomial, Fraction(0)) + factor * by
+        return _checked(terms)
+
+    def scaled(self, by: Number) -> Poly:
+        return Poly({monomial: factor * by for monomial, factor in self.terms.items()} if by else {})
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Return the value for these sizes, rounded up and at least 0; a size below 1 counts as 1.
+
+        Raises:
+            KeyError: a symbol has no size.
+        """
+        total = Fraction(0)
+        for monomial, factor in self.terms.items():
+            for name, power in monomial:
+                factor *= max(1, sizes[name]) ** power
+            total += factor
+        return max(0, math.ceil(total))
+
+    def covers(self, other: Poly) -> bool:
+        """Return whether this is known to be at least ``other`` for all sizes."""
+        difference = (self - other).terms
+        spare = {monomial: factor for monomial, factor in difference.items() if factor > 0}
+        for monomial, factor in difference.items():
+            if factor >= 0:
+                continue
+            for larger in [found for found in spare if _divides(monomial, found)]:
+                used = min(spare[larger], -factor)
+                spare[larger] -= used
+                factor += used
+                if not factor:
+                    break
+            if factor:
+                return False
+        return True
+
+    def upper(self, other: Poly) -> Poly:
+        """Return a polynomial that is at least both."""
+        if self.covers(other):
+            return self
+        if other.covers(self):
+            return other
+        zero = Fraction(0)
+        names = {*self.terms, *other.terms}
+        return _checked({name: max(self.terms.get(name, zero), other.terms.get(name, zero)) for name in names})
+
+    def lower(self, other: Poly) -> Poly:
+        """Return a polynomial that is at most both."""
+        return -(-self).upper(-other)
+
+    def over(self, other: Poly) -> Poly | None:
+        """Return the quotient of an exact division, or None if there is a remainder."""
+        if not other.terms:
+            return None
+        lead = max(other.terms, key=_order)
+        quotient, rest = Poly({}), self
+        while rest.terms:
+            largest = max(rest.terms, key=_order)
+            if not _divides(lead, largest) or len(quotient.terms) >= _MAX_TERMS:
+                return None
+            step = Poly({_quotient(largest, lead): rest.terms[largest] / other.terms[lead]})
+            quotient, rest = quotient + step, rest - step * other
+        return quotient
+
+
+ZERO, ONE = Poly.of(0), Poly.of(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The values between two polynomials, ends included; None is an unknown end."""
+
+    low: Poly | None = None
+    high: Poly | None = None
+
+    @classmethod
+    def exactly(cls, value: Poly | Number) -> Interval:
+        value = value if isinstance(value, Poly) else Poly.of(value)
+        return cls(value, value)
+
+    @classmethod
+    def up_to(cls, high: Poly) -> Interval:
+        return cls(ZERO, high)
+
+    @property
+    def exact(self) -> Poly | None:
+        """The only value, or None if there may be several."""
+        return self.low if self.low is not None and self.low == self.high else None
+
+    @property
+    def constant(self) -> Fraction | None:
+        """The only value if it does not depend on sizes, otherwise None."""
+        return None if self.exact is None else self.exact.constant
+
+    @property
+    def non_negative(self) -> bool:
+        return self.low is not None and self.low.covers(ZERO)
+
+    def __neg__(self) -> Interval:
+        return Interval(None if self.high is None else -self.high, None if self.low is None else -self.low)
+
+    def __add__(self, other: Interval) -> Interval:
+        return Interval(_both(Poly.__add__, self.low, other.low), _both(Poly.__add__, self.high, other.high))
+
+    def __sub__(self, other: Interval) -> Interval:
+        return self + -other
+
+    def __mul__(self, other: Interval) -> Interval:
+        if self.non_negative and other.non_negative:
+            return Interval(_both(Poly.__mul__, self.low, other.low), _both(Poly.__mul__, self.high, other.high))
+        for one, by in ((self, other.constant), (other, self.constant)):
+            if by is not None:
+                ends = [None if end is None else end.scaled(by) for end in (one.low, one.high)]
+                return Interval(*ends) if by >= 0 else Interval(*ends[::-1])
+        return Interval()
+
+    def divided(self, other: Interval, *, floor: bool) -> Interval:
+        """Return the quotients, rounded towards zero or down if ``floor``."""
+        by = other.constant
+        if by is None and self.exact is not None and other.exact is not None and self.exact.over(other.exact):
+            return Interval.exactly(self.exact.over(other.exact) or ZERO)
+        if by is None and self.non_negative and other.low is not None and other.low.covers(ONE):
+            return Interval(ZERO, self.high)
+        if not by:
+            return Interval()
+        found = self * Interval.exactly(1 / by)
+        whole = found.exact is not None and all(factor.denominator == 1 for factor in found.exact.terms.values())
+        if not floor or whole:
+            return found
+        # Rounded down, or towards zero: less than 1 away.
+        low = None if found.low is None else found.low - ONE
+        if found.non_negative:
+            return Interval(ZERO if low is None or not low.covers(ZERO) else low, found.high)
+        return Interval(low, None if found.high is None else found.high + ONE)
+
+    def joined(self, other: Interval) -> Interval:
+        """Return an interval that contains both."""
+        return Interval(_both(Poly.lower, self.low, other.low), _both(Poly.upper, self.high, other.high))
+
+    def least(self, other: Interval) -> Interval:
+        """Return the smaller of two values."""
+        high = _both(lambda one, two: two if one.covers(two) else one, self.high, other.high)
+        return Interval(_both(Poly.lower, self.low, other.low), high or self.high or other.high)
+
+    def most(self, other: Interval) -> Interval:
+        """Return the larger of two values."""
+        return -((-self).least(-other))
+
+
+def product(factors: Iterable[Poly]) -> Poly:
+    """Return the product of all factors; 1 if there are none."""
+    return reduce(Poly.__mul__, factors, ONE)
+
+
+def _both(combine: Callable[[Poly, Poly], Poly], one: Poly | None, two: Poly | None) -> Poly | None:
+    return None if one is None or two is None else combine(one, two)
+
+
+def _checked(terms: dict[Monomial, Fraction]) -> Poly:
+    made = Poly({monomial: factor for monomial, factor in terms.items() if factor})
+    if len(made.terms) > _MAX_TERMS or made.degree > _MAX_DEGREE:
+        raise TooComplexError
+    return made
+
+
+def _product(left: Monomial, right: Monomial) -> Monomial:
+    if not left or not right:
+        return left or right
+    powers = dict(left)
+    for name, power in right:
+        powers[name] = powers.get(name, 0) + power
+    return tuple(sorted(powers.items()))
+
+
+def _divides(small: Monomial, large: Monomial) -> bool:
+    powers = dict(large)
+    return all(powers.get(name, 0) >= power for name, power in small)
+
+
+def _quotient(large: Monomial, small: Monomial) -> Monomial:
+    powers = dict(large)
+    for name, power in small:
+        powers[name] -= power
+    return tuple((name, power) for name, power in sorted(powers.items()) if power)
+
+
+def _order(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
+    # Products keep this order (by degree, then by the symbols written out), so that division ends.
+    written = tuple(name for name, power in monomial for _ in range(power))
+    return len(written), written
