@@ -25,6 +25,7 @@ FLOORS = {
     "model_store": 4,
     "arrays": 3,
     "bench": 3,
+    "bounds": 3,
     "demo": 3,
     "padding": 3,
     "faultlog": 2,

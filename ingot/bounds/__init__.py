@@ -66,7 +66,7 @@ def bounds_of(path: Path, signature: Signature) -> Bounds:
 
     Args:
         path: the graph; its weights are not read.
-        signature: its inputs, whose named dimensions the bounds refer to.
+        signature: its inputs, whose named dimensions the bounds refer to; declared ranges of values are relied on.
     """
     try:
         with opened(path) as model:
@@ -89,4 +89,8 @@ def _input(spec: TensorSpec, signature: Signature) -> Tensor:
         size = Interval.exactly(Poly.symbol(dim) if isinstance(dim, str) else dim)
         empty = isinstance(dim, str) and signature.range(dim).low == 0
         dims.append(Interval.up_to(size.high or ZERO) if empty else size)
-    return Tensor.of(spec.dtype.onnx, dims, each=limits(spec.dtype.onnx))
+    each = limits(spec.dtype.onnx)
+    if spec.values is not None and spec.dtype.is_integer:
+        low, high = (None if end is None else Poly.of(int(end)) for end in (spec.values.low, spec.values.high))
+        each = Interval(low or each.low, high or each.high)
+    return Tensor.of(spec.dtype.onnx, dims, each=each)

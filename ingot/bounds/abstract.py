@@ -1,4 +1,4 @@
-"""What is known of a tensor before the model runs: bounds of its sizes and, where they may become sizes, its values."""
+"""Bounds of tensors: of their sizes and, where these may become sizes, of their values."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _is_not_minus_one(value: Interval) -> bool:
 
 
 def _is_guard(op: Op) -> bool:
-    """Return whether the divisor is Where(Equal(b, -1), 1, b), as the rule ``guarded-division`` of export writes it."""
+    """Return whether the divisor is Where(Equal(b, -1), 1, b), as export's rule ``guarded-division`` writes it."""
     choice = op.maker(op.node.inputs[1])
     if choice is None or choice.operator != "Where":
         return False
@@ -110,11 +110,10 @@ def _is_guard(op: Op) -> bool:
     if test is None or test.operator != "Equal" or divisor not in test.inputs:
         return False
     other = test.inputs[1 - test.inputs.index(divisor)]
-    return _only(op.tensor(other), -1) and _only(op.tensor(one), 1)
-
-
-def _only(tensor: Tensor | None, value: int) -> bool:
-    return tensor is not None and tensor.bounds.constant == value
+    instead, compared = op.tensor(one), op.tensor(other)
+    if instead is None or compared is None:
+        return False
+    return compared.bounds.constant == -1 and _is_not_minus_one(instead.bounds)
 
 
 def equal(one: Interval, two: Interval) -> Interval:
