@@ -1,8 +1,9 @@
 """Attachments of an archive, such as signatures: OCI manifests that refer to it as their subject.
 
 Where a place cannot list them otherwise, an index under the tag ``sha256-<hex of the archive>`` does: OCI's referrers
-tag schema. Cosign's signatures and attestations have no subject: in a registry they are under ``sha256-<hex>.sig`` and
-``.att``, elsewhere in the same index. Manifests of other kinds, from other tools, are preserved.
+tag schema. Cosign's bundles (of version 3) are listed in the same way. Its older signatures and attestations have no
+subject: in a registry they are under ``sha256-<hex>.sig`` and ``.att``, elsewhere in the same index. Manifests of other
+kinds, from other tools, are preserved.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ COSIGN_SIGNATURE: Final = "application/vnd.dev.cosign.artifact.sig.v1+json"
 COSIGN_ATTESTATION: Final = "application/vnd.dev.cosign.artifact.att.v1+json"
 COSIGN_SUFFIXES: Final[Mapping[str, str]] = {COSIGN_SIGNATURE: ".sig", COSIGN_ATTESTATION: ".att"}
 """What cosign appends to the tag of an archive's attachments, by type of attachment."""
+BUNDLE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
+REFERRERS: Final = (SIGNATURE, BUNDLE)
+"""The types of attachments that have a subject."""
 SIMPLE_SIGNING: Final = "application/vnd.dev.cosign.simplesigning.v1+json"
 COSIGN_PAYLOAD: Final = "dev.cosignproject.cosign/signature"
 """Annotation of a layer with its signature; empty in attestations, whose envelope has it."""
-_KINDS = (SIGNATURE, *COSIGN_SUFFIXES)
+KINDS: Final = (*REFERRERS, *COSIGN_SUFFIXES)
 _IMAGE_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _EMPTY_CONFIG: Final = "application/vnd.oci.empty.v1+json"
 MAX_ATTACHMENTS = 64
@@ -44,6 +48,7 @@ class Attachment(OCIDocument):
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(min_length=1, max_length=1)
     subject: Descriptor
+    annotations: dict[str, str] | None = None
 
 
 class CosignManifest(OCIDocument):
@@ -57,14 +62,27 @@ class CosignManifest(OCIDocument):
 
 def make(blobs: BlobFolder, subject: Descriptor, content: bytes) -> Descriptor:
     """Store a signature of ``subject`` and return its manifest's descriptor."""
+    return _make(blobs, SIGNATURE, subject, blobs.put(content, ENVELOPE))
+
+
+def make_bundle(blobs: BlobFolder, subject: Descriptor, content: bytes, predicate: str) -> Descriptor:
+    """Store a Sigstore bundle with a statement about ``subject`` and return its manifest's descriptor."""
+    about = {"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": predicate}
+    return _make(blobs, BUNDLE, subject, blobs.put(content, BUNDLE), about)
+
+
+def _make(
+    blobs: BlobFolder, kind: str, subject: Descriptor, layer: Descriptor, annotations: dict[str, str] | None = None
+) -> Descriptor:
     document = Attachment(
-        artifact_type=SIGNATURE,
+        artifact_type=kind,
         config=blobs.put(b"{}", _EMPTY_CONFIG),
-        layers=(blobs.put(content, ENVELOPE),),
+        layers=(layer,),
         subject=subject.model_copy(update={"annotations": {}}),
+        annotations=annotations,
     )
     stored = blobs.put(manifest.encode(document), manifest.MANIFEST)
-    return stored.model_copy(update={"artifact_type": SIGNATURE})
+    return stored.model_copy(update={"artifact_type": kind})
 
 
 def make_cosign(
@@ -95,7 +113,7 @@ def load(blobs: Blobs, descriptor: Descriptor, subject: Descriptor) -> Attachmen
         document = manifest.decode(CosignManifest, content, what)
     else:
         document = attachment = manifest.decode(Attachment, content, what)
-        if attachment.subject.digest != subject.digest or attachment.artifact_type != SIGNATURE:
+        if attachment.subject.digest != subject.digest or attachment.artifact_type != descriptor.artifact_type:
             raise InvalidArchive(f"{what} is not a signature of {subject.digest}")
     if any(item.size > MAX_DOCUMENT_BYTES for item in (document.config, *document.layers)):
         raise InvalidArchive(f"{what} has more than {MAX_DOCUMENT_BYTES >> 20} MiB")
@@ -134,7 +152,7 @@ def known(entries: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
             media_type=manifest.MANIFEST, digest=entry.digest, size=entry.size, artifact_type=entry.artifact_type
         )
         for entry in entries
-        if entry.artifact_type in _KINDS and entry.size <= MAX_DOCUMENT_BYTES
+        if entry.artifact_type in KINDS and entry.size <= MAX_DOCUMENT_BYTES
     }
     return tuple(found.values())[:MAX_ATTACHMENTS]
 

@@ -11,7 +11,7 @@ import random
 import time
 from typing import Any, Final
 
-from ingot.errors import InvalidArchive, InvalidArgument, Unavailable
+from ingot.errors import InvalidArchive, InvalidArgument, PermissionDenied, Unavailable
 from ingot.model_store.blobs.blobs import Blobs
 from ingot.model_store.blobs.descriptor import MAX_DOCUMENT_BYTES, Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
@@ -34,7 +34,7 @@ def attached(blobs: RegistryBlobs, digest: str) -> tuple[Descriptor, ...]:
     for kind, suffix in attachments.COSIGN_SUFFIXES.items():
         try:
             there = blobs.get_manifest(attachments_tag(digest) + suffix)
-        except InvalidArgument:
+        except (InvalidArgument, PermissionDenied):  # without them the archive is unsigned
             continue
         if there is not None and there[0].media_type == manifest.MANIFEST and there[0].size <= MAX_DOCUMENT_BYTES:
             found.append(there[0].model_copy(update={"artifact_type": kind}))

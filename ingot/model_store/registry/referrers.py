@@ -129,7 +129,7 @@ def _entries(content: bytes, what: str) -> list[dict[str, Any]]:
 
 def _parsed(entries: list[dict[str, Any]]) -> Iterator[Descriptor]:
     for entry in entries:
-        if entry.get("artifactType") in (attachments.SIGNATURE, *attachments.COSIGN_SUFFIXES):
+        if entry.get("artifactType") in attachments.KINDS:
             try:
                 yield Descriptor.model_validate(entry)
             except ValidationError:  # such as a digest of another algorithm

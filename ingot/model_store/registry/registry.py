@@ -260,7 +260,7 @@ class Registry:
     @staticmethod
     def _list(blobs: RegistryBlobs, archive: Archive, *, replace: bool = False) -> None:
         """List an archive's attachments, which were copied, where other clients find them."""
-        own = tuple(item for item in archive.attached if item.artifact_type == attachments.SIGNATURE)
+        own = tuple(item for item in archive.attached if item.artifact_type in attachments.REFERRERS)
         referrers.attach(blobs, archive.digest, own, replace=replace)
         cosign_tags.attach(blobs, archive.digest, archive.blobs, archive.attached)
 

@@ -1,12 +1,13 @@
 """Cosign's signatures and attestations of an archive, made with a key.
 
-A signature is a JSON payload that names a digest and a reference, with the signature of its bytes in an annotation. An
-attestation is a DSSE envelope around an in-toto statement; only those of Ingot's own predicate count as signatures,
-since others, such as the report of a scan, do not say that the model may be used. Signatures with certificates or
-entries of transparency logs only are not verified.
+Up to version 2, a signature is a JSON payload that names a digest and a reference, with the signature of its bytes in
+an annotation; an attestation is a DSSE envelope around an in-toto statement. From version 3 on both are statements in a
+Sigstore bundle. Only statements of cosign's predicate for signatures and of Ingot's own count as signatures, since
+others, such as the report of a scan, do not say that the model may be used. Certificates and entries of transparency
+logs are not verified.
 
 Anyone who can write to a registry can attach anything, so these are bounded and parsed strictly too. Format:
-https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
+https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +33,8 @@ from ingot.model_store.trust import signing
 from ingot.model_store.trust.keys import PrivateKey, PublicKey
 from ingot.model_store.trust.signing import MAX_ENVELOPE_BYTES, PREDICATE_TYPE, Claim, Finding, decode, encode, parse
 
+SIGN_PREDICATE: Final = "https://sigstore.dev/cosign/sign/v1"
+_SIGNATURES = (PREDICATE_TYPE, SIGN_PREDICATE)
 _TYPE = "cosign container image signature"
 _FORM = "cosign's format"
 _MAX_SIGNATURES = 8
@@ -73,8 +76,13 @@ class _Envelope(_Lenient):
     signatures: tuple[_Signature, ...] = Field(min_length=1, max_length=_MAX_SIGNATURES, strict=False)
 
 
+class _Bundle(_Lenient):
+    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = Field(alias="mediaType")
+    envelope: _Envelope = Field(alias="dsseEnvelope")
+
+
 class _Subject(_Lenient):
-    name: _Text
+    name: _Text = ""  # bundles of cosign have none
     digest: dict[str, _Text]
 
 
@@ -96,7 +104,7 @@ class _Statements:
 
 
 def sign(archive: Archive, reference: Reference, key: PrivateKey) -> Archive:
-    """Return an archive with a signature and an attestation as cosign attaches them.
+    """Return an archive with a signature and an attestation as versions 1 and 2 of cosign attach them, and a bundle.
 
     Args:
         archive: the archive to sign.
@@ -124,7 +132,32 @@ def sign(archive: Archive, reference: Reference, key: PrivateKey) -> Archive:
     envelope = signing.sign(archive, reference.name, key)
     about = {attachments.COSIGN_PAYLOAD: "", "predicateType": PREDICATE_TYPE}
     attestation = attachments.make_cosign(added, attachments.COSIGN_ATTESTATION, envelope, attachments.ENVELOPE, about)
-    return archive.with_attached(added, [signature, attestation])
+    bundle = attachments.make_bundle(added, archive.descriptor, _bundle(archive, reference, key), SIGN_PREDICATE)
+    return archive.with_attached(added, [signature, attestation, bundle])
+
+
+def _bundle(archive: Archive, reference: Reference, key: PrivateKey) -> bytes:
+    """Return a signature as of version 3."""
+    statement = {
+        "_type": signing.STATEMENT_TYPE,
+        "subject": [{"name": signing.subject_name(reference.name), "digest": {"sha256": archive.descriptor.hex}}],
+        "predicateType": SIGN_PREDICATE,
+        "predicate": {},
+    }
+    content = json.dumps(statement, separators=(",", ":")).encode()
+    bundle = {
+        "mediaType": attachments.BUNDLE,
+        "verificationMaterial": {
+            "publicKey": {"hint": encode(bytes.fromhex(key.public.keyid))},
+            "tlogEntries": [],  # sigstore's library for Python requires the field
+        },
+        "dsseEnvelope": {
+            "payload": encode(content),
+            "payloadType": signing.PAYLOAD_TYPE,
+            "signatures": [{"sig": encode(key.sign(signing.encoding(content)))}],
+        },
+    }
+    return json.dumps(bundle, separators=(",", ":")).encode()
 
 
 def check(archive: Archive, name: str, keys: Mapping[str, PublicKey]) -> Finding:
@@ -176,10 +209,12 @@ def _mismatch(content: _Statements, archive: Archive, name: str) -> str:
     """Return why verified content is not a signature of an archive under a name; empty if it is."""
     if content.digest != archive.digest:
         return f"it is signed for another archive, {content.digest[:19]}..."
-    if content.predicate != PREDICATE_TYPE:
+    if content.predicate not in _SIGNATURES:
         return f"an attestation of the type '{content.predicate[:80]}' is not a signature"
-    if _last(content.name) != signing.subject_name(name):
-        return f"it is signed for another name, '{_last(content.name)}' and not '{signing.subject_name(name)}'"
+    # A statement without a name signs the archive, and so the name in it.
+    signed = _last(content.name or archive.name)
+    if signed != signing.subject_name(name):
+        return f"it is signed for another name, '{signed}' and not '{signing.subject_name(name)}'"
     return ""
 
 
@@ -192,7 +227,7 @@ def _contents(archive: Archive) -> Iterator[_Statements | InvalidArchive]:
     """Yield each signature and attestation, or its fault: a damaged one does not affect the others."""
     count = 0
     for descriptor in archive.attached:
-        if descriptor.artifact_type not in attachments.COSIGN_SUFFIXES:
+        if descriptor.artifact_type == attachments.SIGNATURE:
             continue
         try:
             layers = attachments.load(archive.blobs, descriptor, archive.descriptor).layers
@@ -217,8 +252,11 @@ def _read(archive: Archive, layer: Descriptor) -> _Statements:
         critical = parse(_Payload, content, "a cosign signature", _FORM).critical
         signature = decode(layer.annotations.get(attachments.COSIGN_PAYLOAD, ""), "annotation")
         return _Statements(content, (signature,), critical.identity.reference, critical.image.digest)
-    if layer.media_type == attachments.ENVELOPE:
-        envelope = parse(_Envelope, content, "an attestation", _FORM)
+    if layer.media_type in (attachments.ENVELOPE, attachments.BUNDLE):
+        if layer.media_type == attachments.BUNDLE:
+            envelope = parse(_Bundle, content, "a bundle", _FORM).envelope
+        else:
+            envelope = parse(_Envelope, content, "an attestation", _FORM)
         payload = decode(envelope.payload, "payload")
         statement = parse(_Statement, payload, "the statement of an attestation", _FORM)
         subject = statement.subject[0]

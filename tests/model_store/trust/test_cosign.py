@@ -13,6 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument, Untrusted
 from ingot.model_store import Archive, BlobFolder, Reference, Store
@@ -28,7 +32,12 @@ from tests.support import RequireTool, RunIngot, refused, succeeded
 
 MODEL, ANOTHER = archive(b"one"), archive(b"two")
 KEYS = {KEY.public.keyid: KEY.public}
-DSSE, SIMPLE = attachments.ENVELOPE, attachments.SIMPLE_SIGNING
+DSSE, SIMPLE, BUNDLE = attachments.ENVELOPE, attachments.SIMPLE_SIGNING, attachments.BUNDLE
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=20), inner, max_size=3),
+    max_leaves=8,
+)
 ACCEPT = {"Accept": manifest.MANIFEST}
 _numbers = count()
 
@@ -61,6 +70,30 @@ def attached(
     made = encode(key.sign(content)) if signature is None and simple else signature or ""
     annotations = {"dev.cosignproject.cosign/signature": made}
     return model.with_attached(scratch, [attachments.make_cosign(scratch, kind, content, media_type, annotations)])
+
+
+def bundled(content: bytes, model: Archive = MODEL, subject: Archive = MODEL) -> Archive:
+    """Return a model with a bundle of cosign 3."""
+    scratch = BlobFolder.scratch()
+    made = attachments.make_bundle(scratch, subject.descriptor, content, cosign.SIGN_PREDICATE)
+    return model.with_attached(scratch, [made])
+
+
+def bundle(document: dict[str, Any], key: PrivateKey = KEY, **fields: Any) -> bytes:
+    material = {"publicKey": {"hint": "x"}, "tlogEntries": [{"logIndex": "1"}]}
+    sealed = envelope(dump(document), key)
+    return dump({"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": sealed, **fields})
+
+
+def by_cosign(model: Archive = MODEL, **fields: Any) -> dict[str, Any]:
+    """Return a statement as cosign 3 makes it: its subject has no name."""
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"digest": {"sha256": model.descriptor.hex}, "annotations": {}}],
+        "predicateType": "https://sigstore.dev/cosign/sign/v1",
+        "predicate": {},
+        **fields,
+    }
 
 
 def result(signed: Archive, name: str = "team/tiny") -> tuple[str, str]:
@@ -104,14 +137,25 @@ class TestInARegistry:
         assert set(place.tags(name)) == {"1"}
         assert str(place.find(name)[1].tag) == "1"
 
+    def test_version_3_finds_a_bundle_in_the_list_of_referrers(self, place: Registry, name: str) -> None:
+        place.push(MODEL, f"{name}:1")
+        sign_in(place, name)
+        url = f"{place.address.url}/v2/{name}/manifests/"
+        listed = httpx.get(url + MODEL.digest.replace(":", "-"), headers={"Accept": manifest.INDEX}).json()
+        (entry,) = (entry for entry in listed["manifests"] if entry["artifactType"] == BUNDLE)
+        document = httpx.get(url + entry["digest"], headers=ACCEPT).json()
+        assert document["subject"]["digest"] == MODEL.digest
+        assert document["annotations"]["dev.sigstore.bundle.predicateType"] == cosign.SIGN_PREDICATE
+        assert [layer["mediaType"] for layer in document["layers"]] == [document["artifactType"]] == [BUNDLE]
+
     def test_every_signer_extends_the_same_manifest(self, place: Registry, name: str) -> None:
         place.push(MODEL, f"{name}:1")
         sign_in(place, name)
         both = sign_in(place, name, OTHER)
-        assert len(both.attached) == 2
+        assert len(both.attached) == 4  # two manifests, and a bundle of each
         for key in (KEY, OTHER):
             assert cosign.check(both, name, {key.public.keyid: key.public}).result == "valid"
-        assert len(cosign.describe(both)) == 4
+        assert len(cosign.describe(both)) == 6
 
     def test_layers_of_other_tools_are_kept_as_they_are(self, place: Registry, name: str) -> None:
         place.push(MODEL, f"{name}:1")
@@ -179,7 +223,7 @@ class TestInARegistry:
         assert "--replace drops Ingot's signatures" in refused(run_ingot(*sign, "--replace"))
         told = json.loads(succeeded(run_ingot("verify", model, "--key", "team.pub", "--json")))
         assert (told["result"], told["format"], told["signed_by"]) == ("valid", "cosign", KEY.public.keyid)
-        assert [claim["name"] for claim in told["signatures"]] == ["tiny", "tiny"]
+        assert [claim["name"] for claim in told["signatures"]] == ["tiny"] * 3
         rule = f'[[rule]]\nnames = "{name}"\nkeys = ["team.pub"]\n[[rule]]\nnames = "oci/**"\nkeys = ["team.pub"]\n'
         (tmp_path / "trust.toml").write_text(rule)
         pull = ["pull", model, "--trust", "trust.toml"]
@@ -209,6 +253,22 @@ class TestOtherImplementations:
         parsed.payload = parsed.payload.replace(b"tiny", b"tine")
         with pytest.raises(Exception, match="do not match threshold"):
             parsed.verify([key], 1)
+
+    def test_sigstores_model_and_securesystemslib_verify_our_bundle(self) -> None:
+        """The first has no verifier of bundles that were signed with a key, and the second none of bundles."""
+        dsse = pytest.importorskip("securesystemslib.dsse")
+        models = pytest.importorskip("sigstore_models.bundle.v1")
+        signed = cosign.sign(MODEL, Reference("team/tiny"), KEY)
+        (item,) = (item for item in signed.attached if item.artifact_type == BUNDLE)
+        (layer,) = attachments.load(signed.blobs, item, MODEL.descriptor).layers
+        parsed = models.Bundle.from_json(read(signed.blobs, layer))
+        sealed = parsed.dsse_envelope
+        content = base64.b64decode(json.loads(read(signed.blobs, layer))["dsseEnvelope"]["payload"])
+        key = load_pem_public_key(KEY.public.pem)
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        signature = base64.b64decode(json.loads(read(signed.blobs, layer))["dsseEnvelope"]["signatures"][0]["sig"])
+        key.verify(signature, dsse.Envelope(content, sealed.payload_type, {}).pae(), ec.ECDSA(SHA256()))
+        assert json.loads(content)["predicateType"] == "https://sigstore.dev/cosign/sign/v1"
 
     def test_an_attestation_of_securesystemslib_is_accepted(self) -> None:
         dsse = pytest.importorskip("securesystemslib.dsse")
@@ -244,12 +304,51 @@ class TestOtherImplementations:
 
 
 class TestCheck:
+    @settings(max_examples=200, deadline=None)
+    @given(st.sampled_from([SIMPLE, DSSE, BUNDLE]), st.binary(max_size=200) | JSON.map(dump))
+    def test_any_content_leads_to_a_verdict(self, media_type: str, content: bytes) -> None:
+        model = bundled(content) if media_type == BUNDLE else attached(content, media_type)
+        assert result(model)[0] == "invalid"
+        cosign.describe(model)
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.dictionaries(st.sampled_from(["_type", "subject", "predicateType", "predicate", "x"]), JSON))
+    def test_any_change_of_a_signed_statement_leads_to_a_verdict(self, change: dict[str, Any]) -> None:
+        changed = bundle({**by_cosign(), **change})
+        assert result(bundled(changed))[0] in ("valid", "invalid")
+
     @pytest.mark.parametrize(
         "reference",
         ["tiny", "registry.example/team/tiny", "registry.example:5000/tiny:1", f"r.example/tiny@sha256:{'0' * 64}"],
     )
     def test_a_signature_for_the_name_is_accepted_wherever_it_was_made(self, reference: str) -> None:
         assert result(attached(payload(reference=reference))) == ("valid", "")
+
+    def test_a_bundle_of_version_3_is_for_the_name_in_the_archive(self) -> None:
+        assert result(bundled(bundle(by_cosign()))) == ("valid", "")
+        assert "for another name, 'tiny' and not 'other'" in result(bundled(bundle(by_cosign())), "team/other")[1]
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (bundle(by_cosign(ANOTHER)), "it is signed for another archive"),
+            (bundle(by_cosign(predicateType="https://slsa.dev/provenance/v1")), "is not a signature"),
+            (bundle(by_cosign(), mediaType="application/json"), "is not in cosign's format: 'mediaType'"),
+            (bundle(by_cosign(), dsseEnvelope=None, messageSignature={}), "is not in cosign's format: 'dsseEnvelope'"),
+            (bundle(by_cosign(subject=[])), "is not in cosign's format: 'subject'"),
+            (b"{}", "is not in cosign's format"),
+        ],
+    )
+    def test_each_fault_of_a_bundle_is_named(self, content: bytes, message: str) -> None:
+        found, faults = result(bundled(content))
+        assert found == "invalid"
+        assert message in faults
+
+    def test_a_bundle_of_another_subject_or_key_is_refused(self) -> None:
+        assert result(bundled(bundle(by_cosign(), OTHER)))[0] == "untrusted"
+        found, faults = result(bundled(bundle(by_cosign()), subject=ANOTHER))
+        assert found == "invalid"
+        assert "is not a signature of" in faults
 
     @pytest.mark.parametrize(
         ("signed", "message"),

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Untrusted
 from ingot.model_store import Reference
@@ -23,6 +25,11 @@ from ingot.model_store.trust.signing import encoding
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY, OTHER, encode
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=20), inner, max_size=3),
+    max_leaves=8,
+)
 KEYS = {KEY.public.keyid: KEY.public}
 LARGE = [PrivateKey(ec.generate_private_key(curve)) for curve in (ec.SECP384R1(), ec.SECP521R1())]
 
@@ -71,6 +78,11 @@ def signed(document: dict[str, Any], key: PrivateKey = KEY, **fields: Any) -> by
     }
     bundle = {"mediaType": oms.BUNDLE_TYPE, "verificationMaterial": {"publicKey": {}}, "dsseEnvelope": envelope}
     return json.dumps({**bundle, **fields}).encode()
+
+
+def statement_of(model: Path) -> dict[str, Any]:
+    bundle = json.loads(oms.sign(model, KEY, out=model.with_suffix(".sig")))
+    return dict(json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"])))
 
 
 class ModelSigning:
@@ -161,6 +173,9 @@ class TestVerify:
         assert oms.verify(model, bundle, KEYS, allow_unsigned=True) == KEY.public.keyid
         (model / "empty").write_text("x")
         with pytest.raises(InvalidArchive, match="'empty' was changed"):
+            oms.verify(model, bundle, KEYS, allow_unsigned=True)
+        (model / "empty").unlink()
+        with pytest.raises(InvalidArchive, match="'empty' is missing"):
             oms.verify(model, bundle, KEYS, allow_unsigned=True)
 
     def test_parts_of_files(self, model: Path) -> None:
@@ -298,6 +313,20 @@ class TestVerify:
         assert not oms.is_bundle(bundle)
         with pytest.raises(InvalidArchive, match=r"model\.sig is not (valid JSON|in the format of OpenSSF)"):
             oms.verify(model, bundle, KEYS)
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.dictionaries(st.sampled_from(["_type", "subject", "predicateType", "resources", "serialization"]), JSON))
+    def test_any_change_of_a_signed_statement_leads_to_a_verdict(
+        self, model: Path, tmp_path: Path, change: dict[str, Any]
+    ) -> None:
+        good = {**statement_of(model), **{key: value for key, value in change.items() if key[0] in "_sp"}}
+        inside = {key: value for key, value in change.items() if key in good["predicate"]}
+        bundle = tmp_path / "changed.sig"
+        bundle.write_bytes(signed({**good, "predicate": {**good["predicate"], **inside}}))
+        try:
+            assert oms.verify(model, bundle, KEYS) == KEY.public.keyid
+        except InvalidArgument:
+            return
 
 
 class TestPolicy:
