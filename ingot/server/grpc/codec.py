@@ -53,6 +53,9 @@ _FIELDS = {
     DType.BYTES: "bytes_contents",
 }
 
+# Values of typed contents that are converted at once.
+_STEP = 1 << 14
+
 
 def decode_request(message: pb.ModelInferRequest, find: Callable[[str, str], object]) -> InferRequest:
     """Parse an inference request.
@@ -91,7 +94,9 @@ def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferRes
     for name, dtype, array in response.outputs:
         tensor = message.outputs.add(name=name, datatype=dtype.value, shape=array.shape)
         if typed:
-            getattr(tensor.contents, _FIELDS[dtype]).extend(array.reshape(-1).tolist())
+            field, values = getattr(tensor.contents, _FIELDS[dtype]), array.reshape(-1)
+            for start in range(0, len(values), _STEP):  # a list of Python's numbers takes many times their bytes
+                field.extend(values[start : start + _STEP].tolist())
         else:
             message.raw_output_contents.append(arrays.to_bytes(array))
     return message

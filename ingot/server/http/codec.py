@@ -6,6 +6,7 @@ The binary tensor data extension puts raw buffers behind the JSON header, in the
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -144,8 +145,21 @@ def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[by
     Raises:
         InvalidArgument: an output in JSON holds NaN or infinity, which JSON cannot carry.
     """
+    known, raws = _known(response, layout)
+    if known.texts or response.id:
+        return _with_texts(response, known, raws)
+    return b"".join((known.end, *raws)), known.headers
+
+
+def encoding(response: InferResponse, layout: ResponseFormat) -> Callable[[], tuple[bytes, Headers]]:
+    """Return :func:`encode_response` as a function for a thread."""
+    return functools.partial(_with_texts, response, *_known(response, layout))
+
+
+def _known(response: InferResponse, layout: ResponseFormat) -> tuple[_Layout, list[bytes]]:
+    """Return what is known of responses of these shapes, and the raw outputs."""
     route, found = response.route, response.arrays
-    raws = []
+    raws: list[bytes] = []
     kind: list[Any] = []
     for spec in route.outputs:
         array = found[spec.name]
@@ -154,10 +168,7 @@ def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[by
             raws.append(raw := arrays.to_bytes(array))
             kind.append(len(raw))
     shapes = tuple(kind)
-    known = route.answers.get(shapes) or _learn(route, layout, shapes)
-    if known.texts or response.id:
-        return _with_texts(response, known, raws)
-    return b"".join((known.end, *raws)), known.headers
+    return route.answers.get(shapes) or _learn(route, layout, shapes), raws
 
 
 def _with_texts(response: InferResponse, known: _Layout, raws: list[bytes]) -> tuple[bytes, Headers]:

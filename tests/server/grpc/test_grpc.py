@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -117,11 +118,12 @@ def test_every_datatype_raw(channel: grpc.Channel, dtype: DType) -> None:
     assert list(answer.raw_output_contents) == list(request.raw_input_contents)
 
 
+@pytest.mark.parametrize("rows", [3, 20_000])
 @pytest.mark.parametrize("dtype", TYPED, ids=lambda dtype: dtype.value)
-def test_every_datatype_typed_is_answered_typed(channel: grpc.Channel, dtype: DType) -> None:
-    array = sample(dtype)
+def test_every_datatype_typed_is_answered_typed(channel: grpc.Channel, dtype: DType, rows: int) -> None:
+    array = np.resize(sample(dtype), (rows, 2))
     request = pb.ModelInferRequest(model_name=f"identity-{dtype.value.lower()}")
-    tensor = request.inputs.add(name="x", datatype=dtype.value, shape=[3, 2])
+    tensor = request.inputs.add(name="x", datatype=dtype.value, shape=[rows, 2])
     field = {"BYTES": "bytes_contents", "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents"}.get(
         dtype.value, ("u" if dtype.value.startswith("U") else "") + f"int{'64' if '64' in dtype.value else ''}_contents"
     )

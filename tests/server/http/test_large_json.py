@@ -19,7 +19,7 @@ import ingot
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane
-from ingot.server.http import codec, large
+from ingot.server.http import codec, data, large
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.exchange import Service, begin
 from ingot.server.http.parser import InferHead
@@ -318,3 +318,31 @@ def test_every_datatype_over_http(server: RunningServer) -> None:
             answer = client.post(f"/v2/models/identity-{dtype.value.lower()}/infer", content=raw)
             assert answer.status_code == 200, answer.text
             assert answer.json()["outputs"][0]["data"] == values.tolist()
+
+
+@pytest.mark.parametrize(("rows", "thread"), [(3000, "ingot-server"), (15_000, "ingot-bodies")])
+def test_large_answers_are_written_in_a_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int, thread: str
+) -> None:
+    """The event loop would answer nothing else meanwhile."""
+    seen: list[str] = []
+    to_json = data.to_json
+
+    def noted(*args: Any) -> bytes:
+        seen.append(threading.current_thread().name)
+        return to_json(*args)
+
+    monkeypatch.setattr(data, "to_json", noted)
+    x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+    with (
+        ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0) as server,
+        ingot.Client(server.http_url) as c,
+    ):
+        seen.clear()
+        answer = c.infer("affine", {"x": x}, binary=False)
+        assert np.array_equal(answer["y"], 2 * x + 1)
+        assert np.array_equal(answer["z"], -x)
+        x[0, 0] = 3e38
+        with pytest.raises(InvalidArgument, match="tensor 'y' holds NaN or infinity"):
+            c.infer("affine", {"x": x}, binary=False)
+    assert {name.partition("_")[0] for name in seen[2:] if name != "MainThread"} == {thread}
