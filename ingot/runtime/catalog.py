@@ -23,6 +23,8 @@ class Servable(Protocol):
     @property
     def ready(self) -> bool: ...
     @property
+    def loaded(self) -> bool: ...
+    @property
     def platform(self) -> str: ...
     @property
     def properties(self) -> Mapping[str, str]: ...
@@ -77,6 +79,6 @@ class Catalog(Generic[ModelT_co]):
 
     @property
     def ready(self) -> bool:
-        """Whether there are models and all of them are ready."""
+        """Whether there are models and all of them are loaded, also if one restarts now."""
         models = list(self)
-        return bool(models) and all(model.ready for model in models)
+        return bool(models) and all(model.loaded for model in models)

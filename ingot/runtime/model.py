@@ -157,6 +157,18 @@ class Model:
         return self.state is State.READY
 
     @property
+    def loaded(self) -> bool:
+        """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
+        lost = self.state is State.FAILED and self._dispatcher is not None
+        return lost or self.state in (State.READY, State.RESTARTING)
+
+    @property
+    def unavailable(self) -> str:
+        """Why it is not ready, for clients."""
+        why = f": {self.reason}" if self.reason and (self.loaded or self.state is State.STUCK) else ""
+        return f"model '{self.name}' version {self.version} is {self.state.value}{why}"
+
+    @property
     def signature(self) -> Signature:
         """The model's inputs and outputs.
 
@@ -401,8 +413,7 @@ class Model:
             self.state = State.UNLOADED
 
     def _unavailable(self) -> Unavailable:
-        why = f": {self.reason}" if self.reason and self.state is not State.DRAINING else ""
-        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.value}{why}")
+        return Unavailable(self.unavailable)
 
 
 def _of_any_size(signature: Signature) -> Signature:

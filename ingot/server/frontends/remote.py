@@ -175,6 +175,10 @@ class RemoteModel:
         return self.state.ready
 
     @property
+    def loaded(self) -> bool:
+        return self.state.loaded
+
+    @property
     def platform(self) -> str:
         return self.state.platform
 
@@ -211,7 +215,7 @@ class RemoteModel:
         return await self._engine.statistics(self._index)
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(f"model '{self.name}' version {self.version} is {self.state.state}")
+        return Unavailable(self.state.unavailable)
 
 
 class RemoteCatalog(Catalog[RemoteModel]):

@@ -17,12 +17,16 @@ from ingot.values import ValueRange
 
 @dataclass(frozen=True, kw_only=True)
 class ModelState:
-    """One version of a model, as fronts need it for metadata and to check requests."""
+    """One version of a model, as fronts need it for metadata and to check requests.
+
+    ``unavailable`` is the message for requests while it is not ready.
+    """
 
     name: str
     version: str
-    state: str
+    unavailable: str
     ready: bool
+    loaded: bool
     platform: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     signature: Signature | None = None
@@ -36,8 +40,9 @@ class ModelState:
         return cls(
             name=model.name,
             version=model.version,
-            state=model.state.value,
+            unavailable=model.unavailable,
             ready=model.ready,
+            loaded=model.loaded,
             platform=model.platform,
             properties=model.properties,
             signature=signature,
@@ -53,8 +58,9 @@ class ModelState:
         return {
             "name": self.name,
             "version": self.version,
-            "state": self.state,
+            "unavailable": self.unavailable,
             "ready": self.ready,
+            "loaded": self.loaded,
             "platform": self.platform,
             "properties": dict(self.properties),
             "signature": None if self.signature is None else _content(self.signature),
