@@ -160,13 +160,13 @@ def models(folder: Path) -> list[str]:
 
 
 @contextmanager
-def serving(kind: str, folder: Path, *options: str) -> Iterator[Service]:
-    """Run ``ingot serve`` with a gRPC server of some kind until the block ends."""
+def serving(kind: str, folder: Path, *options: str, sources: Sequence[str] | None = None) -> Iterator[Service]:
+    """Run ``ingot serve`` with a gRPC server of some kind until the block ends; by default with :func:`models`."""
     log = folder / "log"
     allow_many_files()
     with Gate(folder) as gate, log.open("w") as errors:
         command = [sys.executable, "-m", "tests.server.gates", str(gate.path)]
-        command += ["serve", *models(folder), "--grpc-server", kind, *options]
+        command += ["serve", *(models(folder) if sources is None else sources), "--grpc-server", kind, *options]
         command += ["--http-port", "0", "--grpc-port", "0", "--max-body-mb", "8", "--json"]
         environment = {**os.environ, "INGOT_HOME": str(folder)}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT)

@@ -17,6 +17,7 @@ from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
 from ingot.report import units
 from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -119,6 +120,7 @@ class Batcher:
         signature: the model's.
         padding: for a model whose requests may be padded to one size.
         limit: of each request's outputs.
+        suspects: for an engine whose process may end; shared with the model's other engines.
 
     Attributes:
         spent: timings of the last batch.
@@ -131,7 +133,9 @@ class Batcher:
         signature: Signature,
         padding: PaddingPolicy | None = None,
         limit: AnswerLimit = AnswerLimit(),
+        suspects: Suspects | None = None,
     ):
+        self._suspects = suspects
         self.spent = BatchTimings()
         self.ended: EngineTimeout | None = None
         self._engine = engine
@@ -153,17 +157,22 @@ class Batcher:
         self.spent = BatchTimings()
         self.ended = None
         parts = [entries] if self._padding is None else self._padding.parts(entries)
-        if len(parts) == 1:
+        if len(parts) == 1 and not self._suspects:
             return self._run(entries)
-        found: dict[Entry, Outcome] = {}
+        parts, found = self._suspects.divide(parts) if self._suspects else (parts, {})
         for part in parts:
-            found.update(zip(part, self._stay(part), strict=True))
+            outcomes = self._stay(part)
+            found.update(zip(part, outcomes, strict=True))
+            if self._suspects:
+                self._suspects.settle(part, outcomes)
         return [found[entry] for entry in entries]
 
     def _run(self, entries: Sequence[Entry]) -> list[Outcome]:
         try:
             return self._call(entries)
         except EngineLost as error:  # each half could end the next process, too
+            if self._suspects is not None:
+                self._suspects.add(entries)
             return [error for _ in entries]
         except EngineTimeout as error:  # each half could take as long again
             self.ended = error

@@ -19,6 +19,7 @@ from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, SignatureCheck
 from ingot.runtime.dispatch.statistics import Duration, Statistics
+from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import Metrics
@@ -89,14 +90,18 @@ class Dispatcher:
         self._check = SignatureCheck(signature, padding)
         self._statistics = Statistics()
         self._expiry = Expiry(name)
+        self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
+        suspects = Suspects() if self._isolated else None
         self._instances = [
             Worker(
-                engine, Batcher(engine, signature, padding, answer_limit), self._done, f"ingot-{name}-{version}-{index}"
+                engine,
+                Batcher(engine, signature, padding, answer_limit, suspects),
+                self._done,
+                f"ingot-{name}-{version}-{index}",
             )
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
-        self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
         # Time on a GPU does not block the caller; a call in an engine process may never end.

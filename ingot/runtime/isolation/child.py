@@ -27,6 +27,7 @@ from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.isolation import confinement, description
 from ingot.runtime.isolation.link import Kind, Link
 
+# Words in the errors of engines that mean a lack of memory.
 _MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
 
 
@@ -109,11 +110,10 @@ class _Calls:
         outcome = foreign.outcome(call)
         if isinstance(outcome, BrokenPipeError | ConnectionResetError):
             raise outcome
-        if isinstance(outcome, MemoryError) or (
-            isinstance(outcome, InternalError | RuntimeError) and any(word in str(outcome) for word in _MEMORY)
-        ):
+        reported = isinstance(outcome, InternalError | TooLarge | RuntimeError)
+        if isinstance(outcome, MemoryError) or (reported and any(word in str(outcome) for word in _MEMORY)):
             if self._limit is None:
-                return InternalError(f"the engine ran out of memory: {outcome}")
+                return TooLarge(f"this input needs more memory than there is: {outcome}")
             return TooLarge(
                 f"this input makes the model need more memory than its engine process may have, "
                 f"{self._limit >> 20} MiB (--engine-memory-mb)"

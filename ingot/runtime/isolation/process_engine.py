@@ -86,7 +86,8 @@ class ProcessEngine:
         """Run one batch; outputs are read-only.
 
         Raises:
-            EngineLost: the process ended during the call, or none can be started.
+            EngineLost: the process ended during the call.
+            Unavailable: none can be started.
             EngineTimeout: :meth:`terminate` or :meth:`kill` ended the call.
             IngotError: that of the engine.
         """

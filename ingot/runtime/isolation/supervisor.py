@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot import foreign
-from ingot.errors import DeadlineExceeded, EngineLost
+from ingot.errors import DeadlineExceeded, EngineLost, Unavailable
 from ingot.ipc import arena
 from ingot.ipc.arena import Outgoing
 from ingot.runtime.isolation.description import Description
@@ -118,7 +118,7 @@ class Supervisor:
         """Return the process, and wait for it if it is being started.
 
         Raises:
-            EngineLost: none will be ready soon.
+            Unavailable: none will be ready soon.
         """
         ready = self._ready
         if ready is not None:
@@ -126,7 +126,7 @@ class Supervisor:
         with self._changed:
             self._changed.wait_for(lambda: self._ready is not None or self.failed or self._closed)
             if self._ready is None:
-                raise EngineLost(f"{self.name} {self.down or 'was closed'}")
+                raise Unavailable(f"{self.name} {self.down or 'was closed'}")
             return self._ready
 
     def lose(self, process: EngineProcess) -> None:

@@ -16,23 +16,30 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import DeadlineExceeded, IngotError, Unavailable
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable
+from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.outside import Service, affine_of, row, serving, wait_until
 
 LEAST = np.iinfo(np.int64).min
-DEADLY = {"x": np.array([[LEAST, 1]]), "d": np.array([[-1, 1]])}
 HARMLESS = {"x": np.array([[6, 1]]), "d": np.array([[3, 1]])}
+
+
+def deadly(number: int = 1) -> dict[str, Array]:
+    """Return inputs that end the process of ``quotient``, different ones for each number."""
+    return {"x": np.array([[LEAST, number]]), "d": np.array([[-1, 1]])}
+
+
 ENDLESS = {"n": np.array([2**62])}
-protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+PROTOCOLS = ("http", "grpc")
 fronts = pytest.mark.parametrize("fronts", [0, 1])
 
 
 @contextlib.contextmanager
 def started(folder: Path, *options: str) -> Iterator[Service]:
-    """Serve models that may end or block their process, next to harmless ones."""
-    risky = [str(onnx_models.quotient(folder)), str(onnx_models.counting(folder))]
-    with serving("fast", folder, *risky, "--isolate", "all", *options) as service:
+    """Serve models that may end or block their process, next to a harmless one."""
+    made = [str(make(folder)) for make in (onnx_models.quotient, onnx_models.counting, onnx_models.affine)]
+    with serving("fast", folder, "--isolate", "all", *options, sources=made) as service:
         yield service
 
 
@@ -40,8 +47,8 @@ def client(service: Service, protocol: str) -> ingot.Client:
     return ingot.Client(f"{protocol}://{service.http if protocol == 'http' else service.grpc}")
 
 
-def engines_of(service: Service, model: str) -> list[int]:
-    """Return the processes that run a model, which their open file tells apart."""
+def engines_of(service: Service) -> list[int]:
+    """Return the engine processes."""
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -82,7 +89,7 @@ class Neighbour(threading.Thread):
 
 @contextlib.contextmanager
 def neighbours(service: Service) -> Iterator[None]:
-    running = [Neighbour(service, protocol) for protocol in ("http", "grpc")]
+    running = [Neighbour(service, protocol) for protocol in PROTOCOLS]
     yield
     before = [neighbour.answered for neighbour in running]
     wait_until(lambda: all(now.answered > count for now, count in zip(running, before, strict=True)))
@@ -92,37 +99,48 @@ def neighbours(service: Service) -> Iterator[None]:
 
 def stops(service: Service) -> None:
     """Check that SIGTERM ends the server and its processes."""
-    children = engines_of(service, "")
+    children = engines_of(service)
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(30) == 0
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
 
 @fronts
-@protocols
-def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, protocol: str, fronts: int) -> None:
-    with started(tmp_path, "--frontends", str(fronts)) as service, client(service, protocol) as asking:
-        with neighbours(service):
-            with pytest.raises(
-                Unavailable, match="of model 'quotient' ended by SIGFPE; the request"
-            ):
-                asking.infer("quotient", DEADLY)
-            wait_until(lambda: service.count("ingot_model_ready", model="quotient") == 1)
+def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, fronts: int) -> None:
+    with started(tmp_path, "--frontends", str(fronts)) as service, neighbours(service):
+        for number, protocol in enumerate(PROTOCOLS):
+            with client(service, protocol) as asking:
+                wait_until(lambda: not isinstance(_outcome(asking, "quotient", HARMLESS), Unavailable))
+                with pytest.raises(Unavailable, match="of model 'quotient' ended by SIGFPE; the request may have"):
+                    asking.infer("quotient", deadly(number))
+        with client(service, "http") as asking:
             wait_until(lambda: not isinstance(_outcome(asking, "quotient", HARMLESS), Unavailable))
             assert asking.infer("quotient", HARMLESS)["y"].tolist() == [[2, 1]]
-        assert service.count("ingot_engine_restarts_total", model="quotient", reason="SIGFPE") == 1
+        assert service.count("ingot_engine_restarts_total", model="quotient", reason="SIGFPE") == 2
         assert "the engine process of model 'quotient' ended by SIGFPE and is started again" in service.log.read_text()
+
+
+def test_a_request_that_ends_processes_is_refused_when_it_comes_again(tmp_path: Path) -> None:
+    with started(tmp_path) as service, client(service, "grpc") as asking:
+        for _ in range(2):
+            wait_until(lambda: service.count("ingot_model_ready", model="quotient") == 1)
+            with pytest.raises(Unavailable, match="the request may have caused it"):
+                asking.infer("quotient", deadly())
+        wait_until(lambda: service.count("ingot_model_ready", model="quotient") == 1)
+        for _ in range(3):
+            with pytest.raises(InvalidArgument, match="ended the model's engine process 2 times; they are refused"):
+                asking.infer("quotient", deadly())
+            assert asking.infer("quotient", HARMLESS)["y"].tolist() == [[2, 1]]
+        assert service.count("ingot_engine_restarts_total") == 2
         stops(service)
 
 
-@protocols
-def test_the_model_alone_is_not_ready_until_its_process_runs_again(tmp_path: Path, protocol: str) -> None:
-    with started(tmp_path) as service, client(service, protocol) as asking:
-        for _ in range(5):
+def test_the_model_alone_is_not_ready_until_its_process_runs_again(tmp_path: Path) -> None:
+    with started(tmp_path) as service, client(service, "http") as asking:
+        for number in range(5):
+            wait_until(lambda: service.count("ingot_model_ready", model="quotient") == 1)
             with pytest.raises(Unavailable, match="the request may have caused it"):
-                asking.infer("quotient", DEADLY)
-            if _ < 4:
-                wait_until(lambda: service.count("ingot_model_ready", model="quotient") == 1)
+                asking.infer("quotient", deadly(number))
         wait_until(lambda: "started every 10 s" in service.log.read_text())
         with httpx.Client(base_url=f"http://{service.http}", trust_env=False, timeout=20) as http:
             assert http.get("/v2/models/quotient/ready").status_code == 503
@@ -134,19 +152,20 @@ def test_the_model_alone_is_not_ready_until_its_process_runs_again(tmp_path: Pat
 
 
 @fronts
-@protocols
-def test_a_call_that_does_not_end_is_ended(tmp_path: Path, protocol: str, fronts: int) -> None:
-    limits = ("--engine-timeout", "2s", "--frontends", str(fronts))
-    with started(tmp_path, *limits) as service, client(service, protocol) as asking:
-        with neighbours(service), pytest.raises(DeadlineExceeded, match="'counting' took longer than its limit of 2s"):
-            asking.infer("counting", ENDLESS)
-        assert asking.infer("counting", {"n": np.array([3])})["y"].tolist() == [3]
+def test_a_call_that_does_not_end_is_ended(tmp_path: Path, fronts: int) -> None:
+    with started(tmp_path, "--engine-timeout", "1s", "--frontends", str(fronts)) as service:
+        for protocol in PROTOCOLS:
+            with client(service, protocol) as asking:
+                error = "'counting' took longer than its limit of 1s"
+                with neighbours(service), pytest.raises(DeadlineExceeded, match=error):
+                    asking.infer("counting", ENDLESS)
+                assert asking.infer("counting", {"n": np.array([3])})["y"].tolist() == [3]
         stops(service)
 
 
 def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     with started(tmp_path, "--engine-timeout", "1s") as service, client(service, "http") as asking:
-        for pid in engines_of(service, ""):
+        for pid in engines_of(service):
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded, match="took longer than its limit of 1s"):
             asking.infer("counting", {"n": np.array([3])})
@@ -188,13 +207,13 @@ def test_each_request_gets_one_answer_or_one_error_while_processes_are_killed(tm
                         assert found["y"].tolist() == x.tolist()
                     outcomes.append(found)
 
-        threads = [threading.Thread(target=ask, args=(("http", "grpc")[n % 2], n << 20)) for n in range(6)]
+        threads = [threading.Thread(target=ask, args=(PROTOCOLS[n % 2], n << 20)) for n in range(6)]
         for thread in threads:
             thread.start()
         for round_ in range(1, 4):
             reached = len(outcomes) + 100
             wait_until(lambda: len(outcomes) > reached)  # noqa: B023 - it is called in this round
-            for pid in engines_of(service, ""):
+            for pid in engines_of(service):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             killed = "ingot_engine_restarts_total"
