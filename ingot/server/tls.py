@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,19 @@ _CERTIFICATE = ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"
 
 @dataclass(frozen=True)
 class Content:
-    """What the files held at one time, as PEM. ``authorities`` sign the clients' certificates; None asks for none."""
+    """What the files held at one time, as PEM.
+
+    Attributes:
+        cert: the chain.
+        key: its private key.
+        authorities: sign the clients' certificates; None asks for none.
+        contexts: of these, one for each of the listeners that there were.
+    """
 
     cert: bytes
     key: bytes
     authorities: bytes | None
+    contexts: tuple[ssl.SSLContext, ...] = ()
 
 
 class Tls:
@@ -86,16 +95,12 @@ class Tls:
         authorities = None if self.client_ca is None else _read("--tls-client-ca", self.client_ca)
         content = Content(_read("--tls-cert", self.cert_file), _read("--tls-key", self.key_file), authorities)
         self._context(content, ())
-        return content
+        made = [self._context(content, protocols) for _, protocols in self._live]
+        return dataclasses.replace(content, contexts=tuple(made))
 
     def use(self, content: Content) -> None:
-        """Use a content for new connections; those that are open keep theirs.
-
-        Raises:
-            InvalidArgument: the files have changed since they were read, and cannot be used.
-        """
-        made = [self._context(content, protocols) for _, protocols in self._live]
-        for (live, _), context in zip(self._live, made, strict=True):
+        """Use a content for new connections; those that are open keep theirs."""
+        for (live, _), context in zip(self._live, content.contexts, strict=True):
             live.current = context
         self.content = content
 

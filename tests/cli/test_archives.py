@@ -161,6 +161,7 @@ class TestRefusedArchives:
             (["push", "digits.ingot", "digits"], "write name:tag, such as digits:1"),
             (["push", "digits.ingot", "digits:1", "--store", "digits.txt"], "the store at digits.txt cannot be"),
             (["list", "--store", "digits.txt"], "the store at digits.txt cannot be read: it is not a folder"),
+            (["serve", "digits:1", "--host", "0.0.0.0"], "which other machines may reach, without TLS"),
             (["serve", "digits:1"], "has no model 'digits'"),
             (["serve", "./digits.txt"], "is not an Ingot archive"),
             (["serve", "./bert"], "run ingot export bert -o bert.ingot first, then ingot serve bert.ingot"),

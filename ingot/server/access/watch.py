@@ -25,7 +25,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Watch:
-    """Looks at files at intervals, in the event loop; reads changed ones in a thread.
+    """Looks at files at intervals, and reads changed ones, in a thread.
 
     Args:
         metrics: where loads are counted.
@@ -37,7 +37,7 @@ class Watch:
         self._metrics = metrics
         self._watched: list[_Watched] = []
         self._each: list[Callable[[], None]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def add(
         self, what: str, files: Callable[[], Iterable[Path]], load: Callable[[], T], use: Callable[[T], None]
@@ -62,21 +62,25 @@ class Watch:
 
     def start(self) -> None:
         """Begin; call in the event loop."""
-        if self._watched or self._each:
-            self._task = asyncio.create_task(self._run())
+        # Separately: a file system that hangs must not keep keys from expiring.
+        self._tasks = [asyncio.create_task(self._call()), asyncio.create_task(self._look())]
 
     def stop(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    async def _run(self) -> None:
-        while True:
+    async def _call(self) -> None:
+        while self._each:
             await asyncio.sleep(_EVERY)
             for call in self._each:
                 call()
+
+    async def _look(self) -> None:
+        while self._watched:
+            await asyncio.sleep(_EVERY)
             for watched in self._watched:
-                if watched.settled():
+                if await asyncio.to_thread(watched.settled):
                     await self._load(watched)
 
     async def _load(self, watched: _Watched) -> None:

@@ -20,12 +20,13 @@ _STATUS = {
 }
 
 
-_OPEN = (f"/{SERVICE}/".encode(), f"/{INFERENCE}/ServerLive".encode(), f"/{INFERENCE}/ServerReady".encode())
+_OPEN = (f"/{INFERENCE}/ServerLive".encode(), f"/{INFERENCE}/ServerReady".encode())
+_HEALTH = f"/{SERVICE}/".encode()
 
 
 def scope_of(path: bytes) -> str:
     """Return the right that a call needs; empty for health checks of the server, which need none."""
-    return "" if path.startswith(_OPEN) else INFER
+    return "" if path in _OPEN or path.startswith(_HEALTH) else INFER
 
 
 class Health:

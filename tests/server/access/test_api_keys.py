@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 import ingot
 from ingot.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
@@ -188,6 +189,26 @@ def test_grpc_needs_the_same_keys(rpc: Served, tokens: dict[str, str]) -> None:
     with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
         rpc.call(f"{codec.SERVICE}/ModelMetadata", metadata, pb.ModelMetadataResponse)
     assert rpc.call(f"{codec.SERVICE}/ModelMetadata", metadata, pb.ModelMetadataResponse, tokens["infer"]).inputs
+
+
+def test_a_key_that_is_sent_twice_is_refused(rpc: Served, tokens: dict[str, str]) -> None:
+    assert rpc.grpc is not None
+    twice = [("authorization", f"Bearer {tokens['infer']}")] * 2
+    with grpc.insecure_channel(rpc.grpc.removeprefix("grpc://")) as channel:
+        ask: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer")
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            ask(affine([1, 2, 3]).SerializeToString(), timeout=60, metadata=twice)
+
+
+def test_reflection_needs_a_key(rpc: Served, tokens: dict[str, str]) -> None:
+    assert rpc.grpc is not None
+    with grpc.insecure_channel(rpc.grpc.removeprefix("grpc://")) as channel:
+        ask: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        question = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            next(ask(iter([question]), timeout=60))
+        key = [("authorization", f"Bearer {tokens['infer']}")]
+        assert codec.SERVICE.encode() in next(ask(iter([question]), timeout=60, metadata=key))
 
 
 def test_health_over_grpc_needs_no_key(rpc: Served) -> None:
