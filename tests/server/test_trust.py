@@ -17,7 +17,7 @@ from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
 from ingot.model_store import Archive, BlobFolder, Store
 from ingot.model_store.format import manifest
 from ingot.model_store.registry import Registry
-from ingot.model_store.trust import signing
+from ingot.model_store.trust import cosign, oms, signing
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.model_store.trust.policy import Policy
 from ingot.runtime import Repository, Settings, load_engine
@@ -88,6 +88,36 @@ def test_a_signed_file_is_served_and_an_unsigned_one_is_not(policy: Path, tmp_pa
     PLAIN.save(path)
     with pytest.raises(Untrusted, match="it is unsigned"):
         ingot.serve(str(path), trust=policy, **FREE)
+
+
+def test_a_file_with_a_bundle_of_openssf_model_signing_is_served(policy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "double.ingot"
+    PLAIN.save(path)
+    policy.write_text(f'[[rule]]\nnames = "double"\nkeys = ["{tmp_path / "oms.pub"}"]\nformats = ["oms"]\n')
+    (tmp_path / "oms.pub").write_bytes(KEY.public.pem)
+    with pytest.raises(Untrusted, match=r"it is unsigned.*formats: oms"):
+        ingot.serve(str(path), trust=policy, **FREE)
+    oms.beside(path).write_bytes(oms.sign(path, KEY, out=oms.beside(path)))
+    with ingot.serve(str(path), trust=policy, **FREE) as server, Client(server.http_url) as client:
+        assert client.metadata("double")["properties"]["signed_by"] == KEY.public.keyid
+    signed().save(path)
+    with pytest.raises(Untrusted, match=r"'double\.ingot' was changed"):
+        ingot.serve(str(path), trust=policy, **FREE)
+
+
+def test_a_model_that_cosign_signed_is_pulled_and_served(policy: Path, registry: str, tmp_path: Path) -> None:
+    place, store = Registry(registry), Store(tmp_path / "pulled")
+    place.push(PLAIN, "cosign-served/double:1")
+    policy.write_text(f'[[rule]]\nnames = "**"\nkeys = ["{tmp_path / "c.pub"}"]\nformats = ["cosign"]\n')
+    (tmp_path / "c.pub").write_bytes(KEY.public.pem)
+    model = f"{registry}/cosign-served/double:1"
+    with pytest.raises(Untrusted, match="it is unsigned"):
+        ingot.serve(model, store=store, trust=policy, **FREE)
+    found, reference = place.find("cosign-served/double:1")
+    place.attach(cosign.sign(found, reference, KEY), "cosign-served/double")
+    with ingot.serve(model, store=store, trust=policy, **FREE) as server, Client(server.http_url) as client:
+        assert client.metadata("double")["properties"]["signed_by"] == KEY.public.keyid
+        assert np.allclose(client.infer("double", {"x": X})["y"], 2 * X)
 
 
 def test_a_file_does_not_choose_the_rule_that_asks_for_no_signature(policy: Path, tmp_path: Path) -> None:

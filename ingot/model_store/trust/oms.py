@@ -251,8 +251,9 @@ def _verified(bundle: _Bundle, keys: Mapping[str, PublicKey], where: str) -> tup
     hinted = {keyid: key for keyid, key in keys.items() if hint in (_hint(key), keyid)}
     payload = decode(bundle.dsse_envelope.payload, "payload")
     signature = decode(bundle.dsse_envelope.signatures[0].sig, "sig")
+    content = encoding(payload)
     for keyid, key in (hinted or keys).items():
-        if key.verify(signature, encoding(payload)):
+        if key.verify(signature, content):
             return keyid, payload
     if hinted:
         raise InvalidArchive(f"the signature in {where} does not match its content, which was changed")
