@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,16 @@ class TestWithTheReferenceImplementation:
         assert (answer.returncode, answer.stdout.strip()) == (0, "Verification succeeded"), answer.stderr
         archive(b"two").save(release / "tiny.ingot")
         assert reference("verify", KEY, *command).returncode != 0
+
+    def test_it_verifies_ours_of_an_unpacked_archive(self, tmp_path: Path, reference: ModelSigning) -> None:
+        archive(b"one").save(tmp_path / "tiny.ingot")
+        with tarfile.open(tmp_path / "tiny.ingot") as tar:
+            tar.extractall(tmp_path / "tiny", filter="data")
+        bundle = write(tmp_path / "tiny", oms.sign(tmp_path / "tiny", KEY, out=tmp_path / "tiny.sig"))
+        answer = reference("verify", KEY, "--signature", bundle, tmp_path / "tiny")
+        assert (answer.returncode, answer.stdout.strip()) == (0, "Verification succeeded"), answer.stderr
+        names = [item["name"] for item in statement(bundle)["predicate"]["resources"]]
+        assert {"index.json", "oci-layout"} < set(names)
 
     @pytest.mark.parametrize("key", [KEY, *LARGE], ids=lambda key: str(key.public.curve))
     def test_we_verify_its_own(self, model: Path, key: PrivateKey, reference: ModelSigning) -> None:
