@@ -39,7 +39,7 @@ class Usage:
 class Process:
     """A running server: the process that was started and all that it started in turn, daemons too.
 
-    They are known by a variable in their environment.
+    They are known by a variable in their environment, which their children need not have.
 
     Args:
         command: what to run.
@@ -119,10 +119,16 @@ class Process:
 
     def _folders(self) -> Iterator[Path]:
         token = f"{_TOKEN}={self._token}".encode()
+        found: set[str] = set()
+        parents: dict[str, str] = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
+                parents[folder.name] = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
                 if token in (folder / "environ").read_bytes().split(b"\0"):
-                    yield folder
+                    found.add(folder.name)
+        while children := {name for name, parent in parents.items() if parent in found} - found:
+            found |= children
+        return (Path("/proc", name) for name in found)
 
 
 def pinned(command: Sequence[str], core: int) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.serving import client, docs, goals, loads, report
+from benchmarks.serving import client, docs, goals, isolation, loads, report
 from benchmarks.serving.contestants import Peer, contestants
+from benchmarks.serving.loads import Load
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import body_of
+from benchmarks.serving.processes import Process, body_of
 from benchmarks.serving.rounds import Plan, Run, serving
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson
+from tests.server.outside import wait_until
 from tests.support import RequireTool
 
 CLIENTS = (1, 8)
@@ -53,6 +57,24 @@ def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: 
     page = (tmp_path / "serving.md").read_text()
     assert "| fastapi | json |" in page
     assert (tmp_path / "tiny-binary.svg").read_text().count("<polyline") == 2
+
+
+def test_an_engine_process_is_measured_and_ended_with_its_server(tmp_path: Path, require_tool: RequireTool) -> None:
+    """It does not inherit the server's environment."""
+    require_tool("taskset")
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**9))'], env={})"
+    server = Process([sys.executable, "-c", program], {}, tmp_path / "log", core=min(os.sched_getaffinity(0)))
+    try:
+        wait_until(lambda: len(list(server._folders())) == 2 and server.usage().cpu > 0.5)
+    finally:
+        server.close()
+    assert list(server._folders()) == []
+
+
+def test_the_ratios_of_isolation_are_of_the_same_round() -> None:
+    inside, isolated = Load(10, 100.0, 1.0, 2.0, 0, 50.0), Load(10, 80.0, 1.5, 3.0, 0, 100.0)
+    rows = isolation._ratios([(isolated, inside), (inside, inside), (inside, inside)])
+    assert rows == ["1.00 (0.80 to 1.00)", "1.00", "1.00", "1.00"]
 
 
 @pytest.mark.matrix
