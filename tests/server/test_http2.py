@@ -161,6 +161,23 @@ def test_the_allowance_refills_with_time() -> None:
         allowance.spend(1)
 
 
+def test_the_messages_of_a_stream_earn_allowance_even_if_they_share_a_frame() -> None:
+    """gRPC's core opens both windows after each message that it reads."""
+    server = Server()
+    server.open(1)
+    opened = frames.window_update(0, 50) + frames.window_update(1, 50)
+    for _ in range(100):
+        for _ in range(64):
+            server.http2.sender.send(server.streams[1], b"\x88", bytes(50))
+        assert sum(kind == frames.DATA for kind, *_ in server.output()) == 1
+        for _ in range(64):
+            server.http2.receive(opened)
+    assert ("close",) not in server.events
+    for _ in range(2000):  # updates that no message earned
+        server.http2.receive(opened)
+    assert server.events[-2:] == [("fault", ErrorCode.ENHANCE_YOUR_CALM), ("close",)]
+
+
 def test_header_blocks_are_bounded_and_cached() -> None:
     decoder = HeaderDecoder(dict)
     block = b"\x83\x86\x84"  # of the static table alone

@@ -32,8 +32,8 @@ _RECENT = 256
 class Sender(Generic[S]):
     """Sends frames within the client's windows, round-robin over the streams that have queued DATA.
 
-    ``queued``: bytes of DATA that wait. ``progress``: answered calls plus sent frames that had waited. ``moved``: sent
-    frames that had waited. ``paused``: the transport accepts no more, so queued DATA stays queued.
+    ``queued``: bytes of DATA that wait. ``progress``: answered calls and messages, plus sent frames that had waited.
+    ``moved``: sent frames that had waited. ``paused``: the transport accepts no more, so queued DATA stays queued.
     """
 
     __slots__ = (
@@ -126,6 +126,8 @@ class Sender(Generic[S]):
             stream.outgoing = deque()
         stream.outgoing.extend(part for part in parts if part)
         self.queued += size
+        # Several messages may share a frame, and gRPC's core opens its windows after each message that it reads.
+        self.progress += 1
         self.ready(stream)
 
     def end(self, stream: S, block: bytes) -> None:
