@@ -1,4 +1,5 @@
-# Images that serve; they hold no PyTorch. Models come from the store, which is the volume /models.
+# Images that serve; they hold no PyTorch. Models come from the store, which is the volume /models. All packages are
+# installed by hash from requirements/, which `make hashes` writes.
 #
 #   docker build --target cpu -t ingot:cpu .
 #   docker run --rm -p 127.0.0.1:8000:8000 -p 127.0.0.1:8001:8001 -e INGOT_INSECURE=1 -v "$HOME/.ingot:/models:ro" ingot:cpu serve digits:1
@@ -7,16 +8,20 @@
 
 FROM python:3.11-slim AS wheel
 WORKDIR /src
+COPY requirements/build.txt requirements/
+RUN pip install --no-cache-dir --require-hashes -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY ingot ingot
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 
 FROM python:3.11-slim AS cpu-packages
 COPY --from=wheel /wheels /wheels
-COPY constraints.txt /wheels/
+COPY requirements/cpu.txt /wheels/
 RUN python -m venv /opt/ingot \
-    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[cpu,auth]"
+    && /opt/ingot/bin/pip install --no-cache-dir --require-hashes -r /wheels/cpu.txt \
+    && /opt/ingot/bin/pip install --no-cache-dir --no-deps --no-index /wheels/ingot_serve-*.whl \
+    && /opt/ingot/bin/pip check
 
 
 FROM python:3.11-slim AS cpu
@@ -42,9 +47,11 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=wheel /wheels /wheels
-COPY constraints.txt /wheels/
+COPY requirements/gpu.txt /wheels/
 RUN python3 -m venv /opt/ingot \
-    && /opt/ingot/bin/pip install --no-cache-dir -c /wheels/constraints.txt "$(echo /wheels/ingot_serve-*.whl)[gpu,auth]"
+    && /opt/ingot/bin/pip install --no-cache-dir --require-hashes -r /wheels/gpu.txt \
+    && /opt/ingot/bin/pip install --no-cache-dir --no-deps --no-index /wheels/ingot_serve-*.whl \
+    && /opt/ingot/bin/pip check
 
 
 FROM nvidia/cuda:13.0.1-cudnn-runtime-ubuntu24.04 AS gpu

@@ -132,15 +132,6 @@ def test_everything_names_the_distribution_as_the_package_index_knows_it() -> No
     assert wrong == []
 
 
-def test_images_are_built_from_the_releases_that_are_tested() -> None:
-    constraints = (ROOT / "constraints.txt").read_text()
-    assert "\nonnxruntime==" in constraints
-    assert "\nonnxruntime-gpu==" in constraints
-    installs = re.findall(r"pip install (?:.*\\\n)*.*", (ROOT / "Dockerfile").read_text())
-    assert len(installs) == 2
-    assert all("-c /wheels/constraints.txt" in line for line in installs)
-
-
 @pytest.mark.matrix
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     """Its bash blocks in one shell, then its Python blocks in one process, in a copy of nothing but the examples.
