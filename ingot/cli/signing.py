@@ -77,35 +77,8 @@ def sign(
     _check_format(form, out, replace=replace)
     if form == "oms":
         _sign_files(model, key, out, as_json)
-        return
-    from ingot.model_store import Store
-    from ingot.model_store.places import locate
-    from ingot.model_store.trust import cosign, signing
-
-    private = _private_key(key)
-    located = locate(model, Store(store)).whole()
-    if located.url is not None:
-        raise InvalidArgument(
-            f"{located.url} cannot be written; sign a file or an archive in the store, and upload that"
-        )
-    archive, found = located.find()
-    keyid, name = private.public.keyid, found.name
-    check = cosign.check if form == "cosign" else signing.check
-    others = replace and len(signing.describe(archive)) > 1
-    added = check(archive, name, {keyid: private.public}).result != "valid" or others
-    if added:
-        if form == "cosign":
-            signed = cosign.sign(archive, found, private)
-        else:
-            signed = archive.with_signature(signing.sign(archive, name, private), replace=replace)
-        _attach(located, signed, name, replace=replace)
     else:
-        note(f"{_title(located, found)} is signed by this key already")
-    if as_json:
-        subject = signing.subject_name(name)
-        print_json({"name": subject, "digest": archive.digest, "keyid": keyid, "added": added})
-    else:
-        say(f"{signing.subject_name(name)}  {archive.digest}  signed by {keyid}")
+        _sign_archive(model, key, form, replace, store, as_json)
 
 
 def verify(
@@ -169,6 +142,38 @@ def _print(archive: Archive, verdict: Verdict, local: bool) -> None:
         say(f"by {verdict.rule}; code {'allowed' if verdict.allow_code else 'not allowed'}")
     if local:
         say(f"{size(archive.size)} checked; all digests match")
+
+
+def _sign_archive(model: str, key: Path, form: str, replace: bool, store: Path | None, as_json: bool) -> None:
+    """Attach a signature to an archive, unless the key has signed it already."""
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
+    from ingot.model_store.trust import cosign, signing
+
+    private = _private_key(key)
+    located = locate(model, Store(store)).whole()
+    if located.url is not None:
+        raise InvalidArgument(
+            f"{located.url} cannot be written; sign a file or an archive in the store, and upload that"
+        )
+    archive, found = located.find()
+    keyid, name = private.public.keyid, found.name
+    check = cosign.check if form == "cosign" else signing.check
+    others = replace and len(signing.describe(archive)) > 1
+    added = check(archive, name, {keyid: private.public}).result != "valid" or others
+    if added:
+        if form == "cosign":
+            signed = cosign.sign(archive, found, private)
+        else:
+            signed = archive.with_signature(signing.sign(archive, name, private), replace=replace)
+        _attach(located, signed, name, replace=replace)
+    else:
+        note(f"{_title(located, found)} is signed by this key already")
+    if as_json:
+        subject = signing.subject_name(name)
+        print_json({"name": subject, "digest": archive.digest, "keyid": keyid, "added": added})
+    else:
+        say(f"{signing.subject_name(name)}  {archive.digest}  signed by {keyid}")
 
 
 def _check_format(form: str, out: Path | None, *, replace: bool) -> None:

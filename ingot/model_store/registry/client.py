@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import socket
-import ssl
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
 import httpx
 
-from ingot._version import __version__
 from ingot.errors import (
     IngotError,
     InvalidArgument,
@@ -30,12 +24,11 @@ from ingot.model_store.references import RegistryAddress, is_loopback
 from ingot.model_store.registry import addresses
 from ingot.model_store.registry.auth import TOKEN_HOSTS, Authorizer, Scope
 from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after
-from ingot.model_store.registry.connections import Connections
+from ingot.model_store.registry.connections import Connections, network_error, open_http
 from ingot.model_store.registry.credentials import Credentials
 from ingot.model_store.registry.retries import Retries
 
 MAX_REDIRECTS = 5
-CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
 
@@ -88,9 +81,9 @@ class Client:
         self._base = httpx.URL(address.url)
         self._authorizer = Authorizer(address, credentials, self._ask)
         # Servers on this machine are not reached through a proxy.
-        self._http = _http(mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None)
+        self._http = open_http(mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None)
         # Connects to addresses in place of names, which would confuse a list of hosts without proxy.
-        self._direct = _http(trust_env=False)
+        self._direct = open_http(trust_env=False)
         for client in (self._http, self._direct):
             weakref.finalize(self, client.close)
 
@@ -165,7 +158,7 @@ class Client:
         except httpx.TransportError as error:
             if transfer is not None and transfer.cancelled:
                 raise Cancelled("the transfer was cancelled") from error
-            raise _network_error(self.address, error) from error
+            raise network_error(self.address, error) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise InvalidArgument(f"{self.address} redirects to an invalid URL: {error}") from error
 
@@ -294,55 +287,3 @@ class Client:
         if status > 500:
             return Unavailable(f"{self.address} answers {said}")
         return InvalidArgument(f"{self.address} refuses {request.method} {httpx.URL(request.url).path} ({said})")
-
-
-def _http(**options: Any) -> httpx.Client:
-    client = httpx.Client(
-        verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
-        timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
-        # A compressed response could be a decompression bomb, and its digest would not match.
-        headers={"User-Agent": f"ingot/{__version__}", "Accept-Encoding": "identity"},
-        **options,
-    )
-    # Harbor treats a client with cookies as a browser, and requires a CSRF token:
-    # https://github.com/goharbor/harbor/issues/12676
-    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-    return client
-
-
-@functools.cache
-def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Return the trusted certificate authorities: those of httpx, of the system, or of the environment.
-
-    Raises:
-        InvalidArgument: the paths in the environment cannot be read.
-    """
-    try:
-        context = httpx.create_ssl_context()
-        context.load_default_certs()  # include a company's own authority in the system's, as Docker does
-    except OSError as error:
-        raise InvalidArgument(f"SSL_CERT_FILE={file or ''} (or SSL_CERT_DIR={folder or ''}) cannot be read") from error
-    return context
-
-
-def _network_error(address: RegistryAddress, error: httpx.TransportError) -> IngotError:
-    if isinstance(error, httpx.TimeoutException):
-        return Transient(f"{address} does not answer; check the network, or try later")
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return InvalidArgument(
-                f"{address} has an untrusted certificate: {cause.verify_message}; if it has its own certificate "
-                "authority, set SSL_CERT_FILE=authority.pem"
-            )
-        if isinstance(cause, ssl.SSLError) and address.url.startswith("https:"):
-            return InvalidArgument(
-                f"{address} does not support HTTPS ({cause.reason}); if it uses plain HTTP, write "
-                f"oci+http://{address.netloc}"
-            )
-        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-            return Unavailable(f"{address} cannot be found: the host name does not resolve; check the spelling")
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx.ConnectError):
-        return Transient(f"{address} cannot be reached ({error}); check the address and the network")
-    return Transient(f"the connection to {address} broke ({str(error) or type(error).__name__})")

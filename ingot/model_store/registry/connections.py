@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
+import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
-from ingot.errors import Transient
-from ingot.model_store.blobs.transfer import Transfer
+import httpx
 
+from ingot._version import __version__
+from ingot.errors import IngotError, InvalidArgument, Transient, Unavailable
+from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store.references import RegistryAddress
+
+CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 _OPENED = (".connect_tcp.complete", ".start_tls.complete")
 _RESPONSE = ".receive_response_headers.started"
 
@@ -107,3 +116,61 @@ class Connections:
             # alerts are skipped, since another thread is using the connection.
             with contextlib.suppress(OSError, ValueError):
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+def open_http(**options: Any) -> httpx.Client:
+    """Return a client for a registry; ``options`` are those of httpx.
+
+    Raises:
+        InvalidArgument: the certificates that the environment names cannot be read.
+    """
+    client = httpx.Client(
+        verify=_trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
+        timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
+        # A compressed response could be a decompression bomb, and its digest would not match.
+        headers={"User-Agent": f"ingot/{__version__}", "Accept-Encoding": "identity"},
+        **options,
+    )
+    # Harbor treats a client with cookies as a browser, and requires a CSRF token:
+    # https://github.com/goharbor/harbor/issues/12676
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
+
+
+@functools.cache
+def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Return the trusted certificate authorities: those of httpx, of the system, or of the environment.
+
+    Raises:
+        InvalidArgument: the paths in the environment cannot be read.
+    """
+    try:
+        context = httpx.create_ssl_context()
+        context.load_default_certs()  # include a company's own authority in the system's, as Docker does
+    except OSError as error:
+        raise InvalidArgument(f"SSL_CERT_FILE={file or ''} (or SSL_CERT_DIR={folder or ''}) cannot be read") from error
+    return context
+
+
+def network_error(address: RegistryAddress, error: httpx.TransportError) -> IngotError:
+    """Return the error of a registry for one of the network, with its cause and the remedy."""
+    if isinstance(error, httpx.TimeoutException):
+        return Transient(f"{address} does not answer; check the network, or try later")
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return InvalidArgument(
+                f"{address} has an untrusted certificate: {cause.verify_message}; if it has its own certificate "
+                "authority, set SSL_CERT_FILE=authority.pem"
+            )
+        if isinstance(cause, ssl.SSLError) and address.url.startswith("https:"):
+            return InvalidArgument(
+                f"{address} does not support HTTPS ({cause.reason}); if it uses plain HTTP, write "
+                f"oci+http://{address.netloc}"
+            )
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+            return Unavailable(f"{address} cannot be found: the host name does not resolve; check the spelling")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.ConnectError):
+        return Transient(f"{address} cannot be reached ({error}); check the address and the network")
+    return Transient(f"the connection to {address} broke ({str(error) or type(error).__name__})")

@@ -185,29 +185,16 @@ def verify(
         Untrusted: no accepted key signed it.
         InvalidArchive: it is not a bundle, is damaged, or a file differs, is missing or is not listed.
     """
-    content = read_file(bundle, limit=MAX_BUNDLE_BYTES)
-    where = str(bundle)
-    parsed = parse(_Bundle, content, where, _FORM)
-    keyid, payload = _verified(parsed, keys, where)
-    statement = parse(_Statement, payload, f"the statement of {where}", _FORM)
-    predicate = statement.predicate
-    signed = {resource.name: resource.digest for resource in predicate.resources}
-    if len(signed) < len(predicate.resources):
-        raise InvalidArchive(f"{where} lists a file twice")
-    recorded = predicate.serialization
-    if any(resource.algorithm != recorded.hash_type for resource in predicate.resources):
-        raise InvalidArchive(f"{where} lists digests of another kind than {recorded.hash_type}")
-    if _root(resource.digest for resource in predicate.resources) != statement.subject[0].digest.sha256:
-        raise InvalidArchive(f"{where} has a subject other than the files that it lists")
+    keyid, signed, recorded = _opened(bundle, keys)
     method = Serialization(
         algorithm=recorded.hash_type,
-        shard_size=_shard_size(recorded, where),
+        shard_size=recorded.shard_size,
         links=recorded.allow_symlinks,
         ignored=model_files.excluded(path, bundle, (*recorded.ignore_paths, *ignored)),
     )
     if path.is_file() and list(signed) == ["."]:  # as model-signing names a single file
         signed = {path.absolute().name: signed["."]}
-    _compare(method.digests(path, only=signed if allow_unsigned else None), signed, f"{path}, signed by {where}")
+    _compare(method.digests(path, only=signed if allow_unsigned else None), signed, f"{path}, signed by {bundle}")
     return keyid
 
 
@@ -237,6 +224,25 @@ def check(archive: Archive, name: str, keys: Mapping[str, PublicKey], bundle: Pa
     return Finding("valid", keyid, format="oms")
 
 
+def _opened(bundle: Path, keys: Mapping[str, PublicKey]) -> tuple[str, dict[str, str], _Serialization]:
+    """Return the key that signed a bundle, the signed digests by name, and how they were made."""
+    where = str(bundle)
+    parsed = parse(_Bundle, read_file(bundle, limit=MAX_BUNDLE_BYTES), where, _FORM)
+    keyid, payload = _verified(parsed, keys, where)
+    statement = parse(_Statement, payload, f"the statement of {where}", _FORM)
+    resources, recorded = statement.predicate.resources, statement.predicate.serialization
+    signed = {resource.name: resource.digest for resource in resources}
+    if len(signed) < len(resources):
+        raise InvalidArchive(f"{where} lists a file twice")
+    if any(resource.algorithm != recorded.hash_type for resource in resources):
+        raise InvalidArchive(f"{where} lists digests of another kind than {recorded.hash_type}")
+    if _root(resource.digest for resource in resources) != statement.subject[0].digest.sha256:
+        raise InvalidArchive(f"{where} has a subject other than the files that it lists")
+    if (recorded.method == "shards") != (recorded.shard_size is not None):
+        raise InvalidArchive(f"{where} has shards without a size, or a size without shards")
+    return keyid, signed, recorded
+
+
 def _verified(bundle: _Bundle, keys: Mapping[str, PublicKey], where: str) -> tuple[str, bytes]:
     """Return the key id of the accepted key that signed a bundle, and the signed statement."""
     material = bundle.verification_material
@@ -258,12 +264,6 @@ def _verified(bundle: _Bundle, keys: Mapping[str, PublicKey], where: str) -> tup
     if hinted:
         raise InvalidArchive(f"the signature in {where} does not match its content, which was changed")
     raise Untrusted(f"{where} is not signed by an accepted key")
-
-
-def _shard_size(recorded: _Serialization, where: str) -> int | None:
-    if (recorded.method == "shards") != (recorded.shard_size is not None):
-        raise InvalidArchive(f"{where} has shards without a size, or a size without shards")
-    return recorded.shard_size
 
 
 def _compare(there: Mapping[str, str], signed: Mapping[str, str], where: str) -> None:
