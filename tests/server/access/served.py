@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Served:
     """A server with access rules; ``grpc`` is None for FastAPI alone."""
 
+    kind: str
     auth: Path
     http: str
     grpc: str | None
@@ -89,7 +90,7 @@ def served(kind: str, folder: Path, auth: Path, **settings: Any) -> Iterator[Ser
     model = str(onnx_models.affine(folder))
     if kind == "fastapi":
         with serve_app([model], 1 << 20, auth) as url:
-            yield Served(auth, url, None)
+            yield Served(kind, auth, url, None)
         return
     with ingot.serve(model, http_port=0, grpc_port=0, auth=auth, **KINDS[kind], **settings) as server:
-        yield Served(auth, server.http_url, server.grpc_url)
+        yield Served(kind, auth, server.http_url, server.grpc_url)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import queue
+import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,16 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ingot
 from ingot.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
+from ingot.runtime import Metrics
 from ingot.server.access import keys
 from ingot.server.access.auth_file import AuthFile, revoke_key
 from ingot.server.access.gate import MAX_HEADER_BYTES, Gate
+from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -375,10 +382,45 @@ def test_a_server_does_not_start_without_its_file_or_with_one_that_others_can_wr
         pass
 
 
-def test_a_huge_header_is_refused_unread(tmp_path: Path) -> None:
-    from ingot.runtime import Metrics
-    from ingot.server.access.grants import Refusal
+@given(st.binary(max_size=200) | st.text(max_size=50).map(lambda text: f"Bearer {text}".encode()))
+def test_no_bytes_are_a_key(header: bytes) -> None:
+    assert isinstance(some_gate().check(header, "infer", Peer()), Refusal)
 
+
+@functools.cache
+def some_gate() -> Gate:
+    with tempfile.TemporaryDirectory() as folder:
+        auth = Path(folder) / "keys.toml"
+        make_key(auth, "infer")
+        return Gate(auth, Metrics())
+
+
+def test_calls_without_a_key_are_a_flood(rpc: Served, tokens: dict[str, str]) -> None:
+    """A client that ignores refusals costs its connection, not the server."""
+    if rpc.kind == "grpcio":
+        pytest.skip("gRPC's own server has no limit on refused calls")
+    assert rpc.grpc is not None
+
+    def floods() -> float:
+        found = re.findall(
+            r'^ingot_grpc_faults_total{code="enhance_your_calm"} (\S+)$',
+            rpc.get("/metrics", tokens["metrics"]).text,
+            re.MULTILINE,
+        )
+        return sum(map(float, found))
+
+    before = floods()
+    with grpc.insecure_channel(rpc.grpc.removeprefix("grpc://")) as channel:
+        ask: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer")
+        for _ in range(20):
+            for call in [ask.future(b"", timeout=60) for _ in range(500)]:
+                call.exception()
+            if floods() > before:
+                return
+    pytest.fail("10,000 refused calls left the connection open")
+
+
+def test_a_huge_header_is_refused_unread(tmp_path: Path) -> None:
     auth = tmp_path / "keys.toml"
     key = make_key(auth, "infer")
     outcome = Gate(auth, Metrics()).check(f"Bearer {key}".encode() + b" " * MAX_HEADER_BYTES, "infer", Peer())
