@@ -56,9 +56,9 @@ lint: $(INSTALLED)
 	@$(BIN)/python scripts/structure.py
 	@$(BIN)/python scripts/prose.py
 
-# skopeo reads archives as any OCI tool would, docker-registry keeps them; curl, h2load, nghttp and gRPC's client for
-# Node.js call the server, wrk loads it. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
-GRPC_JS := tests/server/interop/grpc_js
+# skopeo reads archives as any OCI tool would, docker-registry keeps them, Sigstore's client for Node.js verifies their
+# signatures; curl, h2load, nghttp and gRPC's client for Node.js call the server, wrk loads it. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
+NODE_CLIENTS := tests/server/interop/grpc_js tests/model_store/trust/sigstore_js
 tools:
 	@if ! { command -v skopeo && command -v docker-registry && command -v curl && command -v h2load && \
 		command -v wrk && command -v npm; } >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -68,10 +68,12 @@ tools:
 			skopeo docker-registry curl nghttp2-client wrk $$npm; } >/dev/null 2>&1 \
 			|| echo "warning: skopeo, docker-registry, curl, nghttp2-client, wrk or npm could not be installed" >&2; \
 	fi
-	@if command -v npm >/dev/null && [ ! -d $(GRPC_JS)/node_modules ]; then \
-		npm install --prefix $(GRPC_JS) --no-package-lock --ignore-scripts --no-audit --no-fund --silent \
-			|| echo "warning: @grpc/grpc-js could not be installed" >&2; \
-	fi
+	@for client in $(NODE_CLIENTS); do \
+		if command -v npm >/dev/null && [ ! -d $$client/node_modules ]; then \
+			npm install --prefix $$client --no-package-lock --ignore-scripts --no-audit --no-fund --silent \
+				|| echo "warning: the packages of $$client could not be installed" >&2; \
+		fi; \
+	done
 
 protos: $(INSTALLED)
 	@$(BIN)/python scripts/generate_protos.py
