@@ -63,7 +63,9 @@ def _serve(link: Link, control: socket.socket, parent: int) -> None:
     how: dict[str, Any] = orjson.loads(link.receive()[1])
     memory = how.pop("memory_mb")
     limit = None if memory is None else memory << 20
-    measures = confinement.before_loading(parent, limit, gpu=how["options"].get("device") != "cpu")
+    options = how["options"]
+    gpu, unpacks = options.get("device") != "cpu", options.get("format", "onnx") != "onnx"
+    measures = confinement.before_loading(parent, limit, gpu=gpu, unpacks=unpacks)
     calls = _Calls(limit)
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
     opened = calls.attempt(lambda: calls.open(how))

@@ -14,6 +14,7 @@ import resource
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,11 @@ _LOAD, _EQUAL, _ATLEAST, _ALLSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _AT_NUMBER, _AT_MACHINE, _AT_ARGUMENT = 0, 4, 16
 _EACCES, _EPERM, _ENOSYS = 13, 1, 38
 _CAPABILITY_VERSION = 0x20080522
+
+# landlock.h; the numbers of its calls are those of both architectures. Older versions lack the last rights.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_WRITE_FILE, _WRITE = 1 << 1, 0x1FF2
+_LATER_WRITE = {2: 1 << 13, 3: 1 << 14}
 
 # Variables that engines read; all others, such as passwords and tokens, stay in the server.
 _VARIABLES = frozenset(
@@ -83,13 +89,14 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(item or str(Path.cwd()) for item in sys.path)}
 
 
-def before_loading(parent: int, memory: int | None, *, gpu: bool) -> list[str]:
+def before_loading(parent: int, memory: int | None, *, gpu: bool, unpacks: bool) -> list[str]:
     """Confine this process, which must have one thread; return the measures in force.
 
     Args:
         parent: the server's process id; this process ends with it.
         memory: most bytes of private memory, None for no limit.
         gpu: whether GPUs are used; their libraries need local sockets.
+        unpacks: whether loading the model may unpack files into the folder for temporary ones.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -104,6 +111,9 @@ def before_loading(parent: int, memory: int | None, *, gpu: bool) -> list[str]:
     measures += _namespaces(libc)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         measures.append("no new privileges")
+    folders = ["/dev/shm", tempfile.gettempdir()] if unpacks else []
+    if _read_only(libc, folders):
+        measures.append(f"no writing of files{' but temporary ones' if unpacks else ''}")
     if _filter(libc, _first_rules(gpu=gpu)):
         measures.append("no sockets, no access to other processes")
     return measures
@@ -132,6 +142,27 @@ def _namespaces(libc: ctypes.CDLL) -> list[str]:
     if libc.capset(header, bytes(24)) == 0:
         measures.append("no capabilities")
     return measures
+
+
+def _read_only(libc: ctypes.CDLL, folders: list[str]) -> bool:
+    """Forbid to change files outside of some folders, by Landlock; return whether that succeeded.
+
+    Files that are open already, and existing devices, can be written.
+    """
+    version = libc.syscall(_CREATE_RULESET, None, 0, 1)
+    rights = _WRITE | sum(right for least, right in _LATER_WRITE.items() if version >= least)
+    rules = libc.syscall(_CREATE_RULESET, ctypes.c_char_p(struct.pack("=Q", rights)), ctypes.c_size_t(8), 0)
+    if version < 1 or rules < 0:
+        return False
+    try:
+        for folder, allowed in (("/dev", _WRITE_FILE), *((folder, rights) for folder in folders)):
+            with contextlib.suppress(OSError):
+                handle = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+                libc.syscall(_ADD_RULE, rules, 1, ctypes.c_char_p(struct.pack("=Qi", allowed, handle)), 0)
+                os.close(handle)
+        return bool(libc.syscall(_RESTRICT_SELF, rules, 0) == 0)
+    finally:
+        os.close(rules)
 
 
 def _first_rules(*, gpu: bool) -> list[bytes]:

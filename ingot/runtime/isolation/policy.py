@@ -22,7 +22,12 @@ def isolation_of(settings: Settings, doubt: str) -> Isolation | None:
     why = doubt or ("every model is isolated" if settings.isolate == "all" else "")
     if not why or settings.isolate == "none":
         return None
-    return Isolation(why=why, memory_mb=settings.engine_memory_mb, load_timeout=settings.load_timeout)
+    return Isolation(
+        why=why,
+        required=settings.isolate == "all",
+        memory_mb=settings.engine_memory_mb,
+        load_timeout=settings.load_timeout,
+    )
 
 
 def doubt_of(settings: Settings, format: str) -> str:  # noqa: A002 - as archives call it

@@ -22,9 +22,12 @@ class Isolation:
     """Why an engine runs in its own process, and its limits.
 
     ``memory_mb`` is the most private memory of the process, and ``load_timeout`` the seconds in which it must be ready.
+    ``required`` is whether the engine may not be opened in this process if no other can, such as for operators that
+    only this program defines.
     """
 
     why: str
+    required: bool = False
     memory_mb: int | None = None
     load_timeout: float | None = None
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Unpack
 
+from ingot.errors import Unsupported
 from ingot.model_store import Variant
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES, EngineOptions, open_engine
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
+
+log = logging.getLogger(__name__)
 
 
 def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Unpack[EngineOptions]) -> Engine:
@@ -26,7 +30,16 @@ def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Un
         EngineLost: its process ended.
         DeadlineExceeded: its process was not ready within the limit of ``isolation``.
     """
-    return open_engine(path, **options) if isolation is None else ProcessEngine(path, options, isolation)
+    if isolation is None:
+        return open_engine(path, **options)
+    try:
+        return ProcessEngine(path, options, isolation)
+    except Unsupported as error:
+        if isolation.required:
+            raise
+        engine = open_engine(path, **options)  # which fails alike unless this program defines what is missing there
+        log.warning("%s runs in this process, since an engine process cannot open it: %s", path.name, error)
+        return engine
 
 
 def engine_of(variant: Variant) -> str:

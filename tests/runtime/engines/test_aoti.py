@@ -48,6 +48,13 @@ def test_it_answers_as_the_model_at_any_sizes(lookup: Lowered) -> None:
     assert set(lookup.errors()) == {"logits", "small"}
 
 
+def test_it_runs_in_a_confined_process(lookup: Lowered) -> None:
+    model = Repository(settings=Settings(device="cpu", allow_code=True)).add(archive(lookup))
+    model.load()  # which replays the golden
+    assert model.properties["isolation_reason"] == "its format aoti is its author's native code"
+    model.close()
+
+
 def test_the_package_declares_its_inputs_outputs_and_requirements(lookup: Lowered) -> None:
     engine = lookup.engine(device="auto")
     assert engine.signature == lookup.case.program.signature

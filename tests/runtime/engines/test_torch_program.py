@@ -92,6 +92,14 @@ class TestOneProgram:
     def test_it_answers_as_the_model_at_any_sizes(self, many: Lowered) -> None:
         assert set(many.errors()) == {"logits", "small", "zero"}
 
+    def test_it_runs_in_a_confined_process(self, many: Lowered, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO")
+        model = Repository(settings=Settings(device="cpu", allow_code=True)).add(archive(many))
+        model.load()  # which replays the golden
+        assert model.properties["isolation_reason"] == "its format pt2 can run its author's code"
+        assert "model model runs in an engine process, since its format pt2" in caplog.text
+        model.close()
+
     def test_the_file_declares_its_inputs_and_outputs(self, many: Lowered) -> None:
         engine = many.engine()
         assert engine.signature == many.case.program.signature
@@ -179,6 +187,19 @@ class TestOwnOperators:
         code += f"load_engine(pathlib.Path({str(path)!r}), format='pt2', allow_code=True)"
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
         assert "Unsupported: the model needs the operator ingot_tests::sorted" in result.stderr
+
+    def test_one_that_only_this_program_defines_runs_in_this_process(self, caplog: pytest.LogCaptureFixture) -> None:
+        made = archive(lowered(Custom(sorted_by_numpy), "x:float32[batch]"))
+        model = Repository(settings=Settings(device="cpu", allow_code=True)).add(made)
+        model.load()
+        assert "isolation" not in model.properties
+        assert (
+            "runs in this process, since an engine process cannot open it: the model needs the operator" in caplog.text
+        )
+        model.close()
+        strict = Repository(settings=Settings(device="cpu", allow_code=True, isolate="all")).add(made)
+        with pytest.raises(Unsupported, match="needs the operator ingot_tests::sorted"):
+            strict.load()
 
     def test_one_whose_body_fixes_a_dimension_is_left_to_onnx(self) -> None:
         layer = nn.GRU(2, 3)
