@@ -130,6 +130,8 @@ _NAME = re.compile(r"[A-Za-z_][\w.\-/:]*")
 _SPEC = re.compile(
     rf"""^(?P<name>{_NAME.pattern}|"[^"]+"):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\](\s*=\s*(?P<values>.*))?$"""
 )
+# Placeholders of exporters (Paddle, tf2onnx) for unnamed dimensions.
+_PLACEHOLDER = re.compile(r"\?|unk__\d+|(.*\.)?DynamicDimension\.\d+")
 _SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d{0,15})(:(?P<step>[1-9]\d{0,14}))?)?$")
 
 
@@ -246,6 +248,16 @@ class Signature:
 def symbols(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
     """Return the named dimensions of ``specs`` in order of appearance."""
     return tuple(dict.fromkeys(dim for spec in specs for dim in spec.shape if isinstance(dim, str)))
+
+
+def dim_name(tensor: str, axis: int, declared: object = None) -> str:
+    """Return the name of a dimension that a file does not fix: the declared one, or otherwise a unique one.
+
+    Equal names mean equal sizes, which placeholders of exporters do not promise.
+    """
+    if isinstance(declared, str) and declared and not _PLACEHOLDER.fullmatch(declared):
+        return declared
+    return f"{re.sub(r'[^A-Za-z0-9_]', '_', tensor)}_{axis}"
 
 
 def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:

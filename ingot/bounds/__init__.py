@@ -6,15 +6,17 @@ Start in :func:`bounds_of`; analysis.py walks over the graph, which graph.py rea
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.bounds.abstract import Tensor, limits
 from ingot.bounds.analysis import Analysis, Scope, StoppedError
-from ingot.bounds.graph import DamagedError, opened
+from ingot.bounds.graph import DamagedError, Model, opened
 from ingot.bounds.poly import ZERO, Interval, Poly, TooComplexError
-from ingot.tensors import Signature, TensorSpec
+from ingot.errors import InvalidArgument
+from ingot.tensors import DType, Range, Signature, TensorSpec
 
 __all__ = ["Bounds", "bounds_of"]
 
@@ -28,6 +30,7 @@ class Bounds:
 
     reasons: tuple[str, ...]
     _peak: Poly = ZERO
+    _peak_if_empty: Poly = ZERO
 
     @property
     def bounded(self) -> bool:
@@ -42,7 +45,7 @@ class Bounds:
         Args:
             sizes: of each named dimension of the signature's inputs.
         """
-        return self._peak.at(sizes)
+        return (self._peak if all(sizes.values()) else self._peak_if_empty).at(sizes)
 
     @property
     def formula(self) -> str:
@@ -61,34 +64,56 @@ class Bounds:
         )
 
 
-def bounds_of(path: Path, signature: Signature) -> Bounds:
+def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
     """Return the bounds of an ONNX file.
 
     Args:
         path: the graph; its weights are not read.
-        signature: its inputs, whose named dimensions the bounds refer to; declared ranges of values are relied on.
+        signature: its inputs, whose named dimensions the bounds refer to, and whose declared ranges are relied on. By
+            default the file's own, with dimensions of any size.
     """
     try:
         with opened(path) as model:
-            tensors: dict[str, Tensor | None] = {
-                name: None for name in model.graph.inputs if name not in model.graph.constants
-            }
-            tensors |= {spec.name: _input(spec, signature) for spec in signature.inputs}
-            analysis = Analysis(model)
-            _, peak = analysis.graph(model.graph, Scope(tensors))
-            return Bounds(tuple(analysis.reasons), peak)
+            signature = signature or _declared(model)
+            empty = any(signature.range(symbol).low == 0 for symbol in signature.symbols)
+            reasons, peak = _analysed(model, signature, empty=False)
+            if not empty:
+                return Bounds(reasons, peak)
+            # That a size is at least 1 makes bounds much closer, so calls with an empty input have others.
+            more, peak_if_empty = _analysed(model, signature, empty=True)
+            return Bounds(reasons or more, peak, peak_if_empty)
     except (DamagedError, StoppedError) as error:
         return Bounds((str(error),))
     except TooComplexError:
         return Bounds(("the formula of its memory is too complex",))
 
 
-def _input(spec: TensorSpec, signature: Signature) -> Tensor:
+def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple[str, ...], Poly]:
+    """Return the reasons why a model is not bounded, and its peak; ``empty`` lets sizes be 0 where they may."""
+    names = [name for name in model.graph.inputs if name not in model.graph.constants]
+    tensors: dict[str, Tensor | None] = dict.fromkeys(names)
+    tensors |= {spec.name: _input(spec, signature, empty=empty) for spec in signature.inputs}
+    analysis = Analysis(model)
+    _, peak = analysis.graph(model.graph, Scope(tensors))
+    return tuple(analysis.reasons), peak
+
+
+def _declared(model: Model) -> Signature:
+    """Return the signature that a file declares; without the inputs that no server accepts."""
+    specs = []
+    for item in model.inputs:
+        with contextlib.suppress(InvalidArgument):  # an engine refuses the file
+            specs.append(TensorSpec(item.name, DType.from_onnx(item.kind), item.dims))
+    signature = Signature(tuple(specs), ())
+    return replace(signature, ranges={name: Range(0) for name in signature.symbols})
+
+
+def _input(spec: TensorSpec, signature: Signature, *, empty: bool) -> Tensor:
     dims = []
     for dim in spec.shape:
         size = Interval.exactly(Poly.symbol(dim) if isinstance(dim, str) else dim)
-        empty = isinstance(dim, str) and signature.range(dim).low == 0
-        dims.append(Interval.up_to(size.high or ZERO) if empty else size)
+        may_be_empty = empty and isinstance(dim, str) and signature.range(dim).low == 0
+        dims.append(Interval.up_to(size.high or ZERO) if may_be_empty else size)
     each = limits(spec.dtype.onnx)
     if spec.values is not None and spec.dtype.is_integer:
         low, high = (None if end is None else Poly.of(int(end)) for end in (spec.values.low, spec.values.high))

@@ -10,7 +10,7 @@ from ingot.bounds.graph import Attribute, Graph, Model, Node
 from ingot.bounds.operators import RULES, Op, Rule
 from ingot.bounds.poly import ONE, ZERO, Interval, Poly, TooComplexError
 
-MAX_VISITS = 200_000
+MAX_VISITS = 100_000
 """Nodes that are analysed, with those of functions and loops once for each use."""
 MAX_TRIPS = 1 << 20
 """Repetitions of loops within loops that do not depend on the sizes of the inputs."""

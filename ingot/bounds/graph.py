@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.errors import InvalidArgument
-from ingot.tensors import DType
+from ingot.tensors import DType, dim_name
 
 MAX_NODES = 200_000
 """Nodes of a file that are read; larger graphs are refused."""
@@ -172,12 +172,22 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Input:
+    """An input of a model: its name, its ONNX element type, 0 unless it is a tensor, and its sizes or their names."""
+
+    name: str
+    kind: int
+    dims: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
 class Model:
-    """A graph, the functions of the file by domain and name, and the version of ONNX's operators."""
+    """A graph, the functions of the file by domain and name, the version of ONNX's operators, and the inputs."""
 
     graph: Graph
     functions: Mapping[tuple[str, str], Graph]
     opset: int
+    inputs: Sequence[Input]
 
 
 @contextmanager
@@ -195,20 +205,21 @@ def opened(path: Path) -> Iterator[Model]:
 
 
 def _model(content: Buffer, whole: Span) -> Model:
-    graph, opset = Graph((), (), ()), 1
+    graph, opset, inputs = Graph((), (), ()), 1, list[Input]()
     functions: dict[tuple[str, str], Graph] = {}
     for number, kind, value in _fields(content, whole):
         if not isinstance(value, tuple) or kind != _BYTES:
             continue
         if number == 7:
             graph = _graph(content, value, 0)
+            inputs = [_input(content, span) for number, span in _inner(content, value) if number == 11]
         elif number == 8:
             domain, version = _opset(content, value)
             opset = version if domain == "" else opset
         elif number == 25:
             key, function = _function(content, value)
             functions[key] = function
-    return Model(graph, functions, opset)
+    return Model(graph, functions, opset, [item for item in inputs if item.name not in graph.constants])
 
 
 def _graph(content: Buffer, span: Span, depth: int) -> Graph:
@@ -234,6 +245,41 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
         elif number in (11, 12):
             (inputs if number == 11 else outputs).append(_name(content, value))
     return Graph(nodes, tuple(inputs), tuple(outputs), constants)
+
+
+def _inner(content: Buffer, span: Span) -> Iterator[tuple[int, Span]]:
+    """Yield the number and the bytes of each message, text or packed list of a message."""
+    for number, _, value in _fields(content, span):
+        if isinstance(value, tuple):
+            yield number, value
+
+
+def _input(content: Buffer, span: Span) -> Input:
+    name, kind, dims = _name(content, span), 0, list[int | str]()
+    tensors = (
+        tensor
+        for number, type_ in _inner(content, span)
+        if number == 2
+        for number, tensor in _inner(content, type_)
+        if number == 1
+    )
+    for tensor in tensors:
+        for number, _, value in _fields(content, tensor):
+            if number == 1 and isinstance(value, int):
+                kind = value
+            elif number == 2 and isinstance(value, tuple):
+                dims = [_dim(content, dim, name, axis) for axis, (_, dim) in enumerate(_inner(content, value))]
+    return Input(name, kind, tuple(dims))
+
+
+def _dim(content: Buffer, span: Span, tensor: str, axis: int) -> int | str:
+    declared: str | None = None
+    for number, _, value in _fields(content, span):
+        if number == 1 and isinstance(value, int) and _signed(value) >= 0:
+            return value
+        if number == 2 and isinstance(value, tuple):
+            declared = _text(content, value)
+    return dim_name(tensor, axis, declared)
 
 
 def _function(content: Buffer, span: Span) -> tuple[tuple[str, str], Graph]:

@@ -270,6 +270,7 @@ class Model:
             answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
             metrics=self._metrics,
             crowded=crowded,
+            inline=not self._runnable.doubt,
         )
 
     def _supervise(self, engines: Sequence[Engine]) -> Sequence[ProcessEngine | Replaceable]:

@@ -22,9 +22,8 @@ from ingot.export.source import onnx_sizes
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
 from ingot.runtime.engines import ort_zipmap
-from ingot.runtime.engines.ort import nameless
 from ingot.runtime.engines.torch_engine import from_torch
-from ingot.tensors import Array, Range, Signature, TensorSpec
+from ingot.tensors import Array, Range, Signature, TensorSpec, dim_name
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _fitted(file: Runner, examples: Examples) -> tuple[Examples, tuple[str, ...]
 
 def _with_batch(spec: TensorSpec) -> TensorSpec:
     """Name an unnamed first dimension ``batch``. Whether requests may share a batch along it is proved later."""
-    named = not spec.shape or spec.shape[0] != nameless(spec.name, 0) or "batch" in spec.shape
+    named = not spec.shape or spec.shape[0] != dim_name(spec.name, 0) or "batch" in spec.shape
     return spec if named else replace(spec, shape=("batch", *spec.shape[1:]))
 
 

@@ -57,6 +57,7 @@ class Dispatcher:
         answer_limit: of each request's outputs.
         metrics: where requests and batches are counted.
         crowded: whether engine calls occupy all available cores.
+        inline: whether short calls may run in the event loop, which a call without bounds could block.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Dispatcher:
         answer_limit: AnswerLimit = AnswerLimit(),  # noqa: B008 - it is frozen
         metrics: Metrics | None = None,
         crowded: bool = False,
+        inline: bool = True,
     ):
         self.in_flight = 0
         self._name = name
@@ -105,7 +107,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
         # Time on a GPU does not block the caller; a call in an engine process may never end.
-        self._short = engines[0].device == "cpu" and not self._isolated
+        self._short = inline and engines[0].device == "cpu" and not self._isolated
         self._inline = False
         self._crowded = crowded
         self._ended = Semaphore(0)  # calls that have ended and are not answered yet

@@ -16,7 +16,7 @@ from ingot.errors import EngineTimeout, IngotError, InternalError, InvalidArgume
 from ingot.runtime import devices
 from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap, pinned
 from ingot.runtime.engines.ort_binding import Binding
-from ingot.tensors import Array, DType, Shape, Signature, TensorSpec
+from ingot.tensors import Array, DType, Shape, Signature, TensorSpec, dim_name
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,6 @@ _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"Failed to allocate memory|Available memory of \d+ is smaller|bad_alloc|bad allocation")
 # Names of the batch dimension in bare .onnx files, which cannot declare it otherwise.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
-# Placeholders of exporters (Paddle, tf2onnx) for unnamed dimensions. Equal placeholders need not be equal sizes.
-_ANONYMOUS = re.compile(r"\?|unk__\d+|(.*\.)?DynamicDimension\.\d+")
 
 
 class OrtEngine:
@@ -196,20 +194,10 @@ def _spec(node: Any) -> TensorSpec:
             + (remedy if "map(" in node.type else "convert it inside the model, or leave it out")
         )
     shape: Shape = tuple(
-        dim if (isinstance(dim, int) and dim >= 0) or is_named(dim) else nameless(node.name, axis)
+        dim if isinstance(dim, int) and dim >= 0 else dim_name(node.name, axis, dim)
         for axis, dim in enumerate(node.shape)
     )
     return TensorSpec(node.name, DType.parse(match[1]), shape)
-
-
-def is_named(dim: object) -> bool:
-    """Return whether a dimension is named in the file, so that equal names mean equal sizes."""
-    return isinstance(dim, str) and dim != "" and _ANONYMOUS.fullmatch(dim) is None
-
-
-def nameless(tensor: str, axis: int) -> str:
-    """Return a unique name for a dimension that the file does not name."""
-    return f"{re.sub(r'[^A-Za-z0-9_]', '_', tensor)}_{axis}"
 
 
 def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ingot.bounds import Bounds
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.settings import Settings
 
@@ -30,10 +31,19 @@ def isolation_of(settings: Settings, doubt: str) -> Isolation | None:
     )
 
 
-def doubt_of(settings: Settings, format: str) -> str:  # noqa: A002 - as archives call it
-    """Return why a model might end or freeze the process that runs it; empty if it is proved that it does not."""
-    if format != "onnx":
+def doubt_of(settings: Settings, format: str, bounds: Bounds | None) -> str:  # noqa: A002 - as archives call it
+    """Return why a model might end or freeze the process that runs it; empty if it is proved that it does not.
+
+    Args:
+        settings: the native library of custom operators, if any.
+        format: of the file.
+        bounds: of its graph; None for other formats than ``onnx``.
+    """
+    if bounds is None:
         return _FORMATS.get(format, f"its format is {format}")
     if settings.ort_library is not None:
         return "--ort-library is native code"
-    return ""
+    if bounds.bounded:
+        return ""
+    more = len(bounds.reasons) - 1
+    return f"{bounds.reasons[0]}{f' (and {more} more)' if more else ''}"

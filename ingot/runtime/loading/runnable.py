@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from ingot import arrays
+from ingot.bounds import Bounds, bounds_of
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
@@ -34,7 +35,7 @@ class Runnable:
     name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it. ``prepacked``
     describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
     ``latency`` what was recorded on this machine. ``isolation`` is why and how engines run in separate processes,
-    and ``doubt`` why they might end or freeze the process that runs them.
+    and ``doubt`` why they might end or freeze the process that runs them; ``bounds`` are those of an ONNX graph.
     """
 
     open: OpenEngine
@@ -48,16 +49,19 @@ class Runnable:
     latency: Mapping[int, float] = field(default_factory=dict)
     isolation: Isolation | None = None
     doubt: str = ""
+    bounds: Bounds | None = None
 
     @classmethod
     def of_file(cls, path: Path, settings: Settings) -> Runnable:
         """Return the runnable of a bare ``.onnx`` file."""
-        doubt = doubt_of(settings, "onnx")
+        bounds = bounds_of(path)
+        doubt = doubt_of(settings, "onnx", bounds)
         isolation = isolation_of(settings, doubt)
         return cls(
             lambda device, threads: load_engine(path, device=device, threads=threads, isolation=isolation),
             isolation=isolation,
             doubt=doubt,
+            bounds=bounds,
         )
 
     @classmethod
@@ -67,14 +71,16 @@ class Runnable:
         Raises:
             InvalidArchive: its goldens are damaged.
         """
-        doubt = doubt_of(settings, variant.serving.format)
+        form = variant.serving.format
+        bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
+        doubt = doubt_of(settings, form, bounds)
         isolation = isolation_of(settings, doubt)
         return cls(
             # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
             lambda device, threads: load_engine(
                 variant.path(),
                 isolation=isolation,
-                format=variant.serving.format,
+                format=form,
                 device=device,
                 threads=threads,
                 allow_code=settings.allow_code,
@@ -92,6 +98,7 @@ class Runnable:
             latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
             isolation=isolation,
             doubt=doubt,
+            bounds=bounds,
         )
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
