@@ -218,6 +218,9 @@ def _evidence(variant: Variant) -> str:
         lines.append(f"can run its author's code (format {variant.serving.format})")
     if evidence.holds is False:
         lines.append("exceeds its accuracy budget")
+    if evidence.bounds is not None:
+        lines += [f"not bounded: {reason}" for reason in evidence.bounds.reasons[:3]]
+        lines += [f"memory of a call: at most {evidence.bounds.peak} bytes"] if evidence.bounds.peak else []
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
     lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
     return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))

@@ -275,4 +275,7 @@ def _show(archive: Archive, out: Path | None) -> None:
     for remark in variant.serving.provenance.notes:
         if not remark.startswith("captured by torch.export, torch"):
             note(f"note: {remark}")
+    bounds = variant.serving.evidence.bounds
+    for reason in bounds.reasons[:3] if bounds is not None else ():
+        note(f"not bounded by the sizes of its inputs, so it is served in an engine process: {reason}")
     say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")

@@ -95,11 +95,22 @@ class MetricEvidence(Record):
     data: str = ""
 
 
+class BoundsEvidence(Record):
+    """Whether the sizes of a graph's inputs bound the work and memory of a call; see :mod:`ingot.bounds`.
+
+    ``reasons`` say why not, and name each node; they are empty for a bounded graph, whose ``peak`` is a formula of the
+    bytes that a call needs, such as ``8000 + 4096 batch``. Servers do not rely on this: they analyse the graph.
+    """
+
+    reasons: tuple[str, ...] = ()
+    peak: str = ""
+
+
 class Evidence(Record):
-    """Measurements of a variant, and the machine they are from.
+    """Measurements of a variant, and the machine they are from; and what its graph shows.
 
     ``baseline`` is the latency of the variant's origin, measured in the same run. ``holds`` is whether the requested
-    accuracy budget was kept; None if none was requested.
+    accuracy budget was kept; None if none was requested. ``bounds`` is None for other formats than ONNX.
     """
 
     machine: str = ""
@@ -109,6 +120,7 @@ class Evidence(Record):
     baseline: tuple[BatchLatency, ...] = ()
     holds: bool | None = None
     metric: MetricEvidence | None = None
+    bounds: BoundsEvidence | None = None
 
     def speedups(self) -> dict[int, float]:
         """Return the speed-up over the baseline for each batch size."""

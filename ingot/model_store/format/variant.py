@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.bounds import bounds_of
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.blobs.blobs import Blobs, read, read_document
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import goldens, manifest, onnx_wire
+from ingot.model_store.format.evidence import BoundsEvidence
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
 from ingot.model_store.format.partition import PartitionPlan
@@ -171,6 +173,7 @@ def add_variant(
         InvalidArchive: ``graph`` refers to a file outside of ``weights``, which no store would accept.
     """
     layers = [graph, *weights]
+    serving = _with_bounds(serving, blobs.path(graph))
     layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
     if cases:
         layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
@@ -189,6 +192,15 @@ def add_variant(
     entry = blobs.put(manifest.encode(document), manifest.MANIFEST, {manifest.VARIANT: serving.variant})
     read_variant(blobs, entry).check_own()
     return entry
+
+
+def _with_bounds(serving: Serving, graph: Path) -> Serving:
+    """Record whether the sizes of inputs bound an ONNX graph's work and memory."""
+    if serving.format != "onnx":
+        return serving
+    bounds = bounds_of(graph, serving.signature)
+    evidence = BoundsEvidence(reasons=bounds.reasons, peak=bounds.formula)
+    return serving.model_copy(update={"evidence": serving.evidence.model_copy(update={"bounds": evidence})})
 
 
 def read_variant(blobs: Blobs, entry: Descriptor) -> Variant:
