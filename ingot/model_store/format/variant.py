@@ -173,7 +173,8 @@ def add_variant(
         InvalidArchive: ``graph`` refers to a file outside of ``weights``, which no store would accept.
     """
     layers = [graph, *weights]
-    serving = _with_bounds(serving, blobs.path(graph))
+    if serving.format == "onnx" and graph.size < _MAX_GRAPH_BYTES:
+        serving = _with_bounds(serving, blobs.path(graph))
     layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
     if cases:
         layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
@@ -196,8 +197,6 @@ def add_variant(
 
 def _with_bounds(serving: Serving, graph: Path) -> Serving:
     """Record whether the sizes of inputs bound an ONNX graph's work and memory."""
-    if serving.format != "onnx":
-        return serving
     bounds = bounds_of(graph, serving.signature)
     evidence = BoundsEvidence(reasons=bounds.reasons, peak=bounds.formula)
     return serving.model_copy(update={"evidence": serving.evidence.model_copy(update={"bounds": evidence})})

@@ -35,6 +35,7 @@ def floats(mib: float) -> dict[str, Any]:
 @contextlib.contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[RunningServer]:
     models = [str(onnx_models.filled(folder)), str(onnx_models.affine(folder))]
+    settings = {"isolate": "none", **settings}  # the limits of the server's own process
     with ingot.serve(*models, http_port=0, grpc_port=0, device="cpu", **settings) as server:
         yield server
 
@@ -85,7 +86,7 @@ def running(folder: Path, *options: str, limit: int = resource.RLIM_INFINITY) ->
     models = [onnx_models.inflated(folder), onnx_models.affine(folder)]
     command = [sys.executable, "-m", "ingot", "serve", *map(str, models), "--json", "--device", "cpu", *options]
     with subprocess.Popen(
-        [*command, "--http-port", "0", "--grpc-port", "0"],
+        [*command, "--http-port", "0", "--grpc-port", "0", "--isolate", "none"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

@@ -38,6 +38,7 @@ both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 def serving(folder: Path, **settings: Any) -> Iterator[RunningServer]:
     """Serve ``counting``, which may never end, and ``affine``."""
     models = [str(onnx_models.counting(folder)), str(onnx_models.affine(folder))]
+    settings = {"isolate": "none", **settings}  # the limits of the server's own process
     with ingot.serve(*models, http_port=0, grpc_port=0, device="cpu", **settings) as server:
         yield server
 
@@ -129,7 +130,7 @@ def test_a_call_whose_requests_are_past_their_deadline_is_ended(
 def test_a_call_whose_client_left_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls_in(monkeypatch, loop=False)
     body = {"inputs": [{"name": "n", "datatype": "INT64", "shape": [1], "data": [2**62]}]}
-    with serving(folder, engine_timeout=0) as server:
+    with serving(folder, engine_timeout=0, isolate="none") as server:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.http_url}/v2/models/counting/infer", json=body, timeout=1, trust_env=False)
         with client(server, "http") as other:
@@ -207,7 +208,7 @@ def command(folder: Path, where: str, *options: str) -> Iterator[tuple[subproces
     models = [str(onnx_models.counting(folder)), str(onnx_models.affine(folder))]
     arguments = [sys.executable, "-c", BLOCKED, where, "serve", *models, *options]
     with subprocess.Popen(
-        [*arguments, "--http-port", "0", "--grpc-port", "0", "--device", "cpu"],
+        [*arguments, "--http-port", "0", "--grpc-port", "0", "--device", "cpu", "--isolate", "none"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -302,7 +303,8 @@ import ingot
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 
 Dispatcher._runs_inline = lambda self, seconds: True
-with ingot.serve({str(onnx_models.counting(folder))!r}, http_port=0, grpc_port=0, engine_timeout=0) as server:
+settings = {{"engine_timeout": 0, "isolate": "none"}}
+with ingot.serve({str(onnx_models.counting(folder))!r}, http_port=0, grpc_port=0, **settings) as server:
     with ingot.Client(server.http_url) as client:
         ask = threading.Thread(target=client.infer, args=("counting", {{"n": np.array([2**62])}}), daemon=True)
         ask.start()
