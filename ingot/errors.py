@@ -208,8 +208,12 @@ def public_text(error: IngotError) -> str:
     """Return the text of an error for clients, which hides the details of internal errors."""
     if error.code is Code.INTERNAL:
         return "internal error; the server's log has the cause"
-    text = str(error)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."  # it may quote a very long name
+    return shortened(str(error))
+
+
+def shortened(text: str) -> str:
+    """Return at most 1000 characters of a text, which may quote a very long name."""
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
 def write_error(message: str, error: OSError, remedy: str = "") -> InvalidArgument | StorageFull:

@@ -167,3 +167,21 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
         printed += result.stdout.splitlines()
     assert '{"ready":true}' in printed  # on a separate line
     assert any(line.startswith("digits  sha256:") for line in printed)
+
+
+def test_tests_that_pages_name_exist() -> None:
+    """``path::name`` and ``path::Class::name``: what the pages on reliability and security rest on."""
+    named = 0
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", page.read_text()):
+            file = ROOT / path
+            assert file.is_file(), f"{page.name} names {path}"
+            *classes, function = name.split("::")
+            text = file.read_text()
+            missing = [part for part in classes if not re.search(rf"^class {part}\b", text, re.MULTILINE)]
+            assert not missing, f"{page.name} names {path}::{name}"
+            assert re.search(rf"^\s*(?:async )?def {function}\(", text, re.MULTILINE), (
+                f"{page.name} names {path}::{name}"
+            )
+            named += 1
+    assert named > 60

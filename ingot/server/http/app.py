@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
 from ingot._version import __version__
-from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported
+from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, responses, schema
@@ -52,7 +52,7 @@ def create_app(
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        text = f"{request.method} {request.url.path}: {error.detail}"
+        text = f"{request.method} {shortened(request.url.path)}: {error.detail}"
         if error.status_code == 404 and error.detail == "Not Found":
             text = f"{text}; inference is POST /v2/models/{{model}}/infer, and GET /openapi.json lists all paths"
         headers = error.headers

@@ -1,0 +1,30 @@
+"""Deadlines, limits and pauses use the monotonic clock, so that setting the machine's clock changes none of them."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support import ROOT
+
+# Each reads the date: what it is for.
+DATES = {
+    "server/http/responses.py": "the header Date",
+    "server/access/gate.py": "expiry of keys, tokens and certificates",
+    "server/access/audit.py": "times of lines",
+    "runtime/dispatch/statistics.py": "the time of the last request, for display",
+    "model_store/format/evidence.py": "when an archive was made",
+    "model_store/store/gc.py": "ages of files",
+    "model_store/store/tags.py": "times in the log of a tag",
+    "cli/keys.py": "the expiry of new keys",
+}
+READS = re.compile(r"\btime\.time(?:_ns)?\(|\bdatetime\.(?:now|utcnow|today)\(|\bdate\.today\(|\bCLOCK_REALTIME\b")
+
+
+def test_only_what_needs_the_date_reads_the_clock() -> None:
+    """By the source: a test that sets the clock would need a machine that lets it."""
+    found = {
+        str(path.relative_to(ROOT / "ingot"))
+        for path in (ROOT / "ingot").rglob("*.py")
+        if READS.search(path.read_text())
+    }
+    assert found == set(DATES)
