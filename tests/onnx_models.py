@@ -191,3 +191,53 @@ def inflated(folder: Path) -> Path:
     one = numpy_helper.from_array(np.array([1], np.float32), "one")
     inputs: list[tuple[str, int, Dims]] = [("n", TensorProto.INT64, (1,))]
     return save(folder / "inflated.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ())], [one])
+
+
+def squared(folder: Path) -> Path:
+    """y = the largest product of two values of x: FP32 [batch, n] to [batch]; a sample takes 4 n^2 bytes and more."""
+    axes = [numpy_helper.from_array(np.array([axis]), f"axis{axis}") for axis in (1, 2)]
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axis1"], ["rows"]),
+        helper.make_node("Unsqueeze", ["x", "axis2"], ["columns"]),
+        helper.make_node("Mul", ["rows", "columns"], ["products"]),
+        helper.make_node("ReduceMax", ["products", "both"], ["y"], keepdims=0),
+    ]
+    constants = [*axes, numpy_helper.from_array(np.array([1, 2]), "both")]
+    kind = TensorProto.FLOAT
+    return save(
+        folder / "squared.onnx", nodes, [("x", kind, ("batch", "n"))], [("y", kind, ("batch",))], constants, opset=18
+    )
+
+
+def sized(folder: Path, operator: str) -> Path:
+    """y = n values that one operator makes: INT64 [1] to FP32 [1, n]."""
+    nodes = {
+        "ConstantOfShape": [helper.make_node("ConstantOfShape", ["n"], ["made"])],
+        "Expand": [helper.make_node("Expand", ["one", "n"], ["made"])],
+        "OneHot": [helper.make_node("OneHot", ["index", "n", "sides"], ["made"], axis=-1)],
+        "Range": [helper.make_node("Range", ["zero", "n", "step"], ["whole"]), _cast("whole", "made")],
+        "Resize": [
+            helper.make_node("Concat", ["units", "n"], ["sizes"], axis=0),
+            helper.make_node("Resize", ["line", "", "", "sizes"], ["made"]),
+        ],
+        "Tile": [helper.make_node("Tile", ["one", "n"], ["made"])],
+    }[operator]
+    values = {
+        "flat": np.array([1, -1]),
+        "index": np.array([0]),
+        "line": np.ones((1, 1, 1), np.float32),
+        "one": np.ones(1, np.float32),
+        "sides": np.array([0, 1], np.float32),
+        "step": np.array([1]),
+        "units": np.array([1, 1]),
+        "zero": np.array([0]),
+    }
+    nodes.append(helper.make_node("Reshape", ["made", "flat"], ["y"]))
+    used = {name for node in nodes for name in node.input}
+    constants = [numpy_helper.from_array(value, name) for name, value in values.items() if name in used]
+    inputs: list[tuple[str, int, Dims]] = [("n", TensorProto.INT64, (1,))]
+    return save(folder / "sized.onnx", nodes, inputs, [("y", TensorProto.FLOAT, (1, "size"))], constants)
+
+
+def _cast(name: str, result: str) -> onnx.NodeProto:
+    return helper.make_node("Cast", [name], [result], to=TensorProto.FLOAT)

@@ -8,13 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from prometheus_client import Counter
-
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # A control group of version 1 without a limit has the largest multiple of a page.
 _UNLIMITED = 1 << 60
+_ENGINES = 0.75
 # Growth above which unused memory is given back, in bytes; the first and longest time between two attempts, in seconds.
 _GROWN = 256 << 20
 _SOONEST = 1.0
@@ -29,6 +28,11 @@ def resident() -> int:
 def limit(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
     """Return the most bytes that this process may hold; infinity if it is unknown."""
     return min([most for most, _ in (*_groups(cgroup), *_resources())] + [_of_machine("MemTotal", meminfo)])
+
+
+def for_engines() -> float:
+    """Return the share of :func:`limit` that engines may hold: weights, and the tensors of their calls."""
+    return _ENGINES * limit()
 
 
 def left(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
@@ -88,10 +92,10 @@ class Sweeper:
 
     Args:
         give_back: returns unused memory to the system; returns whether it could.
-        returned: where the returned bytes are counted.
+        returned: called with the number of bytes that were returned.
     """
 
-    def __init__(self, give_back: Callable[[], bool], returned: Counter):
+    def __init__(self, give_back: Callable[[], bool], returned: Callable[[float], None]):
         self._give_back = give_back
         self._returned = returned
         self._low = math.inf  # what the process holds otherwise
@@ -105,7 +109,7 @@ class Sweeper:
         if before < self._low + _GROWN or clock < self._next or not self._give_back():
             return
         after = resident()
-        self._returned.inc(max(0, before - after))
+        self._returned(max(0, before - after))
         self._wait = _SOONEST if clock > self._next + 2 * self._wait else min(2 * self._wait, _LATEST)
         self._next = clock + self._wait
         if idle:

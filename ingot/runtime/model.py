@@ -22,6 +22,7 @@ from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Pending, Submit
+from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
@@ -107,6 +108,7 @@ class Model:
         self._engine_swap: EngineSwap | None = None
         self._batchable = True
         self._threads = 1
+        self._call_limit: CallLimit | None = None
         self._paddings: Mapping[str, Padding] = {}
         self._examples: list[Mapping[str, Array]] = []
         self._runnable: Runnable
@@ -214,6 +216,8 @@ class Model:
         self._runnable = choice.runnable
         self._batchable, self._paddings = choice.runnable.batchable, choice.runnable.padding
         self._recorded = choice.runnable.latency
+        if (bounds := choice.runnable.bounds) is not None and bounds.bounded:
+            self._call_limit = CallLimit(bounds.peak, self._settings.max_call_bytes, self.name)
         signature = self._signature = self._signature or _of_any_size(choice.engine.signature)
         tensors.check_same(signature, choice.engine.signature)
         tuned = choice.runnable.tune(choice.engine, self._settings, signature)
@@ -268,6 +272,7 @@ class Model:
             padding=policy,
             slo=settings.slo,
             answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
+            call_limit=self._call_limit,
             metrics=self._metrics,
             crowded=crowded,
             inline=not self._runnable.doubt,

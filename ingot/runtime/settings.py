@@ -26,7 +26,8 @@ class Settings:
     batch size, if needed. ``derived_cache`` keeps the packed weights of large models next to their store.
     ``slo`` is the number of seconds within which requests without a timeout are to be answered; None is unlimited.
     ``engine_threads`` is the number of CPU threads per engine call; None measures the best number.
-    ``max_answer_bytes`` limits the outputs of one request.
+    ``max_answer_bytes`` limits the outputs of one request, ``max_call_bytes`` the memory of an engine call,
+    and ``engine_call_mb`` that of one in an engine process whose memory cannot be predicted.
     ``warm_time`` is how many seconds batch sizes are timed before a model is ready.
     ``isolate`` selects the models whose engines run in separate processes: ``all``, ``none``, or ``auto``, those
     that are not proved harmless. ``engine_memory_mb`` is the most private memory of such a process; None is unlimited.
@@ -43,6 +44,8 @@ class Settings:
     derived_cache: bool = True
     slo: float | None = None
     max_answer_bytes: float = math.inf
+    max_call_bytes: float = math.inf
+    engine_call_mb: int = 2048
     warm_time: float = 0.1
     engine_threads: int | None = None
     isolate: Isolate = "auto"

@@ -79,7 +79,7 @@ class Watchdog:
         self._beat = 0.0  # when the loop last ran, by the clock
         self._asked = False
         self._blocked = False
-        self._sweeper = Sweeper(ort_arena.give_back, metrics.memory_returned)
+        self._sweeper = Sweeper(ort_arena.give_back, metrics.memory_returned.inc)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingot-watchdog", daemon=True)
 

@@ -228,6 +228,15 @@ class ServerConfig:
         group=LIMITS,
         least=1,
     )
+    max_call_mb: int | None = _field(
+        None,
+        "Most memory of one engine call in MiB; requests that need more are refused",
+        more="Predicted from the sizes of the inputs; batches are not grown beyond it. Where values decide on the "
+        "memory, it limits what a call of the [engine process](#engine-processes) may add. See [memory](#memory).",
+        group=LIMITS,
+        unset="three quarters of the memory of the process, and 2048 where it cannot be predicted",
+        least=1,
+    )
     load_timeout: float = _field(
         300.0,
         "How long a model may take to load and to be tested and timed; 0 for no limit",
@@ -376,7 +385,7 @@ class ServerConfig:
     @property
     def runtime(self) -> Settings:
         """The settings that the runtime takes."""
-        from ingot.runtime import Limits, Settings  # which --help does not need
+        from ingot.runtime import Limits, Settings, memory  # which --help does not need
 
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
         return Settings(
@@ -390,6 +399,8 @@ class ServerConfig:
             derived_cache=self.derived_cache,
             slo=self.slo,
             max_answer_bytes=self.max_answer_mb << 20,
+            max_call_bytes=memory.for_engines() if self.max_call_mb is None else self.max_call_mb << 20,
+            engine_call_mb=self.max_call_mb or Settings.engine_call_mb,
             engine_threads=self.threads,
             isolate=self.isolate,
             engine_memory_mb=self.engine_memory_mb,

@@ -25,8 +25,6 @@ from ingot.server.tls import Tls
 
 # Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0
-# Share of the memory that the process may use which ONNX Runtime may hold: weights, and the calls' tensors.
-_ARENA_SHARE = 0.75
 
 
 class Server:
@@ -84,7 +82,7 @@ class Server:
             await self._ports.start()
             on_error.pop_all()
         self._watchdog.start()
-        ort_arena.share(_ARENA_SHARE * memory.limit())
+        ort_arena.share(memory.for_engines())
         async with contextlib.AsyncExitStack() as on_late_error:
             on_late_error.push_async_callback(self._stop)
             for model in self.repository:

@@ -12,12 +12,13 @@ from threading import Semaphore
 from types import MappingProxyType
 from typing import Any
 
-from ingot.errors import DeadlineExceeded, IngotError
-from ingot.report.units import duration, written
+from ingot.errors import DeadlineExceeded, IngotError, Unavailable
+from ingot.report.units import duration, size, written
+from ingot.runtime import memory
 from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
-from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, SignatureCheck
+from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, InputKey, SignatureCheck
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 # Engine calls below this many seconds run in the event loop; longer ones run in a worker thread.
 _TICK = 250e-6
+# Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
+_LARGE_CALL = 64 << 20
 # Parts of a large request that are queued or running per engine.
 _AT_ONCE = 2
 # Share of the SLO that is planned with; the rest covers the way to the client, which is not measured here.
@@ -55,6 +58,7 @@ class Dispatcher:
         padding: for a model whose requests may be padded to one size.
         slo: seconds within which requests without a timeout are to be answered; None is unlimited.
         answer_limit: of each request's outputs.
+        call_limit: of the memory of each engine call, if it can be predicted.
         metrics: where requests and batches are counted.
         crowded: whether engine calls occupy all available cores.
         inline: whether short calls may run in the event loop, which a call without bounds could block.
@@ -71,6 +75,7 @@ class Dispatcher:
         padding: PaddingPolicy | None = None,
         slo: float | None = None,
         answer_limit: AnswerLimit = AnswerLimit(),  # noqa: B008 - it is frozen
+        call_limit: CallLimit | None = None,
         metrics: Metrics | None = None,
         crowded: bool = False,
         inline: bool = True,
@@ -89,7 +94,8 @@ class Dispatcher:
         self._batch_requests = metrics.batch_requests.labels(name, version)
         self._elements = metrics.padding_elements.labels(name, version, "real")
         self._fill = metrics.padding_elements.labels(name, version, "padding")
-        self._check = SignatureCheck(signature, padding)
+        most = scheduler.limits.max_batch if scheduler.batching else None
+        self._check = SignatureCheck(signature, padding, most, call_limit)
         self._statistics = Statistics()
         self._expiry = Expiry(name)
         self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
@@ -150,7 +156,8 @@ class Dispatcher:
 
         Raises:
             InvalidArgument: the inputs do not match the signature.
-            Unavailable: too many requests are queued to answer in time.
+            TooLarge: an engine call with them would take too much memory.
+            Unavailable: too many requests are queued to answer in time, or too little memory is left.
             DeadlineExceeded: the model alone takes longer than the request allows.
         """
         loop = self._loop = asyncio.get_running_loop()
@@ -159,8 +166,20 @@ class Dispatcher:
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
         try:
-            if checked.samples <= self._scheduler.limits.max_batch or not self._scheduler.batching:
-                single = Single(inputs, checked.samples, reply, now, checked.group, deadline, priority, checked.nbytes)
+            if checked.peak > _LARGE_CALL and checked.peak > memory.left():
+                raise self._no_memory(checked.peak)
+            if checked.samples <= checked.most:
+                single = Single(
+                    inputs,
+                    checked.samples,
+                    reply,
+                    now,
+                    checked.group,
+                    deadline,
+                    priority,
+                    checked.nbytes,
+                    checked.most,
+                )
                 single.owner = self
                 self._scheduler.offer(single, now)
                 self.in_flight += 1
@@ -189,12 +208,13 @@ class Dispatcher:
         deadline: float,
         priority: int,
     ) -> Parts:
-        signature, most = self._signature, self._scheduler.limits.max_batch
+        signature, most = self._signature, checked.most
 
         def part(index: int, take: Reply) -> Entry:
             start = index * most
             samples = samples_of(signature, inputs, start, start + most)
-            return Entry(samples, min(most, checked.samples - start), take, now, checked.group, deadline, priority)
+            count = min(most, checked.samples - start)
+            return Entry(samples, count, take, now, checked.group, deadline, priority, most=most)
 
         nbytes = checked.nbytes if checked.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
         count, limit = math.ceil(checked.samples / most), self._answer_limit
@@ -209,6 +229,12 @@ class Dispatcher:
             raise
         self.queue_parts(parts)
         return parts
+
+    def _no_memory(self, peak: int) -> Unavailable:
+        return Unavailable(
+            f"an engine call of model '{self._name}' of these sizes may take {size(peak)}, more than the memory that "
+            "is left; send smaller inputs, or try later"
+        )
 
     def queue_parts(self, parts: Parts) -> None:
         """Queue parts of a large request until each engine has one to run and one to follow.

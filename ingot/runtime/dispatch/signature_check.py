@@ -5,11 +5,14 @@ The values of inputs with a declared range are checked in each request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ingot import tensors
+from ingot.errors import TooLarge
+from ingot.report import units
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.scheduling.entry import group_of
 from ingot.tensors import Array, Signature
@@ -30,12 +33,59 @@ def key_of(inputs: Mapping[str, Array]) -> InputKey:
 class CheckedInputs:
     """The result of a signature check: the number of samples, and which requests they may be joined with.
 
-    ``nbytes`` is the size of the inputs; -1 if it varies between inputs of these types and shapes.
+    ``nbytes`` is the size of the inputs; -1 if it varies between inputs of these types and shapes. ``most`` is how many
+    samples one call may have, and ``peak`` how many bytes it then takes; 0 if that cannot be predicted.
     """
 
     samples: int
     group: tuple[Any, ...] = ()
     nbytes: int = -1
+    most: int = sys.maxsize
+    peak: int = 0
+
+
+@dataclass(frozen=True)
+class CallLimit:
+    """The most memory of one engine call.
+
+    Args:
+        peak: returns an upper bound of a call's bytes, from the sizes of the signature's named dimensions.
+        nbytes: the limit.
+        model: its name, for messages.
+    """
+
+    peak: Callable[[Mapping[str, int]], int]
+    nbytes: float
+    model: str
+
+    def samples(self, sizes: Mapping[str, int], batch: str | None, most: int) -> int:
+        """Return how many samples of these sizes one call may have, at most ``most``.
+
+        Raises:
+            TooLarge: not even one.
+        """
+        if batch is None or batch not in sizes:
+            self._check(self.peak(sizes), "")
+            return most
+        if self.peak({**sizes, batch: most}) <= self.nbytes:
+            return most
+        self._check(self.peak({**sizes, batch: 1}), " with one sample")
+        fits, exceeds = 1, most
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            if self.peak({**sizes, batch: middle}) <= self.nbytes:
+                fits = middle
+            else:
+                exceeds = middle
+        return fits
+
+    def _check(self, peak: int, what: str) -> None:
+        if peak > self.nbytes:
+            raise TooLarge(
+                f"an engine call of model '{self.model}'{what} of these sizes may take {units.size(peak)} of memory, "
+                f"over the limit of {units.size(int(self.nbytes))}; send smaller inputs, or raise --max-call-mb "
+                "(INGOT_MAX_CALL_MB)"
+            )
 
 
 class SignatureCheck:
@@ -44,9 +94,19 @@ class SignatureCheck:
     Args:
         signature: the model's.
         padding: for a model whose requests may be padded to one size.
+        most: samples of the largest batch; None if requests never share one.
+        limit: of the memory of a call, if it can be predicted.
     """
 
-    def __init__(self, signature: Signature, padding: PaddingPolicy | None = None):
+    def __init__(
+        self,
+        signature: Signature,
+        padding: PaddingPolicy | None = None,
+        most: int | None = None,
+        limit: CallLimit | None = None,
+    ):
+        self._most = most
+        self._limit = limit
         self._signature = signature
         self._padding = padding
         self._known: dict[InputKey, CheckedInputs] = {}
@@ -59,6 +119,7 @@ class SignatureCheck:
 
         Raises:
             InvalidArgument: they do not match; the message names the input.
+            TooLarge: a call with them would take too much memory.
         """
         key = key or key_of(inputs)
         found = self._known.get(key)
@@ -70,17 +131,28 @@ class SignatureCheck:
         batch = self._signature.batch
         texts = any(array.dtype == object for array in inputs.values())
         nbytes = -1 if texts else sum(array.nbytes for array in inputs.values())
+        most, peak = self._memory(sizes)
         if batch is None:
-            checked = CheckedInputs(1, (), nbytes)
+            checked = CheckedInputs(1, (), nbytes, most, peak)
         elif sizes.get(batch) == 0:
             # Empty requests run alone: their results could not be separated from those of others.
             return CheckedInputs(1, (object(),), nbytes)
-        elif self._padding is not None:
-            checked = CheckedInputs(sizes.get(batch, 1), self._padding.group(inputs), nbytes)
         else:
-            checked = CheckedInputs(sizes.get(batch, 1), group_of(self._signature, inputs), nbytes)
+            group = group_of(self._signature, inputs) if self._padding is None else self._padding.group(inputs)
+            checked = CheckedInputs(sizes.get(batch, 1), group, nbytes, most, peak)
         if self._by_shape:
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[key] = checked
         return checked
+
+    def _memory(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Return how many samples a call may have, and the bytes that it takes with as many of the request's as fit."""
+        batch, most = self._signature.batch, self._most
+        if self._limit is None:
+            return sys.maxsize if most is None else most, 0
+        if most is None or batch is None:  # the request is one call, whatever its size
+            self._limit.samples(sizes, None, 1)
+            return sys.maxsize, self._limit.peak(sizes)
+        fits = self._signature.max_samples(self._limit.samples(sizes, batch, most))
+        return fits, self._limit.peak({**sizes, batch: min(sizes.get(batch, 1), fits)})

@@ -7,12 +7,14 @@ the arenas that this process writes and reads. It ends when the connection ends.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,18 @@ from ingot.errors import IngotError, InternalError, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import dump_error
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines import ort_arena
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.isolation import confinement, description
 from ingot.runtime.isolation.link import Kind, Link
+from ingot.runtime.memory import Sweeper
 
 # Words in the errors of engines that mean a lack of memory.
 _MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
+
+
+# Seconds of a call after which unused memory may be returned to the system.
+_LONG = 10e-3
 
 
 class _Kept(logging.Handler):
@@ -84,23 +92,38 @@ def _answer(link: Link, calls: _Calls, engine: Engine, body: memoryview) -> None
     (count,) = struct.unpack_from("<I", body)
     link.free([*struct.unpack_from(f"<{count}Q", body, 4)])
     inputs = link.tensors(body[4 + 8 * count :])
+    began = time.monotonic()
     outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
     if isinstance(outcome, IngotError):
         link.send(Kind.ERROR, dump_error(outcome))
+    if (now := time.monotonic()) - began > _LONG:  # shorter calls do not grow this process by much
+        calls.sweeper.check(now, idle=True)
 
 
 class _Calls:
-    """The engine, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit."""
+    """The engine, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit.
+
+    Without a limit, the memory of each call is limited once the engine is open.
+    """
 
     def __init__(self, limit: int | None):
         self.engine: Engine | None = None
+        self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
         self._limit = limit
+        self._setting = "its engine process may have", "--engine-memory-mb"
 
     def open(self, how: dict[str, Any]) -> Engine:
         options = how["options"]
         if options.get("ort_library") is not None:
             options["ort_library"] = Path(options["ort_library"])
+        ort_arena.share(math.inf)
         self.engine = open_engine(Path(how["path"]), **options)
+        self.sweeper.check(time.monotonic(), idle=True)
+        graph = options.get("format", "onnx") == "onnx"  # the memory of other formats is their author's decision
+        if graph and how["call_mb"] is not None and self._limit is None and self.engine.device == "cpu":
+            self._limit = how["call_mb"] << 20
+            self._setting = "a call may take", "--max-call-mb"
+            confinement.limit_calls(self._limit)
         return self.engine
 
     def attempt(self, call: Any) -> Any:
@@ -117,8 +140,8 @@ class _Calls:
             if self._limit is None:
                 return TooLarge(f"this input needs more memory than there is: {outcome}")
             return TooLarge(
-                f"this input makes the model need more memory than its engine process may have, "
-                f"{self._limit >> 20} MiB (--engine-memory-mb)"
+                f"this input makes the model need more memory than {self._setting[0]}, {self._limit >> 20} MiB "
+                f"({self._setting[1]})"
             )
         if isinstance(outcome, Exception) and not isinstance(outcome, IngotError):
             return InternalError(f"the engine failed: {foreign.typed(outcome)}")

@@ -119,6 +119,13 @@ def before_loading(parent: int, memory: int | None, *, gpu: bool, unpacks: bool)
     return measures
 
 
+def limit_calls(nbytes: int) -> None:
+    """Limit the private memory of this process to ``nbytes`` bytes more than it holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + nbytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
 def after_loading() -> list[str]:
     """Forbid to start programs, which loading may need; return the measures in force."""
     libc = ctypes.CDLL(None, use_errno=True)

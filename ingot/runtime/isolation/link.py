@@ -92,12 +92,15 @@ class Link:
                         np.copyto(place.view(array.dtype).reshape(array.shape), array)
                 offsets.append(INLINE if start is None else start)
                 if start is None:
+                    if values[name].nbytes > _MOST:  # before it is copied
+                        self.connection.sendall(b"".join(news))
+                        raise _too_large(values[name].nbytes)
                     inline += _dump(dtype, values[name])
             body = (head, _LAYOUT.pack(number), struct.pack(f"<{len(offsets)}Q", *offsets), *inline)
             size = sum(map(len, body))
             if size > _MOST:
                 self.connection.sendall(b"".join(news))  # which later records rely on
-                raise TooLarge(f"tensors of {size} bytes are too large to pass between processes")
+                raise _too_large(size)
             self.connection.sendall(b"".join((*news, HEADER.pack(size, kind), *body)))
             on_error.pop_all()
         return taken
@@ -177,3 +180,7 @@ def _dump(dtype: DType, array: Array) -> Iterator[bytes]:
         yield raw
     else:
         yield array.tobytes()
+
+
+def _too_large(size: int) -> TooLarge:
+    return TooLarge(f"tensors of {size} bytes are too large to pass between processes")

@@ -24,12 +24,14 @@ class Isolation:
     ``memory_mb`` is the most private memory of the process, and ``load_timeout`` the seconds in which it must be ready.
     ``required`` is whether the engine may not be opened in this process if no other can, such as for operators that
     only this program defines.
+    ``call_mb`` is the most that a call may add to what the process holds once it is ready, if ``memory_mb`` is None.
     """
 
     why: str
     required: bool = False
     memory_mb: int | None = None
     load_timeout: float | None = None
+    call_mb: int | None = None
 
 
 class ProcessEngine:
@@ -54,7 +56,7 @@ class ProcessEngine:
     def __init__(self, path: Path, options: Mapping[str, Any], isolation: Isolation):
         self.isolation = isolation
         written = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        how = {"path": str(path), "options": written, "memory_mb": isolation.memory_mb}
+        how = {"path": str(path), "options": written, "memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
         self._supervisor = Supervisor(how, isolation.load_timeout)
         self._supervisor.start()
         described = self._supervisor.description

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ class Entry:
         deadline: time after which the answer is useless, on the same clock.
         priority: higher priorities run first.
         nbytes: size of the inputs; computed by default.
+        most: samples that a batch with this entry may have, as its memory is limited.
 
     Attributes:
         done: whether the request was answered or cancelled.
@@ -39,6 +41,7 @@ class Entry:
         "done",
         "group",
         "inputs",
+        "most",
         "nbytes",
         "priority",
         "reply",
@@ -57,6 +60,7 @@ class Entry:
         deadline: float = math.inf,
         priority: int = 0,
         nbytes: int = -1,
+        most: int = sys.maxsize,
     ):
         self.inputs = inputs
         self.samples = samples
@@ -66,6 +70,7 @@ class Entry:
         self.deadline = deadline
         self.priority = priority
         self.nbytes = nbytes if nbytes >= 0 else sum(size_of(array) for array in inputs.values())
+        self.most = most
         self.done = False
         self.waiting = False
         self.ticket = _NOWHERE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -21,12 +22,13 @@ Ticket = tuple[int, float, int, Entry]
 class GroupQueue:
     """The waiting entries of one group, most urgent first, and the group's state. Counts are in samples."""
 
-    __slots__ = ("cap", "key", "latency", "recent", "running", "samples", "started", "tickets")
+    __slots__ = ("cap", "key", "latency", "most", "recent", "running", "samples", "started", "tickets")
 
-    def __init__(self, key: tuple[Any, ...], latency: Latency, cap: int):
+    def __init__(self, key: tuple[Any, ...], latency: Latency, cap: int, most: int = sys.maxsize):
         self.key = key
         self.latency = latency
         self.cap = cap
+        self.most = most  # samples of a batch, by the memory that its entries need
         self.tickets: list[Ticket] = []
         self.samples = 0
         self.running = 0

@@ -105,7 +105,7 @@ class Scheduler:
     @property
     def cap(self) -> int:
         """The number of samples in a batch when enough samples wait."""
-        return self._cap_of(self.latency)
+        return self._cap_of(self.latency, self.limits.max_batch)
 
     def offer(self, entry: Entry, now: float, after: int = 0) -> None:
         """Add an entry to the queue; ``after`` other parts of its request will follow.
@@ -117,6 +117,8 @@ class Scheduler:
         self._check_room(entry.nbytes)
         queue = self._queue
         group = queue.find(entry.group) or self._new_group(entry)
+        if entry.most < group.most:
+            group.most = entry.most
         left = entry.deadline - now
         allowed = left if left < PATIENCE else PATIENCE
         queue.number(entry, now + allowed)
@@ -179,7 +181,7 @@ class Scheduler:
         self.wake = None
         while (group := self._queue.first()) is not None:
             first = group.tickets[0][3]
-            group.cap = self._cap_of(group.latency)
+            group.cap = self._cap_of(group.latency, group.most)
             if self._is_late(first, group, now) or self._holds_up(first, group, now):
                 self._queue.remove_first(group, 1)
                 self.late.append(first)
@@ -204,16 +206,16 @@ class Scheduler:
         _, group, samples = self._running[id(batch)]
         return group.latency(samples)
 
-    def _cap_of(self, latency: Latency) -> int:
+    def _cap_of(self, latency: Latency, most: int) -> int:
         if not self.batching:
             return 1
-        best = latency.best(self.limits.max_batch)
+        best = latency.best(min(self.limits.max_batch, most))
         allowed = (_LONGEST_TRIED if latency.trying else _LONGEST) * self._allowed / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
     def _new_group(self, entry: Entry) -> GroupQueue:
         latency = self.latencies.of(entry.nbytes / max(entry.samples, 1))
-        return GroupQueue(entry.group, latency, self._cap_of(latency))
+        return GroupQueue(entry.group, latency, self._cap_of(latency, entry.most), entry.most)
 
     def _check_time(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
         """Refuse an entry that cannot meet its deadline; ``after`` parts of its request follow it."""

@@ -64,7 +64,7 @@ def test_it_describes_itself_and_answers_as_in_this_process(tmp_path: Path) -> N
     inside = load_engine(path, device="cpu", threads=1)
     with opened(path) as engine:
         assert (engine.signature, engine.platform, engine.device) == (inside.signature, inside.platform, inside.device)
-        assert engine.settings == {**inside.settings, "process": "own"}
+        assert engine.settings == {**inside.settings, "memory_arena": "shared", "process": "own"}
         for samples in (1, 7, 100_000):  # in the socket, and in shared memory
             x = np.random.default_rng(0).standard_normal((samples, 3), np.float32)
             expected, found = inside.run({"x": x}), engine.run({"x": x})

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import TooLarge
+from ingot.errors import TooLarge, Unavailable
+from ingot.runtime import memory
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
@@ -137,3 +140,92 @@ def test_a_call_that_needs_more_memory_than_there_is_fails_alone(folder: Path) -
         # Regions of the arena that are too small are returned first.
         for mib in (300, 500, 700, 900):
             assert asking.infer("inflated", floats(mib))["y"] == 1
+
+
+def largest_batch(server: RunningServer) -> int:
+    stats = httpx.get(f"{server.http_url}/v2/models/squared/stats", trust_env=False, timeout=30).json()
+    return max(int(item["batch_size"]) for item in stats["model_stats"][0]["batch_stats"])
+
+
+@both
+def test_calls_are_limited_by_the_memory_that_they_will_take(folder: Path, protocol: str) -> None:
+    """A sample of 1024 values takes 4 MiB: larger requests run in parts, and batches stop growing."""
+    model = str(onnx_models.squared(folder))
+    with (
+        ingot.serve(model, http_port=0, grpc_port=0, device="cpu", max_call_mb=18) as server,
+        client(server, protocol) as asking,
+    ):
+        with pytest.raises(TooLarge, match=r"call of model 'squared' with one sample of these sizes may take"):
+            asking.infer("squared", {"x": np.ones((1, 4096), np.float32)})
+        with pytest.raises(TooLarge, match="over the limit of 18 MiB; send smaller inputs, or raise --max-call-mb"):
+            asking.infer("squared", {"x": np.ones((3, 2300), np.float32)})
+        x = np.repeat(np.arange(21, dtype=np.float32)[:, None], 1024, axis=1)
+        assert np.array_equal(asking.infer("squared", {"x": x})["y"], np.arange(21) ** 2)
+        with ThreadPoolExecutor(16) as pool:
+            answers = pool.map(lambda row: asking.infer("squared", {"x": x[row : row + 1]})["y"][0], range(21))
+            assert [*answers] == [row**2 for row in range(21)]
+        assert 1 < largest_batch(server) <= 4
+
+
+def test_calls_larger_than_the_memory_that_is_left_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(onnx_models.squared(folder))
+    with ingot.serve(model, http_port=0, grpc_port=0, device="cpu") as server, client(server, "http") as asking:
+        assert asking.infer("squared", {"x": np.ones((1, 5000), np.float32)})["y"] == 1
+        monkeypatch.setattr(memory, "left", lambda: 64 * MIB)
+        with pytest.raises(Unavailable, match=r"may take 95\.4 MiB, more than the memory that is left"):
+            asking.infer("squared", {"x": np.ones((1, 5000), np.float32)})
+        assert asking.infer("squared", {"x": np.ones((1, 100), np.float32)})["y"] == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_control_group_counts(tmp_path: Path, version: int) -> None:
+    names = {"max": "memory.max", "used": "memory.current", "stat": "memory.stat", "cache": "inactive_file"}
+    if version == 1:
+        names = {
+            "max": "memory/memory.limit_in_bytes",
+            "used": "memory/memory.usage_in_bytes",
+            "stat": "memory/memory.stat",
+            "cache": "total_inactive_file",
+        }
+        (tmp_path / "memory").mkdir()
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable: 1500 kB\n")
+    assert memory.limit(tmp_path, meminfo) == 2000 << 10
+    assert memory.left(tmp_path, meminfo) == 1500 << 10
+    (tmp_path / names["max"]).write_text("max\n" if version == 2 else f"{(1 << 63) - 4096}\n")
+    assert memory.limit(tmp_path, meminfo) == 2000 << 10
+    for name, text in (("max", "1000000\n"), ("used", "700000\n"), ("stat", f"anon 1\n{names['cache']} 200000\n")):
+        (tmp_path / names[name]).write_text(text)
+    assert memory.limit(tmp_path, meminfo) == 1_000_000
+    assert memory.left(tmp_path, meminfo) == 500_000
+
+
+@pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "OneHot", "Range", "Resize", "Tile"])
+def test_operators_that_make_any_amount_of_a_number_are_refused(folder: Path, operator: str) -> None:
+    """10,000,000 values, 40 MB; 1e9 of them took up to 6.7 GB."""
+    models = [str(onnx_models.sized(folder, operator)), str(onnx_models.affine(folder))]
+    with (
+        ingot.serve(*models, http_port=0, grpc_port=0, device="cpu", isolate="none", max_answer_mb=1) as server,
+        client(server, "http") as http,
+        client(server, "grpc") as grpc,
+    ):
+        for asking in (http, grpc):
+            assert asking.infer("sized", {"n": np.array([1000])})["y"].size == 1000
+            with pytest.raises(TooLarge, match=r"outputs of model 'sized' have 38\.1 MiB for this request"):
+                asking.infer("sized", {"n": np.array([10_000_000])})
+            assert asking.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+
+
+@both
+def test_calls_of_engine_processes_are_limited(folder: Path, protocol: str) -> None:
+    """1e9 values, 4 GB, from a request of some bytes; what the operator cannot allocate is not computed."""
+    models = [str(onnx_models.sized(folder, "Expand")), str(onnx_models.affine(folder))]
+    with (
+        ingot.serve(*models, http_port=0, grpc_port=0, device="cpu", max_call_mb=256) as server,
+        client(server, protocol) as asking,
+    ):
+        for _ in range(2):
+            with pytest.raises(TooLarge, match=r"more memory than a call may take, 256 MiB \(--max-call-mb\)"):
+                asking.infer("sized", {"n": np.array([10**9])})
+            assert asking.infer("sized", {"n": np.array([10**6])})["y"].sum() == 10**6
+            assert asking.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
