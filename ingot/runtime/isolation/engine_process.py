@@ -54,6 +54,7 @@ class EngineProcess:
         self._how = how
         self._freed: deque[int] = deque()
         self._killed = ""
+        self._timed = False
         self._calling = threading.Lock()
         self._reaping = threading.Lock()
         self.ending = ""
@@ -168,15 +169,20 @@ class EngineProcess:
     def _exchange(self, send: Any, timeout: float | None) -> tuple[int, memoryview]:
         with self._calling:
             try:
-                self._link.connection.settimeout(timeout)
+                if timeout is not None or self._timed:  # setting it costs a system call
+                    self._link.connection.settimeout(timeout)
+                    self._timed = timeout is not None
                 send()
-                return self._link.receive()
+                received = foreign.outcome(self._link.receive)
+                if not isinstance(received, Exception):
+                    return received
+                if not isinstance(received, EOFError | OSError):
+                    raise self._invalid(received)
+                raise received
             except TimeoutError:
                 self.kill(f"was killed: it did not answer within {timeout or 0:.1f} s")
             except (EOFError, OSError):
                 pass  # it has ended, or will be killed for closing its connection
-            except ValueError as error:
-                raise self._invalid(error) from error
         raise Ended(self.wait())
 
     def _error(self, body: memoryview) -> Exception:

@@ -8,6 +8,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ _CHUNK = 1 << 16
 # Layouts that either end remembers; with more, both start again with an empty list.
 _MAX_LAYOUTS = 1024
 _LAYOUT = struct.Struct("<I")
+# Name, datatype, numpy's datatype, shape, and the numbers of elements and bytes.
+_Tensor = tuple[str, DType, np.dtype[Any], tuple[int, ...], int, int]
 
 
 class Kind(IntEnum):
@@ -56,7 +59,7 @@ class Link:
         self._splitter = Splitter(_MOST)
         self._received: deque[tuple[int, memoryview]] = deque()
         self._sent: dict[tuple[Any, ...], tuple[int, TensorLayout]] = {}
-        self._known: list[TensorLayout] = []
+        self._known: list[list[_Tensor]] = []
 
     def send(self, kind: Kind, *body: bytes) -> None:
         """Send a record.
@@ -117,6 +120,7 @@ class Link:
             EOFError: the other end has closed the connection.
             OSError: the connection failed, or its timeout passed.
             ValueError: the other end sent something invalid.
+            IngotError: it sent a shape that cannot be.
         """
         while True:
             while not self._received:
@@ -131,7 +135,7 @@ class Link:
                 self._known = []
             if len(self._known) >= _MAX_LAYOUTS:
                 raise ValueError("too many layouts")
-            self._known.append(TensorLayout.loads(bytes(body[1:])))
+            self._known.append(_checked(TensorLayout.loads(bytes(body[1:]))))
 
     def tensors(self, body: memoryview) -> dict[str, Array]:
         """Return the tensors at the end of a record. The other end is not trusted.
@@ -141,21 +145,21 @@ class Link:
         """
         (number,) = _LAYOUT.unpack_from(body)
         layout = self._known[number]
-        count = len(layout.tensors)
-        offsets = struct.unpack_from(f"<{count}Q", body, _LAYOUT.size)
-        data = body[_LAYOUT.size + 8 * count :]
+        at = _LAYOUT.size + 8 * len(layout)
         values: dict[str, Array] = {}
-        for (name, dtype, shape, _), start in zip(layout.tensors, offsets, strict=True):
-            arrays.check_shape(name, shape)
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.numpy.itemsize
+        for index, (name, dtype, kind, shape, count, size) in enumerate(layout):
+            (start,) = NUMBER.unpack_from(body, _LAYOUT.size + 8 * index)
             if start != INLINE:
-                values[name] = self._incoming.block(start, size).view(dtype.numpy).reshape(shape)
+                values[name] = self._incoming.block(start, size).view(kind).reshape(shape)
                 continue
             if dtype is DType.BYTES:
-                (size,) = NUMBER.unpack_from(data)
-                data = data[NUMBER.size :]
-            values[name] = arrays.from_bytes(name, dtype, shape, data[:size])
-            data = data[size:]
+                (size,) = NUMBER.unpack_from(body, at)
+                at += NUMBER.size
+            if dtype in (DType.BYTES, DType.BOOL):
+                values[name] = arrays.from_bytes(name, dtype, shape, body[at : at + size])
+            else:
+                values[name] = np.frombuffer(body, kind, count, at).reshape(shape)
+            at += size
         return values
 
     def _layout(self, values: Mapping[str, Array]) -> tuple[list[bytes], int, TensorLayout]:
@@ -171,6 +175,19 @@ class Link:
         found = self._sent[key] = len(self._sent), layout
         body = (b"\1" if full else b"\0") + layout.dumps()
         return [HEADER.pack(len(body), Kind.LAYOUT), body], *found
+
+
+def _checked(layout: TensorLayout) -> list[_Tensor]:
+    """Return a layout that the other end sent, for reading.
+
+    Raises:
+        InvalidArgument: it has shapes that cannot be.
+    """
+    tensors = []
+    for name, dtype, shape, _ in layout.tensors:
+        count = prod(arrays.check_shape(name, shape))
+        tensors.append((name, dtype, dtype.numpy, shape, count, count * dtype.numpy.itemsize))
+    return tensors
 
 
 def _dump(dtype: DType, array: Array) -> Iterator[bytes]:

@@ -286,6 +286,8 @@ LIES: Mapping[str, str] = {
     " + record(4, struct.pack('<IQ', 0, (1 << 30) - 8))",
     "a negative size": "record(2, b'\\0' + json.dumps([['y', 'FP32', [-4]]]).encode())"
     " + record(4, struct.pack('<IQ', 0, 0))",
+    "a layout without content": "record(2, b'')",
+    "a layout of other types": "record(2, b'\\0' + json.dumps([[1, 'FP32', 'x']]).encode())",
     "too few bytes": "record(2, b'\\0' + json.dumps([['y', 'FP32', [4]]]).encode())"
     " + record(4, struct.pack('<IQ', 0, (1 << 64) - 1) + b'abc')",
     "a code that does not exist": "record(5, b'\\xff')",
