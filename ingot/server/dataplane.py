@@ -137,7 +137,7 @@ class DataPlane:
     def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
         """Submit a request, and return at once. Every inference request of this process goes through here.
 
-        With front processes that is a front; the engine process submits the fronts' requests to the models.
+        With front processes that is a front; the main process submits the fronts' requests to the models.
 
         Args:
             request: the decoded request.

@@ -1,4 +1,4 @@
-"""One end of the connection between a front process and the engine process: one write per tick of the event loop."""
+"""One end of the connection between a front process and the main process: one write per tick of the event loop."""
 
 from __future__ import annotations
 

@@ -106,5 +106,5 @@ def _start(*handles: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # stdout belongs to the command
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        process_group=0,  # Ctrl-C is for the engine process, which lets its fronts finish
+        process_group=0,  # Ctrl-C is for the main process, which lets its fronts finish
     )

@@ -1,4 +1,4 @@
-"""The records between a front process and the engine process.
+"""The records between a front process and the main process.
 
 Sender and receiver are the same program on the same machine, so the content is not checked.
 """

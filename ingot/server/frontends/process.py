@@ -1,7 +1,7 @@
-"""A front process: ``python -m ingot.server.frontends.process CONNECTION WRITTEN READ``, started by the engine process.
+"""A front process: ``python -m ingot.server.frontends.process CONNECTION WRITTEN READ``, started by the main process.
 
 The arguments are file descriptors: the connection, and the arenas that this process writes and reads. It ends on
-a record of the engine process, or when the connection ends.
+a record of the main process, or when the connection ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class FrontProcess:
-    """The listeners of a front process, and its connection to the engine process."""
+    """The listeners of a front process, and its connection to the main process."""
 
     def __init__(self, written: int, read: int):
         self._channel = Channel(written, read, self._receive, self._lost)
@@ -41,7 +41,7 @@ class FrontProcess:
         self._config: asyncio.Future[ServerConfig] = asyncio.get_running_loop().create_future()
 
     async def run(self, connection: socket.socket) -> None:
-        """Serve until the engine process stops this one."""
+        """Serve until the main process stops this one."""
         await self._channel.connect(connection)
         config = await self._config
         listeners = await attempt_async("a front process could not start", self._listen(config))
@@ -72,7 +72,7 @@ class FrontProcess:
             self._channel.send(Kind.SEEN)
 
     async def _watch(self, listeners: Listeners) -> None:
-        """Let gRPC's health service report that the engine process does not answer."""
+        """Let gRPC's health service report that the main process does not answer."""
         live = True
         while True:
             self._engine.ping()
@@ -107,7 +107,7 @@ class FrontProcess:
 
     def _lost(self) -> None:
         if not self._stop.done():
-            os._exit(1)  # the engine process has ended, so no request can be answered
+            os._exit(1)  # the main process has ended, so no request can be answered
 
 
 async def _run(connection: int, written: int, read: int) -> None:
@@ -118,7 +118,7 @@ async def _run(connection: int, written: int, read: int) -> None:
 
 
 def main() -> None:
-    """Run a front process. Only the engine process stops it, also if a signal goes to the whole process group."""
+    """Run a front process. Only the main process stops it, also if a signal goes to the whole process group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

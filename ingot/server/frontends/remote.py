@@ -1,4 +1,4 @@
-"""Models of the engine process, as a front's data plane uses them."""
+"""Models of the main process, as a front's data plane uses them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
 
 _MAX_FITS = 1024
-# Seconds between two PINGs to the engine process, and after which it counts as stuck if it answers none.
+# Seconds between two PINGs to the main process, and after which it counts as stuck if it answers none.
 PING_SECONDS = 0.25
 _STUCK_SECONDS = 1.0
 
 
 class RemotePending:
-    """A request sent to the engine process."""
+    """A request sent to the main process."""
 
     __slots__ = ("_leave", "_number", "done", "nbytes", "reply")
 
@@ -53,7 +53,7 @@ def _ignore(_: Outcome) -> None:
 
 
 class EngineEnd:
-    """The engine process, as a front uses it.
+    """The main process, as a front uses it.
 
     Args:
         channel: the connection to it.
@@ -71,11 +71,11 @@ class EngineEnd:
 
     @property
     def responds(self) -> bool:
-        """Whether the engine process answers; see :meth:`ping`."""
+        """Whether the main process answers; see :meth:`ping`."""
         return time.monotonic() - self._heard < _STUCK_SECONDS
 
     def ping(self) -> None:
-        """Ask the engine process for a sign of life; call it every ``PING_SECONDS``."""
+        """Ask the main process for a sign of life; call it every ``PING_SECONDS``."""
         self._channel.send(Kind.PING)
 
     def submit(
@@ -128,7 +128,7 @@ class EngineEnd:
         if number in self._replies:
             self._settle(self._replies.pop(number), kind, body[records.NUMBER.size :])
             return
-        failure = "outputs of the engine process could not be read"
+        failure = "outputs of the main process could not be read"
         outcome = attempt(failure, self._read, kind, body[records.NUMBER.size :])
         pending = self._pending.pop(number, None)
         if pending is not None:
@@ -154,7 +154,7 @@ class EngineEnd:
 
 
 class RemoteModel:
-    """One version of a model of the engine process; see :class:`ingot.runtime.Model`."""
+    """One version of a model of the main process; see :class:`ingot.runtime.Model`."""
 
     def __init__(self, index: int, state: ModelState, engine: EngineEnd):
         self._index = index
@@ -219,7 +219,7 @@ class RemoteModel:
 
 
 class RemoteCatalog(Catalog[RemoteModel]):
-    """The models of the engine process."""
+    """The models of the main process."""
 
     def __init__(self, engine: EngineEnd, metrics: Metrics):
         super().__init__(metrics)
@@ -227,7 +227,7 @@ class RemoteCatalog(Catalog[RemoteModel]):
         self._listed: list[RemoteModel] = []
 
     def update(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Update the models from the states that the engine process sent; their order does not change."""
+        """Update the models from the states that the main process sent; their order does not change."""
         for index, content in enumerate(states):
             state = ModelState.loads(content)
             if index < len(self._listed):
@@ -239,7 +239,7 @@ class RemoteCatalog(Catalog[RemoteModel]):
 
 
 class FrontPlane(DataPlane):
-    """The data plane of a front process: models and the sums of metrics are in the engine process."""
+    """The data plane of a front process: models and the sums of metrics are in the main process."""
 
     def __init__(self, repository: RemoteCatalog, engine: EngineEnd):
         super().__init__(repository)

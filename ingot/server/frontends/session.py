@@ -1,4 +1,4 @@
-"""The engine process's session with one front: its requests go to the models, and the outputs back."""
+"""The main process's session with one front: its requests go to the models, and the outputs back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of models, as the engine process sends it to its fronts."""
+"""The state of models, as the main process sends it to its fronts."""
 
 from __future__ import annotations
 
