@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.outside import Service, affine_of, row, serving, wait_until
@@ -39,7 +39,7 @@ fronts = pytest.mark.parametrize("fronts", [0, 1])
 def started(folder: Path, *options: str) -> Iterator[Service]:
     """Serve models that may end or block their process, next to a harmless one."""
     made = [str(make(folder)) for make in (onnx_models.quotient, onnx_models.counting, onnx_models.affine)]
-    with serving("fast", folder, "--isolate", "all", *options, sources=made) as service:
+    with serving("fast", folder, *options, sources=made) as service:
         yield service
 
 
@@ -172,6 +172,18 @@ def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
         wait_until(lambda: not isinstance(_outcome(asking, "counting", {"n": np.array([3])}), IngotError))
         assert service.count("ingot_engine_restarts_total", model="counting", reason="killed") == 1
         stops(service)
+
+
+def test_a_request_that_needs_too_much_memory_fails_alone(tmp_path: Path) -> None:
+    model = str(onnx_models.filled(tmp_path))
+    with serving("fast", tmp_path, "--engine-memory-mb", "512", sources=[model]) as service:
+        before = engines_of(service)
+        for protocol in PROTOCOLS:
+            with client(service, protocol) as asking:
+                with pytest.raises(TooLarge, match=r"its engine process may have, 512 MiB \(--engine-memory-mb\)"):
+                    asking.infer("filled", {"n": np.array([10**9])})
+                assert asking.infer("filled", {"n": np.array([2])})["y"].tolist() == [1, 1]
+        assert engines_of(service) == before
 
 
 def test_the_server_stops_while_a_call_does_not_end(tmp_path: Path) -> None:
