@@ -54,16 +54,16 @@ class Worker:
     def close(self, timeout: float | None = None) -> None:
         """Finish the current batch, stop the thread and free the engine.
 
-        An engine call that exceeds ``timeout`` seconds is terminated, and abandoned if that does not end it: it then
-        ends with the process.
+        An engine call that exceeds ``timeout`` seconds is terminated. If that does not end it, its engine process is
+        killed; without one, the call is abandoned and ends with this process.
         """
         self._work.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             self.end(self.calls, EngineTimeout("the engine call was ended, since the server stops"))
             self._thread.join(timeout)
-        if not self._thread.is_alive():
-            self._engine.close()
+        if not self._thread.is_alive() or getattr(self._engine, "isolated", False):
+            self._engine.close()  # which ends the call of an isolated engine
 
     def end(self, call: int, error: EngineTimeout) -> None:
         """Terminate a running batch, from any thread; repeat it until the batch has ended.

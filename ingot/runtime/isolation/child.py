@@ -72,8 +72,8 @@ def _serve(link: Link, control: socket.socket, parent: int) -> None:
     memory = how.pop("memory_mb")
     limit = None if memory is None else memory << 20
     options = how["options"]
-    gpu, unpacks = options.get("device") != "cpu", options.get("format", "onnx") != "onnx"
-    measures = confinement.before_loading(parent, limit, gpu=gpu, unpacks=unpacks)
+    unpacks = options.get("format", "onnx") != "onnx"
+    measures = confinement.before_loading(parent, limit, gpu=how["gpu"], unpacks=unpacks)
     calls = _Calls(limit)
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
     opened = calls.attempt(lambda: calls.open(how))

@@ -115,7 +115,7 @@ def before_loading(parent: int, memory: int | None, *, gpu: bool, unpacks: bool)
     if _read_only(libc, folders):
         measures.append(f"no writing of files{' but temporary ones' if unpacks else ''}")
     if _filter(libc, _first_rules(gpu=gpu)):
-        measures.append("no sockets, no access to other processes")
+        measures.append(f"no {'network ' if gpu else ''}sockets, no access to other processes")
     return measures
 
 

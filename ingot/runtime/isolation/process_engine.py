@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import EngineLost, EngineTimeout
+from ingot.runtime import devices
 from ingot.runtime.isolation.engine_process import Ended
 from ingot.runtime.isolation.supervisor import Supervision, Supervisor
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -56,7 +57,10 @@ class ProcessEngine:
     def __init__(self, path: Path, options: Mapping[str, Any], isolation: Isolation):
         self.isolation = isolation
         written = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        how = {"path": str(path), "options": written, "memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
+        device = options.get("device", "auto")
+        gpu = device == "cuda" or (device == "auto" and devices.has_cuda())
+        limits = {"memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
+        how = {"path": str(path), "options": written, "gpu": gpu, **limits}
         self._supervisor = Supervisor(how, isolation.load_timeout)
         self._supervisor.start()
         described = self._supervisor.description

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge, Unavailable
-from ingot.runtime import load_engine
+from ingot.runtime import Entry, load_engine
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.isolation import supervisor
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
 from ingot.runtime.isolation.supervisor import Run, Supervision
@@ -230,6 +232,22 @@ def test_a_stopped_process_is_killed(tmp_path: Path) -> None:
         assert supervised.lost == ["was killed, since a call did not end at its time limit"]
 
 
+def test_a_model_is_closed_while_a_call_does_not_end(tmp_path: Path) -> None:
+    with opened(onnx_models.counting(tmp_path)) as engine:
+        Supervised(engine)
+        pid = pid_of(engine)
+        os.kill(pid, signal.SIGSTOP)  # no engine can be asked to end its call
+        batcher = Batcher(engine, engine.signature)
+        done: list[Any] = []
+        worker = Worker(engine, batcher, lambda _, entries, outcomes, *rest: done.extend(outcomes), "test")
+        worker.start([Entry({"n": np.array([3])}, 1, lambda outcome: None, 0.0)])
+        wait_until(lambda: worker.running is not None)
+        worker.close(0.1)
+        wait_until(lambda: bool(done))
+        assert isinstance(done[0], EngineLost)
+        assert not Path(f"/proc/{pid}").exists()
+
+
 def test_too_much_memory_fails_the_request_alone(tmp_path: Path) -> None:
     with opened(onnx_models.filled(tmp_path), memory_mb=512) as engine:
         pid = pid_of(engine)
@@ -257,7 +275,9 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     program = f"""
 import time
 from pathlib import Path
-from ingot.runtime import load_engine
+from ingot.runtime import Entry, load_engine
+from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.isolation.process_engine import Isolation
 engine = load_engine(Path({str(path)!r}), isolation=Isolation(why="a test"))
 print(engine._supervisor._ready._process.pid, flush=True)
