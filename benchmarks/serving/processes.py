@@ -58,6 +58,10 @@ class Process:
                 pinned(command, core), env=variables, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def usage(self) -> Usage:
         """Return the usage of all its processes."""
         cpu, memory = 0.0, 0
