@@ -49,13 +49,16 @@ os._exit(0)  # the engine never ends
 
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [(), ("--isolate", "none"), ("--frontends", "1")], ids=["", "inside", "fronts"])
 @pytest.mark.one_case
-def test_one_signal_ends_the_command(tmp_path: Path, endless: Endless, number: signal.Signals) -> None:
+def test_one_signal_ends_the_command(
+    tmp_path: Path, endless: Endless, number: signal.Signals, options: tuple[str, ...]
+) -> None:
     endless(tmp_path / "odd.onnx")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     command = [sys.executable, "-m", "ingot", "serve", "odd.onnx", "--http-port", str(port), "--grpc-port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "INGOT_LOAD_TIMEOUT": "0"}) as process:
+    with subprocess.Popen([*command, *options], cwd=tmp_path, env={**os.environ, "INGOT_LOAD_TIMEOUT": "0"}) as process:
         try:
             wait_until(lambda: _live(port))  # the ports are open before models are loaded
             process.send_signal(number)

@@ -180,6 +180,17 @@ def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     assert "the model is not ready until it ends" in caplog.text
 
 
+def test_closing_a_server_ends_a_call_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would use a core of the program until that ends."""
+    calls_in(monkeypatch, loop=False)
+    with serving(folder, engine_timeout=0, drain_timeout=0) as server:
+        asking = Asking(server.http_url)
+        in_flight(server, 1)
+    asking.join(60)
+    assert asking.error is not None
+    wait_until(lambda: not any(thread.name.startswith("ingot-counting") for thread in threading.enumerate()))
+
+
 BLOCKED = """
 import sys, time
 from ingot.runtime import watchdog
