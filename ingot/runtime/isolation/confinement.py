@@ -60,18 +60,19 @@ class _Calls(NamedTuple):
 
 # forbidden: ptrace, process_vm_readv, process_vm_writev, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open,
 # pidfd_send_signal, pidfd_getfd, process_madvise, io_uring_setup, bpf, perf_event_open, userfaultfd, add_key,
-# request_key, keyctl, mount, umount2, unshare, setns, init_module, finit_module, kexec_load, open_by_handle_at, setsid.
+# request_key, keyctl, mount, umount2, unshare, setns, init_module, finit_module, kexec_load, open_by_handle_at, setsid,
+# setpgid.
 _NUMBERS: Mapping[str, _Calls] = {
     "x86_64": _Calls(
         0xC000003E, 317, 41, 62, 234, 56, 435,
         (101, 310, 311, 200, 129, 297, 434, 424, 438, 440, 425, 321, 298, 323, 248, 249, 250, 165, 166, 272, 308, 175,
-         313, 246, 304, 112),
+         313, 246, 304, 112, 109),
         (59, 322, 57, 58),
     ),
     "aarch64": _Calls(
         0xC00000B7, 277, 198, 129, 131, 220, 435,
         (117, 270, 271, 130, 138, 240, 434, 424, 438, 440, 425, 280, 241, 282, 217, 218, 219, 40, 39, 97, 268, 105,
-         273, 104, 265, 157),
+         273, 104, 265, 157, 154),
         (221, 281),
     ),
 }  # fmt: skip

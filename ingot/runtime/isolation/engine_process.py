@@ -127,9 +127,7 @@ class EngineProcess:
     def close(self) -> None:
         """Let the process end; :meth:`wait` kills it if it does not."""
         self._killed = "was closed"
-        for connection in (self._link.connection, self._control):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._disconnect()
 
     def wait(self) -> str:
         """Wait for the end, in any thread; return how it ended, in a form that completes "the engine process ..."."""
@@ -139,6 +137,7 @@ class EngineProcess:
                 with contextlib.suppress(ProcessLookupError):  # its children, if it has any
                     os.killpg(self._process.pid, signal.SIGKILL)
                 code = self._process.wait()
+                self._disconnect()  # in case another process has the other end, too
                 text = _read(self._errors)
                 if text and self._killed != "was closed":
                     log.error("an engine process wrote before its end: %s", text)
@@ -151,6 +150,11 @@ class EngineProcess:
             self._link.connection.close()
             self._control.close()
             os.close(self._errors)
+
+    def _disconnect(self) -> None:
+        for connection in (self._link.connection, self._control):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _await_end(self) -> None:
         """Wait until the process ends, or until some time after it closed its connection."""
