@@ -148,7 +148,7 @@ def dump_error(error: IngotError) -> bytes:
 
 def load_error(body: memoryview) -> IngotError:
     """Return the error of :func:`dump_error`, as the class of its code."""
-    return CLASSES[_CODES[body[0]]](bytes(body[1:]).decode())
+    return CLASSES[_CODES[body[0]]](bytes(body[1:]).decode(errors="replace"))
 
 
 def dumps(content: object) -> bytes:

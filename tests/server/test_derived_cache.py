@@ -33,14 +33,17 @@ def counted(client: ingot.Client) -> str:
     pytest.fail("the model does not settle")
 
 
-def test_servers_share_what_the_first_one_built(home: Path) -> None:
+@pytest.mark.parametrize("isolate", ["none", "all"])
+def test_servers_share_what_the_first_one_built(home: Path, isolate: str) -> None:
     x = np.ones((3, 1024), np.float32)
     answers = []
     for expected in ("built", "hit"):
-        with running("layers:1", home=home) as (_, addresses), ingot.Client(addresses["http"]) as client:
+        isolated = running("layers:1", "--isolate", isolate, home=home)
+        with isolated as (_, addresses), ingot.Client(addresses["http"]) as client:
             client.infer("layers", {"x": x})
             assert counted(client) == expected
             answers.append(client.infer("layers", {"x": x})["y"])
+            assert client.metadata("layers").get("properties", {}).get("isolation") == {"all": "process"}.get(isolate)
     plain = running("layers:1", "--no-derived-cache", home=home)
     with plain as (_, addresses), ingot.Client(addresses["http"]) as client:
         answers.append(client.infer("layers", {"x": x})["y"])

@@ -32,7 +32,11 @@ log = logging.getLogger(__name__)
 
 # Seconds in which a process that has closed its connection must end, before it is killed.
 _END_SECONDS = 2.0
+# What is kept of a process's texts, which its model may have written: in bytes, characters and records of its log.
 _MOST_STDERR = 1 << 16
+_MOST_ERROR = 4096
+_MOST_TEXT = 1000
+_MOST_RECORDS = 20
 
 
 class Ended(Exception):
@@ -89,8 +93,8 @@ class EngineProcess:
             found = Description.model_validate_json(bytes(body))
         except (ValueError, IngotError) as error:
             raise self._invalid(error) from error
-        for level, name, text in found.log:
-            logging.getLogger(name).log(level, "%s", text)
+        for level, name, text in found.log[:_MOST_RECORDS]:
+            log.log(level, "%s: %s", _printable(name), _printable(text))
         return found
 
     def run(self, inputs: Mapping[str, Array], timeout: float | None) -> dict[str, Array]:
@@ -190,7 +194,7 @@ class EngineProcess:
         raise Ended(self.wait())
 
     def _error(self, body: memoryview) -> Exception:
-        error = foreign.outcome(lambda: load_error(body))
+        error = foreign.outcome(lambda: load_error(body[:_MOST_ERROR]))
         if isinstance(error, DeadlineExceeded):
             return EngineTimeout(str(error))
         return error if isinstance(error, IngotError) else self._invalid(error)
@@ -237,6 +241,11 @@ def _described(code: int) -> str:
 def _read(handle: int) -> str:
     """Return the end of what can be read at once, as one line."""
     try:
-        return " ".join(os.read(handle, _MOST_STDERR).decode(errors="replace").split())[-1000:]
+        return _printable(os.read(handle, _MOST_STDERR).decode(errors="replace"))
     except OSError:
         return ""
+
+
+def _printable(text: str) -> str:
+    """Return the end of a text, without line breaks and what terminals would obey."""
+    return "".join(item if item.isprintable() else " " for item in " ".join(text[-_MOST_TEXT:].split()))

@@ -345,6 +345,13 @@ connection.recv(1 << 16)
             engine.run({"x": np.ones(1, np.float32)})
 
 
+def test_text_of_a_process_cannot_forge_lines_of_the_log() -> None:
+    from ingot.runtime.isolation.engine_process import _printable
+
+    assert _printable("one\n2026-01-01 ERROR two\x1b[2J\ttab\r") == "one 2026-01-01 ERROR two [2J tab"
+    assert len(_printable("x" * 5000)) == 1000
+
+
 def test_the_size_of_an_arena_cannot_be_changed() -> None:
     from ingot.ipc import arena
 

@@ -163,6 +163,19 @@ def test_a_call_that_does_not_end_is_ended(tmp_path: Path, fronts: int) -> None:
         stops(service)
 
 
+def test_a_model_stays_ready_while_one_of_its_processes_runs(tmp_path: Path) -> None:
+    model = str(onnx_models.quotient(tmp_path))
+    with serving("fast", tmp_path, "--instances", "2", sources=[model]) as service, client(service, "grpc") as asking:
+        first, _ = engines_of(service)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: service.count("ingot_engine_restarts_total") == 1)
+        assert service.count("ingot_model_ready", model="quotient") == 1
+        for _ in range(20):
+            assert asking.infer("quotient", HARMLESS)["y"].tolist() == [[2, 1]]
+        assert service.count("ingot_requests_total", code="ok") == 20
+        stops(service)
+
+
 def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     with started(tmp_path, "--engine-timeout", "1s") as service, client(service, "http") as asking:
         for pid in engines_of(service):
