@@ -28,6 +28,8 @@ log = rate_limited_logger(__name__)
 _PLAIN = "biuf"
 # Smaller arrays are cheap to allocate: malloc keeps their memory and requests no fresh pages from the kernel.
 _LARGE = 1 << 20
+# Bytes of outputs that no engine makes in a second: shorter calls are not measured against the limit of answers.
+_FASTEST = 1e12
 # Most bytes that one engine's buffers hold together; larger batches are allocated separately.
 LIMIT = 64 << 20
 
@@ -141,6 +143,7 @@ class Batcher:
         self._engine = engine
         self._padding = padding
         self._limit = limit
+        self._soonest = limit.nbytes / _FASTEST
         self._texts = any(spec.dtype is DType.BYTES for spec in signature.outputs)
         self._buffers = Buffers(engine)
         self._specs = {spec.name: spec for spec in signature.inputs}
@@ -219,8 +222,9 @@ class Batcher:
         if padding is not None:
             answers = [padding.padder.cut(entry.inputs, answer) for entry, answer in zip(entries, answers, strict=True)]
         spent.splitting += time.perf_counter() - ran
-        if self._texts or sum([array.nbytes for array in outputs.values()]) > self._limit.nbytes:
-            return [self._limit.checked(answer) for answer in answers]
+        limit = self._limit
+        if self._texts or (ran - joined > self._soonest and sum([a.nbytes for a in outputs.values()]) > limit.nbytes):
+            return [limit.checked(answer) for answer in answers]
         return [*answers]
 
     def _join(self, entries: Sequence[Entry]) -> dict[str, Array]:
