@@ -20,6 +20,9 @@ from ingot.tensors import DType, Range, Signature, TensorSpec
 
 __all__ = ["Bounds", "bounds_of"]
 
+# A call's bytes that do not depend on sizes, such as the tensors that an engine makes while it loads a graph.
+_MOST_CONSTANT = 8 << 30
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -93,8 +96,12 @@ def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple
     names = [name for name in model.graph.inputs if name not in model.graph.constants]
     tensors: dict[str, Tensor | None] = dict.fromkeys(names)
     tensors |= {spec.name: _input(spec, signature, empty=empty) for spec in signature.inputs}
+    if None in tensors.values():
+        raise DamagedError("it has an input that its signature lacks")
     analysis = Analysis(model)
     _, peak = analysis.graph(model.graph, Scope(tensors))
+    if not analysis.reasons and peak.terms.get((), 0) > _MOST_CONSTANT:
+        raise DamagedError(f"it needs more than {_MOST_CONSTANT >> 30} GiB whatever the sizes of its inputs are")
     return tuple(analysis.reasons), peak
 
 

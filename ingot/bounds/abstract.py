@@ -21,7 +21,18 @@ FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL = 1, 2, 3, 6, 7, 8, 9
 """Element types of ONNX that rules name."""
 _WIDTHS = {1: 4, 4: 2, 5: 2, 6: 4, 7: 8, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2, STRING: 64}
 _LIMITS = {BOOL: (0, 1), UINT8: (0, 255), INT8: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}
-INTEGERS = frozenset((2, 3, 4, 5, 6, 7, 9, 12, 13, 21, 22))
+_ENDS = {
+    **_LIMITS,
+    INT32: (-(1 << 31), (1 << 31) - 1),
+    INT64: (-(1 << 63), (1 << 63) - 1),
+    12: (0, (1 << 32) - 1),
+    13: (0, (1 << 64) - 1),
+    21: (0, 15),
+    22: (-8, 7),
+}
+INTEGERS = frozenset(_ENDS)
+# By how much results of floating-point types may differ from exact ones, relatively, and the largest of them.
+_ROUNDING = {FLOAT: (Fraction(1, 1 << 20), 1 << 120), 11: (Fraction(1, 1 << 40), 1 << 1000)}
 
 Dims = tuple[Interval, ...]
 UNKNOWN = Interval()
@@ -61,11 +72,13 @@ class Tensor:
         Raises:
             UnboundedError: a size has no bound.
         """
-        highs = []
+        dims, highs = list(dims), []
         for axis, dim in enumerate(dims):
             if dim.high is None:
                 raise UnboundedError(f"the size of dimension {axis} of its output comes from values")
-            highs.append(dim.high)
+            if dim.exact is None and not dim.high.covers(ZERO):
+                dim = dims[axis] = Interval.up_to(dim.high.upper(ZERO))  # no size is below 0
+            highs.append(dim.high or ZERO)
         found = None if items is None or len(items) > ITEMS else tuple(items)
         if found and all(item.low is None and item.high is None for item in found):
             found = None
@@ -141,6 +154,45 @@ def limits(kind: int) -> Interval:
         return Interval()
     low, high = _LIMITS[kind]
     return Interval(Poly.of(low), Poly.of(high))
+
+
+def settled(value: Interval, kind: int) -> Interval:
+    """Return where the result of an addition or multiplication is, given the exact one: integers may wrap around.
+
+    So do integers of 64 bits if an end is unknown, and floating-point numbers are rounded and may become NaN.
+    """
+    if kind not in INTEGERS:
+        return _rounded(value, kind)
+    least, most = _ENDS[kind]
+    if value.low is not None and value.high is not None and value.low.at_least(least):
+        if value.high.at_most(most):
+            return value
+        if kind not in _LIMITS:
+            return Interval(None, value.high)  # what wraps around becomes smaller
+    return limits(kind)
+
+
+def fits(kind: int, wider: int) -> bool:
+    """Return whether all values of an integer type are values of another."""
+    if kind not in _ENDS or wider not in _ENDS:
+        return False
+    return _ENDS[wider][0] <= _ENDS[kind][0] and _ENDS[kind][1] <= _ENDS[wider][1]
+
+
+def definite(value: Interval, kind: int) -> Interval:
+    """Return the values of a choice between values: NaN is chosen unless all floating-point numbers have bounds."""
+    return value if kind in INTEGERS or (value.low is not None and value.high is not None) else Interval()
+
+
+def _rounded(value: Interval, kind: int) -> Interval:
+    if kind not in _ROUNDING or value.low is None or value.high is None:
+        return Interval()
+    error, most = _ROUNDING[kind]
+    if not (value.low.at_least(-most) and value.high.at_most(most)):
+        return Interval()
+    if value.constant is not None and abs(value.constant) < 1 << 20 and value.constant.denominator <= 8:
+        return value  # such numbers are exact
+    return Interval(value.low.scaled(1 - error), value.high.scaled(1 + error)) if value.non_negative else Interval()
 
 
 def broadcast(tensors: Sequence[Tensor]) -> tuple[Dims | None, Poly]:

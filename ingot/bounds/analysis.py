@@ -9,13 +9,16 @@ from ingot.bounds.abstract import BOOL, INT64, Tensor, UnboundedError
 from ingot.bounds.graph import Attribute, Graph, Model, Node
 from ingot.bounds.operators import RULES, Op, Rule
 from ingot.bounds.poly import ONE, ZERO, Interval, Poly, TooComplexError
+from ingot.report.text import one_line
 
 MAX_VISITS = 100_000
 """Nodes that are analysed, with those of functions and loops once for each use."""
 MAX_TRIPS = 1 << 20
 """Repetitions of loops within loops that do not depend on the sizes of the inputs."""
 _MAX_DEPTH = 32
+_MAX_NESTED = 2
 _MOST_REASONS = 8
+_LONGEST_REASON = 400
 
 
 _Run = Callable[[Graph, Sequence[Tensor], Poly], tuple[list[Tensor], Poly]]
@@ -33,6 +36,7 @@ class Scope:
     makers: dict[str, Node] = field(default_factory=dict)
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     outer: Scope | None = None
+    later: set[str] = field(default_factory=set)
 
     def find(self, name: str) -> Tensor | None:
         """Return a tensor, or None if nothing is known of it.
@@ -44,6 +48,8 @@ class Scope:
         while scope is not None:
             if name in scope.tensors:
                 return scope.tensors[name]
+            if name in scope.later:  # an engine sorts the nodes; another tensor of an outer graph may have this name
+                raise UnboundedError(f"its input '{name}' is made by a later node")
             scope = scope.outer
         raise UnboundedError(f"its input '{name}' does not exist")
 
@@ -69,6 +75,7 @@ class Analysis:
     def __init__(self, model: Model):
         self.reasons: list[str] = []
         self._model = model
+        self._opset = model.opset
         self._visits = 0
         self._depth = 0
         self._trips = ONE
@@ -84,6 +91,10 @@ class Analysis:
             raise StoppedError(f"its graphs and functions are nested more than {_MAX_DEPTH} deep")
         for name, constant in graph.constants.items():
             scope.tensors.setdefault(name, Tensor.constant(constant))
+        made = [name for node in graph.nodes for name in node.outputs if name]
+        scope.later = set(made)
+        if len(scope.later) < len(made) or any(name in scope.tensors for name in made):
+            raise StoppedError("it defines a tensor twice")
         last = {name: index for index, node in enumerate(graph.nodes) for name in _uses(node)}
         last |= dict.fromkeys(graph.outputs, len(graph.nodes))
         ends: dict[int, list[str]] = {}
@@ -93,6 +104,7 @@ class Analysis:
             for name, tensor in zip(node.outputs, outputs, strict=False):
                 scope.tensors[name] = tensor
                 scope.makers[name] = node
+                scope.later.discard(name)
                 if tensor is not None and node.operator != "Constant":
                     alive = alive + tensor.nbytes
                     ends.setdefault(last.get(name, index), []).append(name)
@@ -120,7 +132,7 @@ class Analysis:
             inputs = [scope.find(name) if name else None for name in node.inputs]
             if any(tensor is None and name for tensor, name in zip(inputs, node.inputs, strict=True)):
                 return [None] * len(node.outputs), ZERO  # the reason is known
-            op = Op(node, inputs, self._model.opset, scope.maker, _finder(scope), self._runner(node, scope))
+            op = Op(node, inputs, self._opset, scope.maker, _finder(scope), self._runner(node, scope))
             outputs = self._rule(node)(op)
             return [*outputs, *[None] * (len(node.outputs) - len(outputs))], op.workspace
         except UnboundedError as error:
@@ -134,7 +146,7 @@ class Analysis:
     def _rule(self, node: Node) -> Rule:
         key = (node.domain, node.operator)
         function = self._model.functions.get(key)
-        if function is not None and key in RULES:
+        if function is not None and (not node.domain or node.domain.startswith(_BUILT_IN)):
             raise UnboundedError("the file replaces a standard operator by a function")
         if function is not None:
             return lambda op: self._function(function, op)
@@ -146,6 +158,7 @@ class Analysis:
         return RULES[key]
 
     def _add(self, reason: str) -> None:
+        reason = one_line(reason, _LONGEST_REASON)
         if reason not in self.reasons and len(self.reasons) < _MOST_REASONS:
             self.reasons.append(reason)
 
@@ -154,9 +167,12 @@ class Analysis:
 
         def run(graph: Graph, inputs: Sequence[Tensor], trips: Poly) -> tuple[list[Tensor], Poly]:
             before, self._trips = self._trips, self._trips * trips
-            if sum(self._trips.terms.values()) > MAX_TRIPS:
+            if sum(factor for factor in self._trips.terms.values() if factor > 0) > MAX_TRIPS:
                 self._trips = before
                 raise UnboundedError(f"it may run its graph more than {MAX_TRIPS:,} times")
+            if self._trips.degree > _MAX_NESTED:
+                self._trips = before
+                raise UnboundedError(f"more than {_MAX_NESTED} loops within each other follow the sizes of inputs")
             inner = Scope(dict(zip(graph.inputs, inputs, strict=False)), attributes=scope.attributes, outer=scope)
             outputs, peak = self.graph(graph, inner)
             self._trips = before
@@ -170,7 +186,10 @@ class Analysis:
     def _function(self, function: Graph, op: Op) -> list[Tensor]:
         tensors: dict[str, Tensor | None] = dict.fromkeys(function.inputs)
         tensors |= dict(zip(function.inputs, op.inputs, strict=False))
-        outputs, op.workspace = self.graph(function, Scope(tensors, attributes=op.node.attributes))
+        before, self._opset = self._opset, function.opset or self._opset
+        scope = Scope(tensors, attributes={**function.defaults, **op.node.attributes})
+        outputs, op.workspace = self.graph(function, scope)
+        self._opset = before
         known = [tensor for tensor in outputs if tensor is not None]
         if len(known) < len(outputs):
             raise UnboundedError("its function is not bounded")
@@ -195,18 +214,20 @@ class Analysis:
             raise UnboundedError(
                 "its number of repetitions comes from values; declare their range: --input 'NAME:int64[]=0..100'"
             )
-        states = [op[index].forgotten() for index in range(2, len(op.inputs))]
+        states = [_carried(op[index]) for index in range(2, len(op.inputs))]
         number = Tensor.of(INT64, [], items=[Interval.up_to(trips.high)])
         inputs = [number, Tensor.of(BOOL, []), *states]
         outputs, op.workspace = op.run(body, inputs, trips.high)
-        return self._repeated(states, outputs[1:], trips.high, [0] * len(outputs))
+        return self._repeated(op, states, outputs[1:], trips.high, [0] * len(outputs))
 
     def _scan(self, op: Op) -> list[Tensor]:
         body = op.node.graph("body")
         count = op.integer("num_scan_inputs")
         if body is None or not 0 < count <= len(op.inputs):
             raise UnboundedError("it lacks a body")
-        states = [tensor.forgotten() for tensor in op.given[:-count]]
+        if op.opset < 9:
+            raise UnboundedError("this old form of the operator is not analysed")
+        states = [_carried(tensor) for tensor in op.given[:-count]]
         axes = op.integers("scan_input_axes", [0] * count)
         trips, slices = ZERO, []
         for tensor, axis in zip(op.given[-count:], axes, strict=True):
@@ -215,32 +236,40 @@ class Analysis:
             slices.append(Tensor.of(tensor.kind, dims))
         outputs, op.workspace = op.run(body, [*states, *slices], trips)
         scanned = len(outputs) - len(states)
-        return self._repeated(states, outputs, trips, op.integers("scan_output_axes", [0] * scanned))
+        return self._repeated(op, states, outputs, trips, op.integers("scan_output_axes", [0] * scanned))
 
     @staticmethod
     def _repeated(
-        states: Sequence[Tensor], outputs: Sequence[Tensor], trips: Poly, axes: Sequence[int]
+        op: Op, states: Sequence[Tensor], outputs: Sequence[Tensor], trips: Poly, axes: Sequence[int]
     ) -> list[Tensor]:
         """Return the outputs of a loop: its states, whose shapes must not change, and the scanned outputs, stacked."""
         found = []
         for state, output in zip(states, outputs, strict=False):
-            if state.dims != output.dims:
+            if state.dims != output.dims or (state.dims is None and not state.count.covers(output.count)):
                 raise UnboundedError("the shape of a tensor that it carries changes from one repetition to the next")
-            found.append(output.forgotten())
+            found.append(state)
         for output, axis in zip(outputs[len(states) :], axes, strict=False):
+            op.workspace = op.workspace + output.nbytes * trips  # the engine keeps the parts until it joins them
             dims = list(output.shape())
             dims.insert(axis % (len(dims) + 1), Interval.up_to(trips))
             found.append(Tensor.of(output.kind, dims, count=output.count * trips))
         return found
 
 
+def _carried(tensor: Tensor) -> Tensor:
+    """Return what is known of a tensor that a loop carries after any number of repetitions of the same shape."""
+    known = tensor.forgotten()
+    return known if known.dims is None else Tensor.of(known.kind, known.dims)
+
+
 def _joined(one: Tensor, two: Tensor) -> Tensor:
     """Return the bounds of a tensor that is either of two."""
     count = one.count.upper(two.count)
+    kind = one.kind if one.kind == two.kind else 0
     if one.dims is None or two.dims is None or len(one.dims) != len(two.dims):
-        return Tensor(one.kind, None, count)
+        return Tensor(kind, None, count)
     dims = tuple(first.joined(second) for first, second in zip(one.dims, two.dims, strict=True))
-    return Tensor.of(one.kind, dims, count=count, each=one.bounds.joined(two.bounds))
+    return Tensor.of(kind, dims, count=count, each=one.bounds.joined(two.bounds))
 
 
 def _uses(node: Node) -> set[str]:
@@ -267,5 +296,6 @@ def _finder(scope: Scope) -> Callable[[str], Tensor | None]:
     return find
 
 
+_BUILT_IN = ("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten")
 _BRANCHES = {True: "then_branch", False: "else_branch"}
 _CONTROL = {"If": "_if", "Loop": "_loop", "Scan": "_scan"}

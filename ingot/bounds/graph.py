@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from math import isfinite, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ _WITH_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 
 Buffer = mmap.mmap | bytes
 Span = tuple[int, int]
+Value = int | Span | bytes
 
 
 class DamagedError(Exception):
@@ -58,17 +60,27 @@ class Attribute:
     """An attribute of a node. Its values are decoded when they are asked for, as those of tree ensembles are large."""
 
     def __init__(self, content: Buffer, span: Span):
-        self.name = _name(content, span)
+        self.name = _first_name(content, span)
         self._content = content
         self._span = span
         self._graph: Graph | None = None
 
     @cached_property
-    def _fields(self) -> Mapping[int, list[Span | int]]:
-        found: dict[int, list[Span | int]] = {}
-        for number, _, value in _fields(self._content, self._span):
+    def _fields(self) -> Mapping[int, list[Value]]:
+        found: dict[int, list[Value]] = {}
+        for number, value in _fields(self._content, self._span):
             found.setdefault(number, []).append(value)
+        if len(found.get(1, ())) > 1:
+            raise DamagedError(f"its attribute '{self.name}' has two names")
         return found
+
+    def check(self) -> None:
+        """Read all fields.
+
+        Raises:
+            DamagedError: it has two names, of which others would read the last.
+        """
+        self._fields  # noqa: B018 - it checks
 
     @cached_property
     def reference(self) -> str:
@@ -82,26 +94,26 @@ class Attribute:
     @property
     def number(self) -> float:
         """The value of a floating-point attribute."""
-        span = self._last(2)
-        return struct.unpack("<f", self._content[span[0] : span[1]])[0] if isinstance(span, tuple) else 0.0
+        found = self._last(2, bytes)
+        return struct.unpack("<f", found)[0] if found is not None and len(found) == 4 else 0.0
 
     @property
     def integer(self) -> int:
-        found = self._last(3)
-        return _signed(found) if isinstance(found, int) else 0
+        return _signed(self._last(3, int) or 0)
 
     @cached_property
     def integers(self) -> list[int]:
         found: list[int] = []
         for value in self._fields.get(8, ()):
-            found += [_signed(value)] if isinstance(value, int) else map(_signed, _varints(self._content, value))
+            found += _integers(self._content, value)
         return found
 
     @property
     def numbers(self) -> list[float]:
         """The values of a list of floating-point numbers."""
-        spans = [span for span in self._fields.get(7, ()) if isinstance(span, tuple)]
-        found: list[float] = np.frombuffer(b"".join(self._content[start:end] for start, end in spans), "<f4").tolist()
+        values = [value for value in self._fields.get(7, ()) if not isinstance(value, int)]
+        raw = b"".join(value if isinstance(value, bytes) else self._content[value[0] : value[1]] for value in values)
+        found: list[float] = np.frombuffer(raw, "<f4").tolist()
         return found
 
     @property
@@ -111,11 +123,11 @@ class Attribute:
 
     @property
     def tensor(self) -> Constant | None:
-        span = self._last(5)
-        return _constant(self._content, span)[1] if isinstance(span, tuple) else None
+        span = self._last(5, tuple)
+        return None if span is None else _constant(self._content, span)[1]
 
     def graph(self, depth: int) -> Graph | None:
-        if self._graph is None and isinstance(span := self._last(6), tuple):
+        if self._graph is None and (span := self._last(6, tuple)) is not None:
             self._graph = _graph(self._content, span, depth)
         return self._graph
 
@@ -123,13 +135,15 @@ class Attribute:
     def holds_graph(self) -> bool:
         return 6 in self._fields
 
-    def _last(self, number: int) -> Span | int | None:
-        found = self._fields.get(number)
+    def _last(self, number: int, kind: type) -> Any:
+        found = [value for value in self._fields.get(number, ()) if isinstance(value, kind)]
+        if len(found) > 1 and number in (5, 6):
+            raise DamagedError(f"its attribute '{self.name}' has two values")  # which protobuf would merge
         return found[-1] if found else None
 
     def _text(self, number: int) -> str:
-        span = self._last(number)
-        return _text(self._content, span) if isinstance(span, tuple) else ""
+        span = self._last(number, tuple)
+        return "" if span is None else _text(self._content, span)
 
 
 @dataclass(frozen=True)
@@ -163,12 +177,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order in which they run, and the names of inputs and outputs."""
+    """Nodes in the order in which they run, and the names of inputs and outputs.
+
+    Of a function also the version of ONNX's operators in it, 0 if it names none, and the defaults of its attributes.
+    """
 
     nodes: Sequence[Node]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: Mapping[str, Constant] = field(default_factory=dict)
+    opset: int = 0
+    defaults: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -205,21 +224,23 @@ def opened(path: Path) -> Iterator[Model]:
 
 
 def _model(content: Buffer, whole: Span) -> Model:
-    graph, opset, inputs = Graph((), (), ()), 1, list[Input]()
+    graph, opset, inputs = Graph((), (), ()), 0, list[Input]()
     functions: dict[tuple[str, str], Graph] = {}
-    for number, kind, value in _fields(content, whole):
-        if not isinstance(value, tuple) or kind != _BYTES:
+    for number, value in _fields(content, whole):
+        if not isinstance(value, tuple):
             continue
         if number == 7:
+            if graph.outputs or graph.nodes:
+                raise DamagedError("it has two graphs")  # which protobuf would merge
             graph = _graph(content, value, 0)
             inputs = [_input(content, span) for number, span in _inner(content, value) if number == 11]
         elif number == 8:
-            domain, version = _opset(content, value)
-            opset = version if domain == "" else opset
+            opset = _standard_opset(content, value, opset)
         elif number == 25:
             key, function = _function(content, value)
-            functions[key] = function
-    return Model(graph, functions, opset, [item for item in inputs if item.name not in graph.constants])
+            if functions.setdefault(key, function) is not function:
+                raise DamagedError(f"its function '{key[1]}' is defined twice")
+    return Model(graph, functions, opset or 1, [item for item in inputs if item.name not in graph.constants])
 
 
 def _graph(content: Buffer, span: Span, depth: int) -> Graph:
@@ -229,7 +250,7 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
     inputs: list[str] = []
     outputs: list[str] = []
     constants: dict[str, Constant] = {}
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if not isinstance(value, tuple):
             continue
         if number == 1:
@@ -238,10 +259,12 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
                 raise DamagedError(f"it has more than {MAX_NODES} nodes")
         elif number == 5:
             name, constant = _constant(content, value)
-            constants[name] = constant
+            if constants.setdefault(name, constant) is not constant:
+                raise DamagedError(f"its constant '{name}' is defined twice")
         elif number == 15:
             name, constant = _sparse(content, value)
-            constants[name] = constant
+            if constants.setdefault(name, constant) is not constant:
+                raise DamagedError(f"its constant '{name}' is defined twice")
         elif number in (11, 12):
             (inputs if number == 11 else outputs).append(_name(content, value))
     return Graph(nodes, tuple(inputs), tuple(outputs), constants)
@@ -249,32 +272,29 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
 
 def _inner(content: Buffer, span: Span) -> Iterator[tuple[int, Span]]:
     """Yield the number and the bytes of each message, text or packed list of a message."""
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if isinstance(value, tuple):
             yield number, value
 
 
 def _input(content: Buffer, span: Span) -> Input:
     name, kind, dims = _name(content, span), 0, list[int | str]()
-    tensors = (
-        tensor
-        for number, type_ in _inner(content, span)
-        if number == 2
-        for number, tensor in _inner(content, type_)
-        if number == 1
-    )
+    types = [type_ for number, type_ in _inner(content, span) if number == 2]
+    tensors = [tensor for type_ in types for number, tensor in _inner(content, type_) if number == 1]
+    shapes = [shape for tensor in tensors for number, shape in _inner(content, tensor) if number == 2]
+    if max(len(types), len(tensors), len(shapes)) > 1:
+        raise DamagedError(f"its input '{name}' has two types")  # which protobuf would merge
     for tensor in tensors:
-        for number, _, value in _fields(content, tensor):
-            if number == 1 and isinstance(value, int):
-                kind = value
-            elif number == 2 and isinstance(value, tuple):
-                dims = [_dim(content, dim, name, axis) for axis, (_, dim) in enumerate(_inner(content, value))]
+        kind = next((value for number, value in _fields(content, tensor) if number == 1 and isinstance(value, int)), 0)
+    for shape in shapes:
+        found = [dim for number, dim in _inner(content, shape) if number == 1]
+        dims = [_dim(content, dim, name, axis) for axis, dim in enumerate(found)]
     return Input(name, kind, tuple(dims))
 
 
 def _dim(content: Buffer, span: Span, tensor: str, axis: int) -> int | str:
     declared: str | None = None
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if number == 1 and isinstance(value, int) and _signed(value) >= 0:
             return value
         if number == 2 and isinstance(value, tuple):
@@ -283,19 +303,25 @@ def _dim(content: Buffer, span: Span, tensor: str, axis: int) -> int | str:
 
 
 def _function(content: Buffer, span: Span) -> tuple[tuple[str, str], Graph]:
-    nodes, texts = [], {1: "", 10: ""}
+    nodes, texts, opset = [], {1: "", 10: ""}, 0
     inputs: list[str] = []
     outputs: list[str] = []
-    for number, _, value in _fields(content, span):
+    defaults: dict[str, Attribute] = {}
+    for number, value in _fields(content, span):
         if not isinstance(value, tuple):
             continue
         if number == 7:
             nodes.append(_node(content, value, 0))
         elif number in (4, 5):
             (inputs if number == 4 else outputs).append(_text(content, value))
+        elif number == 9:
+            opset = _standard_opset(content, value, opset)
+        elif number == 11:
+            attribute = Attribute(content, value)
+            defaults[attribute.name] = attribute
         elif number in texts:
             texts[number] = _text(content, value)
-    return (texts[10], texts[1]), Graph(nodes, tuple(inputs), tuple(outputs))
+    return (texts[10], texts[1]), Graph(nodes, tuple(inputs), tuple(outputs), opset=opset, defaults=defaults)
 
 
 def _node(content: Buffer, span: Span, depth: int) -> Node:
@@ -303,28 +329,33 @@ def _node(content: Buffer, span: Span, depth: int) -> Node:
     outputs: list[str] = []
     texts = {3: "", 4: "", 7: ""}
     attributes: dict[str, Attribute] = {}
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if not isinstance(value, tuple):
             continue
         if number in (1, 2):
             (inputs if number == 1 else outputs).append(_text(content, value))
         elif number == 5:
             attribute = Attribute(content, value)
+            if attribute.name in attributes:
+                raise DamagedError(f"a node has the attribute '{attribute.name}' twice")
             attributes[attribute.name] = attribute
         elif number in texts:
             texts[number] = _text(content, value)
     domain = "" if texts[7] == "ai.onnx" else texts[7]
+    if domain != "ai.onnx.ml":  # whose lists may have millions of numbers
+        for attribute in attributes.values():
+            attribute.check()
     return Node(texts[4], texts[3], domain, tuple(inputs), tuple(outputs), attributes, depth)
 
 
 def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
     name, kind, dims = "", 0, list[int]()
     raw: Span | None = None
-    listed: dict[int, list[Span | int]] = {}
+    listed: dict[int, list[Value]] = {}
     external = False
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if number == 1:
-            dims += [_signed(value)] if isinstance(value, int) else map(_signed, _varints(content, value))
+            dims += _integers(content, value)
         elif number == 2 and isinstance(value, int):
             kind = value
         elif number == 8 and isinstance(value, tuple):
@@ -336,13 +367,15 @@ def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
         elif number in (4, 5, 7, 10, 11):
             listed.setdefault(number, []).append(value)
     values = None if external else _values(content, kind, raw, listed)
+    if kind >> 31:
+        raise DamagedError(f"its constant '{name}' has an unknown datatype")
     if any(dim < 0 for dim in dims) or (values is not None and values.size != prod(dims)):
         raise DamagedError(f"the shape of its constant '{name}' does not fit its values")
     return name, Constant(kind, tuple(dims), values)
 
 
 def _values(
-    content: Buffer, kind: int, raw: Span | None, listed: Mapping[int, list[Span | int]]
+    content: Buffer, kind: int, raw: Span | None, listed: Mapping[int, list[Value]]
 ) -> np.ndarray[tuple[int], np.dtype[np.generic]] | None:
     try:
         dtype = DType.from_onnx(kind)
@@ -357,14 +390,13 @@ def _values(
     found: list[float] = []
     for number, spans in listed.items():
         for span in spans:
-            if isinstance(span, int):
-                found.append(_signed(span))
-            elif span[1] - span[0] > _MAX_CONSTANT:
+            if isinstance(span, tuple) and span[1] - span[0] > _MAX_CONSTANT:
                 return None
-            elif number in (4, 10):
-                found += np.frombuffer(content[span[0] : span[1]], "<f4" if number == 4 else "<f8").tolist()
+            if number in (4, 10) and not isinstance(span, int):
+                raw_floats = span if isinstance(span, bytes) else content[span[0] : span[1]]
+                found += np.frombuffer(raw_floats, "<f4" if number == 4 else "<f8").tolist()
             else:
-                found += map(_signed, _varints(content, span))
+                found += _integers(content, span)
     limits = None if dtype.is_float else np.iinfo(dtype.numpy) if dtype.is_integer else np.iinfo(np.uint8)
     if limits is not None and any(not limits.min <= value <= limits.max for value in found):
         return None
@@ -373,46 +405,62 @@ def _values(
 
 def _sparse(content: Buffer, span: Span) -> tuple[str, Constant]:
     name, kind, dims = "", 0, list[int]()
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if number == 1 and isinstance(value, tuple):
             name, values = _constant(content, value)
             kind = values.kind
         elif number == 3:
-            dims += [_signed(value)] if isinstance(value, int) else map(_signed, _varints(content, value))
+            dims += _integers(content, value)
     return name, Constant(kind, tuple(dims))
 
 
-def _opset(content: Buffer, span: Span) -> tuple[str, int]:
+def _standard_opset(content: Buffer, span: Span, known: int) -> int:
+    """Return the version of ONNX's own operators from an import of operators, or ``known`` if it is of others."""
     domain, version = "", 1
-    for number, _, value in _fields(content, span):
+    for number, value in _fields(content, span):
         if number == 1 and isinstance(value, tuple):
             domain = _text(content, value)
         elif number == 2 and isinstance(value, int):
             version = value
-    return "" if domain == "ai.onnx" else domain, version
+    if domain not in ("", "ai.onnx"):
+        return known
+    if known and known != version:
+        raise DamagedError(f"it imports two versions of ONNX's operators, {known} and {version}")
+    return version
 
 
 def _name(content: Buffer, span: Span) -> str:
-    """Return the text of field 1, which is the first in every file, of an attribute, input or output."""
-    for number, _, value in _fields(content, span):
+    """Return the text of field 1 of an input or output."""
+    found = [value for number, value in _inner(content, span) if number == 1]
+    if len(found) > 1:
+        raise DamagedError("an input or output has two names")
+    return _text(content, found[0]) if found else ""
+
+
+def _first_name(content: Buffer, span: Span) -> str:
+    """Return the text of the first field 1, with which every writer begins, as lists of numbers may follow it."""
+    for number, value in _fields(content, span):
         if number == 1 and isinstance(value, tuple):
             return _text(content, value)
     return ""
 
 
 def _text(content: Buffer, span: Span) -> str:
-    return content[span[0] : span[1]].decode("utf-8", "replace")
+    return content[span[0] : span[1]].decode("utf-8", "surrogateescape")  # distinct names stay distinct
 
 
-def _fields(content: Buffer, span: Span) -> Iterator[tuple[int, int, Span | int]]:
-    """Yield the number, wire type and value of each field: an integer, or where the bytes are."""
+def _fields(content: Buffer, span: Span) -> Iterator[tuple[int, Value]]:
+    """Yield the number and value of each field, whose type is that on the wire.
+
+    These are an integer, the place of a message, text or packed list, or the bytes of a floating-point number.
+    """
     at, end = span
     while at < end:
         tag, at = _varint(content, at, end)
         kind = tag & 7
         if kind == _VARINT:
             value, at = _varint(content, at, end)
-            yield tag >> 3, kind, value
+            yield tag >> 3, value
             continue
         if kind == _BYTES:
             size, at = _varint(content, at, end)
@@ -420,10 +468,17 @@ def _fields(content: Buffer, span: Span) -> Iterator[tuple[int, int, Span | int]
             size = 4 if kind == _FIXED32 else 8
         else:
             raise DamagedError("its encoding is damaged")
-        if at + size > end:
+        if at + size > end or tag >> 32:
             raise DamagedError("its encoding is damaged")
-        yield tag >> 3, kind, (at, at + size)
+        yield tag >> 3, (at, at + size) if kind == _BYTES else content[at : at + size]
         at += size
+
+
+def _integers(content: Buffer, value: Value) -> list[int]:
+    """Return the integers of one field of a list, packed or not."""
+    if isinstance(value, bytes):
+        return []
+    return [_signed(value)] if isinstance(value, int) else list(map(_signed, _varints(content, value)))
 
 
 def _varints(content: Buffer, span: Span) -> Iterator[int]:

@@ -16,6 +16,8 @@ Monomial = tuple[tuple[str, int], ...]
 """Symbols with their exponents, sorted; empty for the constant term."""
 Number = int | Fraction
 
+MAX_SIZE = 1 << 28
+"""No dimension is assumed to be larger where integers could overflow; the default limit of bodies is far below."""
 _MAX_TERMS = 64
 _MAX_DEGREE = 16
 
@@ -49,7 +51,7 @@ class Poly:
 
     @property
     def degree(self) -> int:
-        return max((sum(power for _, power in monomial) for monomial in self.terms), default=0)
+        return max(map(_degree, self.terms), default=0)
 
     def __add__(self, other: Poly) -> Poly:
         terms = dict(self.terms)
@@ -103,6 +105,15 @@ class Poly:
             if factor:
                 return False
         return True
+
+    def at_most(self, value: int) -> bool:
+        """Return whether this is known to be at most a number for all sizes up to ``MAX_SIZE``."""
+        most = sum(by * MAX_SIZE ** _degree(monomial) for monomial, by in self.terms.items() if by > 0)
+        return bool(most <= value)
+
+    def at_least(self, value: int) -> bool:
+        """Return whether this is known to be at least a number for all sizes up to ``MAX_SIZE``."""
+        return (-self).at_most(-value)
 
     def upper(self, other: Poly) -> Poly:
         """Return a polynomial that is at least both."""
@@ -165,6 +176,10 @@ class Interval:
     @property
     def non_negative(self) -> bool:
         return self.low is not None and self.low.covers(ZERO)
+
+    @property
+    def positive(self) -> bool:
+        return self.low is not None and self.low.covers(ONE)
 
     def __neg__(self) -> Interval:
         return Interval(None if self.high is None else -self.high, None if self.low is None else -self.low)
@@ -240,6 +255,10 @@ def _product(left: Monomial, right: Monomial) -> Monomial:
     for name, power in right:
         powers[name] = powers.get(name, 0) + power
     return tuple(sorted(powers.items()))
+
+
+def _degree(monomial: Monomial) -> int:
+    return sum(power for _, power in monomial)
 
 
 def _divides(small: Monomial, large: Monomial) -> bool:

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from ingot.bounds.abstract import BOOL, FLOAT, INT32, INT64, INTEGERS, Tensor, UnboundedError, broadcast, limits
+from ingot.bounds.abstract import (
+    BOOL,
+    FLOAT,
+    INT64,
+    INTEGERS,
+    Tensor,
+    UnboundedError,
+    broadcast,
+    definite,
+    fits,
+    limits,
+    settled,
+)
 from ingot.bounds.operators.op import Op, Rule
 from ingot.bounds.poly import ONE, ZERO, Interval, Poly
 
 Combine = Callable[..., Interval]
 
+_WITHOUT_TRAP = frozenset((FLOAT, 2, 3, 4, 5, 10, 11, 12, 13, 16))
 # Sizes that are computed in float32 are off by a few of its last places, of 2**-24 each.
 _ROUNDED = 1 + Fraction(1, 1 << 20)
 
@@ -30,20 +43,29 @@ def shaped(kind: int) -> Rule:
     return rule
 
 
-def combined(combine: Combine, kind: int | None = None) -> Rule:
-    """Return a rule that computes the intervals of the values, where they are known, by ``combine``."""
+def combined(combine: Combine, kind: int | None = None, *, computes: bool = False) -> Rule:
+    """Return a rule that finds the intervals of the values, where they are known, by ``combine``.
+
+    ``computes`` is whether the operator computes values, which may overflow, and does not only choose or compare.
+    """
 
     def rule(op: Op) -> list[Tensor]:
         tensors = op.given
         result = op[0].kind if kind is None else kind
+        settle = settled if computes else definite
+
+        def found_in(*values: Interval) -> Interval:
+            known = op[0].kind in INTEGERS or all(value.low is not None and value.high is not None for value in values)
+            return settle(combine(*values), result) if known else limits(result)
+
         dims, count = broadcast(tensors)
         lists = [tensor.listed() for tensor in tensors]
         length = max((len(found) for found in lists if found is not None), default=0)
         items = None
         if all(found is not None and len(found) in (1, length) for found in lists) and count == Poly.of(length):
             rows = zip(*(found if len(found) == length else found * length for found in lists if found), strict=True)
-            items = tuple(_within(combine(*row), result) for row in rows)
-        each = _within(combine(*(tensor.bounds for tensor in tensors)), result) if result in INTEGERS else Interval()
+            items = tuple(found_in(*row) for row in rows)
+        each = found_in(*(tensor.bounds for tensor in tensors)) if result in INTEGERS else Interval()
         return [Tensor(result, dims, count, items, each)]
 
     return rule
@@ -56,11 +78,14 @@ def cast(op: Op) -> list[Tensor]:
         return [Tensor(kind, source.dims, source.count)]
 
     def converted(value: Interval) -> Interval:
+        if fits(source.kind, kind):
+            return value
         exact = value.constant
         if source.kind not in INTEGERS and kind in INTEGERS and (exact is None or exact.denominator > 1):
-            high = None if value.high is None else value.high.scaled(_ROUNDED) + ONE
-            value = Interval(ZERO if value.non_negative else None, high)
-        return _within(value, kind)
+            if value.high is None or not value.non_negative:
+                return limits(kind)
+            value = Interval(ZERO, value.high.scaled(_ROUNDED) + ONE)
+        return limits(BOOL) if kind == BOOL else settled(value, kind)
 
     items = None if source.items is None else tuple(map(converted, source.items))
     each = converted(source.each) if source.kind in INTEGERS else limits(kind)
@@ -74,13 +99,13 @@ def recast(op: Op) -> list[Tensor]:
 
 def divided(op: Op) -> list[Tensor]:
     """Integer division; ONNX Runtime's traps, and so ends the process, where the quotient overflows."""
-    if op[0].kind in (INT32, INT64) and not _cannot_trap(op):
+    if op[0].kind not in _WITHOUT_TRAP and not _cannot_trap(op):
         raise UnboundedError(
             "its divisor may be -1 and its dividend the least integer, which ends the process; export again, which "
             "guards the division, or declare the values' range: --input 'NAME:int64[...]=1..1000'"
         )
     whole = op[0].kind in INTEGERS
-    return combined(lambda one, two: one.divided(two, floor=whole))(op)
+    return combined(lambda one, two: one.divided(two, floor=whole), computes=not whole)(op)
 
 
 def _cannot_trap(op: Op) -> bool:
@@ -88,7 +113,7 @@ def _cannot_trap(op: Op) -> bool:
     values = divisor.items or (divisor.each,)
     if all(_is_not_minus_one(value) for value in values):
         return True
-    least = Poly.of(-(1 << (31 if op[0].kind == INT32 else 63)))
+    least = Poly.of(-(1 << (63 if op[0].kind == INT64 else 31)))
     if dividend.low is not None and dividend.low != least and dividend.low.covers(least):
         return True
     return _is_guard(op)
@@ -145,6 +170,9 @@ def clipped(op: Op) -> list[Tensor]:
     source = op[0]
 
     def clip(value: Interval) -> Interval:
+        given = [value, *(end for end, index in ((low, 1), (high, 2)) if op.get(index) is not None)]
+        if source.kind not in INTEGERS and any(end.low is None or end.high is None for end in given):
+            return Interval()  # it may be NaN
         value = value if low.low is None else value.most(low)
         return value if high.high is None else value.least(high)
 
@@ -163,14 +191,3 @@ def chosen(op: Op) -> list[Tensor]:
         one, two = ((found or ()) * (length if len(found or ()) < length else 1) for found in lists)
         items = tuple(first.joined(second) for first, second in zip(one, two, strict=True))
     return [Tensor(op[1].kind, dims, count, items, op[1].bounds.joined(op[2].bounds))]
-
-
-def _within(value: Interval, kind: int) -> Interval:
-    """Return the values after an overflow: a narrow type wraps around; a wide one only if sizes are beyond memory."""
-    allowed = limits(kind)
-    if allowed.low is None or allowed.high is None:
-        return value
-    fits = value.low is not None and value.high is not None
-    if fits and value.low.covers(allowed.low) and allowed.high.covers(value.high):  # type: ignore[union-attr, arg-type]
-        return value
-    return allowed

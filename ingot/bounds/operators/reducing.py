@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from ingot.bounds.abstract import INT64, INTEGERS, Tensor, UnboundedError
+from ingot.bounds.abstract import INT64, INTEGERS, Tensor, UnboundedError, settled
 from ingot.bounds.operators.op import Op, Rule, sizes
 from ingot.bounds.poly import ONE, ZERO, Interval
 
@@ -31,8 +31,12 @@ def reduced(fold: _Fold | None = None) -> Rule:
         left = [Interval.exactly(1) if axis in chosen else dim for axis, dim in enumerate(dims)]
         if not keep:
             left = [dim for axis, dim in enumerate(dims) if axis not in chosen]
-        values = source.listed() if fold is not None and len(dims) == 1 and chosen else None
-        items = None if not values or fold is None else [reduce(fold, values)]
+        whole = fold is not None and len(dims) == 1 and chosen and source.kind in INTEGERS
+        values = source.listed() if whole else None
+        items = None
+        if values and fold is not None:
+            found = reduce(fold, values)
+            items = [found if fold in (Interval.most, Interval.least) else settled(found, source.kind)]
         same = source.each if fold in (Interval.most, Interval.least) and source.kind in INTEGERS else None
         return [Tensor.of(source.kind, left, items=items, each=same)]
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast
+from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast, limits
 from ingot.bounds.operators.op import Op, sizes
 from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
 
@@ -44,6 +44,10 @@ def reshape(op: Op) -> list[Tensor]:
             free = axis
         elif not item.non_negative or item.high is None:
             item = Interval.up_to(source.count)
+        elif not item.positive and not op.integer("allowzero"):  # a value of 0 stands for the input's size
+            known = source.dims or ()
+            same = (known[axis].high if axis < len(known) else None) or source.count
+            item = Interval.up_to(item.high.upper(same))
         dims.append(item)
     if free is not None:
         dims[free] = _rest(source, [dim for axis, dim in enumerate(dims) if axis != free])
@@ -182,7 +186,8 @@ def split(op: Op) -> list[Tensor]:
 def slice_(op: Op) -> list[Tensor]:
     dims = list(op[0].shape())
     starts, ends = op.values(1, "starts"), op.values(2, "ends")
-    if starts is None or ends is None or len(starts) != len(ends):
+    hidden = any(op.get(index) is not None and op[index].listed() is None for index in (3, 4))
+    if hidden or starts is None or ends is None or len(starts) != len(ends):
         return [Tensor.of(op[0].kind, [Interval.up_to(high) for high in sizes(op[0].shape())], each=op[0].bounds)]
     axes = op.values(3, "axes") or tuple(map(Interval.exactly, range(len(starts))))
     steps = op.values(4, "steps") or (Interval.exactly(1),) * len(starts)
@@ -254,7 +259,9 @@ def gather_nd(op: Op) -> list[Tensor]:
 
 def scattered(op: Op) -> list[Tensor]:
     """The shape is the first input's; values come from the first and the last input."""
-    return [Tensor(op[0].kind, op[0].dims, op[0].count, None, op[0].bounds.joined(op[2].bounds))]
+    adds = op.text("reduction", "none") != "none"
+    each = limits(op[0].kind) if adds else op[0].bounds.joined(op[2].bounds)
+    return [Tensor(op[0].kind, op[0].dims, op[0].count, None, each)]
 
 
 def expand(op: Op) -> list[Tensor]:
@@ -292,6 +299,8 @@ def pad(op: Op) -> list[Tensor]:
     amounts = op.values(1, "pads")
     dims = list(op[0].shape())
     axes = op.values(3, "axes")
+    if axes is None and op.get(3) is not None:
+        raise UnboundedError("its axes come from values")
     chosen = range(len(dims)) if axes is None else _axes(axes, len(dims))
     if amounts is None or len(amounts) != 2 * len(chosen):
         raise UnboundedError("its amount of padding comes from values")
@@ -358,7 +367,7 @@ def compress(op: Op) -> list[Tensor]:
 
 
 def nonzero(op: Op) -> list[Tensor]:
-    rank = len(op[0].shape())
+    rank = max(1, len(op[0].shape()))
     dims = (Interval.exactly(rank), Interval.up_to(op[0].count))
     return [Tensor.of(INT64, dims, each=Interval.up_to(op[0].count))]
 

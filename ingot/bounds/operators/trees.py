@@ -34,6 +34,8 @@ def floats(op: Op) -> list[Tensor]:
 def labels(op: Op) -> list[Tensor]:
     names = ("values_strings", "values_tensor", "classes_strings")
     kind = STRING if any(op.has(name) for name in names) else FLOAT if op.has("values_floats") else INT64
+    if sum(name.startswith(("values_", "classes_")) for name in op.node.attributes) != 1:
+        kind = 0
     return [Tensor(kind, op[0].dims, op[0].count)]
 
 
