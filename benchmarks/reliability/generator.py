@@ -108,7 +108,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     if process.returncode:
         raise WrongAnswer(f"the load generator failed with {process.returncode}: {errors[-500:]}")
     found: dict[str, Any] = json.loads(out)
-    ends = ("right", "wrong", "refused", "rejected", "cut", "silent", "abandoned")
+    ends = ("right", "wrong", "refused", "denied", "rejected", "cut", "silent", "abandoned")
     if sum(found[end] for end in ends) != found["sent"]:
         raise WrongAnswer(f"the load generator lost count: {found}")
     return found

@@ -7,8 +7,8 @@
  * gives up: by RST_STREAM, or by closing the connection. SAMPLES is written by generator.py: for each request a kind
  * ('g': its answer must contain the mark; 'b': it must be refused as bad), the bytes and the mark; for gRPC, the first
  * one is the header block of all calls. Results are one line of JSON. Each request that was sent is counted once:
- *   right, wrong, refused (429, 503, 504, or a call that fails), rejected (bad ones, as due), cut (the connection
- *   ended), silent (no answer within 10 s of the end), abandoned (given up by us). */
+ *   right, wrong, refused (429, 503, 504, or a call that fails), denied (another status from 400 to 499, though the
+ *   request is good), rejected (bad ones, as due), cut (the connection ended), silent (no answer within 10 s of the end), abandoned (given up by us). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static uint32_t sample_count, next_sample;
 static Connection *connections;
 static int connection_count, depth, grpc, port, poller, idle_count, *idle;
 static double rate, cancel, deadline, start;
-static uint64_t due_count, sent, right, good, wrong, refused, rejected, cut, silent, abandoned, reconnects;
+static uint64_t due_count, sent, right, good, wrong, refused, denied, rejected, cut, silent, abandoned, reconnects;
 static uint64_t histogram[BUCKETS], state;
 static double latest, *backlog;
 static size_t backlog_from, backlog_to, backlog_room;
@@ -182,6 +182,7 @@ static void answered_http(Connection *c, int status, const uint8_t *body, size_t
         if (status >= 400 && status < 500) rejected++;
         else fail(body, size, "a bad request is answered");
     } else if (status == 200 && memmem(body, size, s->mark, s->mark_size)) ended(p);
+    else if (status >= 400 && status < 500) denied++;
     else fail(body, size, status == 200 ? "another answer" : "another status");
     free_slot(c);
 }
@@ -361,10 +362,10 @@ int main(int count, char **given) {
     double took = now() - began;
     for (int i = 0; i < connection_count; i++) silent += connections[i].count;
     uint64_t unsent = backlog_to - backlog_from;
-    printf("{\"due\": %lu, \"sent\": %lu, \"right\": %lu, \"good\": %lu, \"wrong\": %lu, \"refused\": %lu, \"rejected\": %lu, "
+    printf("{\"due\": %lu, \"sent\": %lu, \"right\": %lu, \"good\": %lu, \"wrong\": %lu, \"refused\": %lu, \"denied\": %lu, \"rejected\": %lu, "
            "\"cut\": %lu, \"silent\": %lu, \"abandoned\": %lu, \"unsent\": %lu, \"reconnects\": %lu, \"seconds\": %.3f, "
            "\"p50_ms\": %.3f, \"p99_ms\": %.3f, \"late_ms\": %.3f, \"example\": \"%s\"}\n",
-           due_count, sent, right, good, wrong, refused, rejected, cut, silent, abandoned, unsent, reconnects,
+           due_count, sent, right, good, wrong, refused, denied, rejected, cut, silent, abandoned, unsent, reconnects,
            took < seconds ? took : seconds, quantile(0.5), quantile(0.99), 1e3 * latest, example);
     return 0;
 }

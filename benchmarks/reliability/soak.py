@@ -34,7 +34,7 @@ LEGS: dict[str, tuple[str, ...]] = {
 CONTROL = "control that leaks"
 CANCELLED = 0.002
 JUDGED = 120.0  # seconds of a leg from which the growth of memory counts: before, pools still fill
-ENDS = ("right", "wrong", "refused", "rejected", "cut", "silent", "abandoned")
+ENDS = ("right", "wrong", "refused", "denied", "rejected", "cut", "silent", "abandoned")
 
 
 def leg(name: str, served: Model, build: Path, seconds: float, module: str = "ingot") -> dict[str, Any]:
@@ -86,7 +86,7 @@ def faults(found: Sequence[dict[str, Any]]) -> list[str]:
             if not result["leaks"]:
                 wrong.append(f"{name}: the leak was not found")
             continue
-        wrong += [f"{name}: {result[end]} {end}" for end in ("wrong", "cut", "silent") if result[end]]
+        wrong += [f"{name}: {result[end]} {end}" for end in ("wrong", "denied", "cut", "silent") if result[end]]
         if not result["right"]:
             wrong.append(f"{name}: no answers")
         if result["leaks"] and result["seconds"] >= JUDGED:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reliability import generator, soak
+from benchmarks.reliability import chaos, generator, soak
 from benchmarks.reliability.generator import Shape, finish, start
 from benchmarks.reliability.memory import growth
 from benchmarks.serving.processes import LOAD_CORE
@@ -104,17 +104,50 @@ def test_the_slope_of_memory() -> None:
 
 
 def result(**fields: Any) -> dict[str, Any]:
-    fine = {"leg": "one process", "seconds": 600, "right": 1, "wrong": 0, "cut": 0, "silent": 0, "tracebacks": 0}
+    fine = {
+        "leg": "one process",
+        "seconds": 600,
+        "right": 1,
+        "wrong": 0,
+        "denied": 0,
+        "cut": 0,
+        "silent": 0,
+        "tracebacks": 0,
+    }
     return {**fine, "leaks": False, "memory_percent": 0.0, **fields}
 
 
-@pytest.mark.parametrize("fault", ["wrong", "cut", "silent", "tracebacks", "leaks"])
+@pytest.mark.parametrize("fault", ["wrong", "denied", "cut", "silent", "tracebacks", "leaks"])
 def test_a_soak_with_a_fault_fails(fault: str) -> None:
     assert soak.faults([result()]) == []
     assert len(soak.faults([result(**{fault: 1})])) == 1
     assert len(soak.faults([result(right=0)])) == 1
     assert soak.faults([result(leg=soak.CONTROL, leaks=True)]) == []
     assert len(soak.faults([result(leg=soak.CONTROL)])) == 1
+
+
+def outcome(**fields: Any) -> dict[str, Any]:
+    fine = {"fault": "full-disk", "done": 1, "right": 1, "recovered": True, "example": "", "log": ""}
+    return {**fine, **dict.fromkeys(("wrong", "silent", "refused", "denied", "cut"), 0), **fields}
+
+
+@pytest.mark.parametrize("fault", ["wrong", "silent", "refused", "denied", "cut"])
+def test_chaos_that_costs_more_than_its_fault_may_fails(fault: str) -> None:
+    assert chaos.broken(outcome()) == []
+    assert len(chaos.broken(outcome(**{fault: 1}))) == 1
+    assert (len(chaos.broken(outcome(fault="kill-engine", **{fault: 1}))) == 0) == (fault in ("refused", "denied"))
+    for missing in ({"done": 0}, {"right": 0}, {"recovered": False}):
+        assert len(chaos.broken(outcome(**missing))) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", chaos.FAULTS)
+def test_chaos(tmp_path: Path, name: str) -> None:
+    """Each fault for 20 seconds unless CHAOS_SECONDS says otherwise."""
+    seconds = os.environ.get("CHAOS_SECONDS", "20")
+    command = [sys.executable, "-m", "benchmarks.reliability.chaos", "--seconds", seconds, "--faults", name]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
 
 
 @pytest.mark.long
