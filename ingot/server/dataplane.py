@@ -164,7 +164,9 @@ class DataPlane:
             if request.left is not None and (timeout is None or request.left < timeout):
                 timeout = request.left
             ticket = Ticket(self, request, route, counters, began, reply)
-            ticket.pending = model.submit(request.inputs, ticket.settle, timeout, route.priority, route.key)
+            ticket.pending = model.submit(
+                request.inputs, ticket.settle, timeout, route.priority, route.key, request.client
+            )
         except IngotError as error:
             counters.count(error.code.value, began)
             raise

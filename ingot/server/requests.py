@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -102,14 +103,23 @@ class Template:
         return names <= _MAX_NAMES and all(isinstance(value, _SCALARS) for value in parameters.values())
 
 
+CLIENT: ContextVar[Hashable] = ContextVar("client", default=None)
+"""The client whose call a coroutine answers, as in :class:`InferRequest`."""
+
+
 @dataclass(slots=True, eq=False)
 class InferRequest:
-    """One decoded inference request. ``left`` is the seconds until its client's deadline, if it has one."""
+    """One decoded inference request.
+
+    ``left`` is the seconds until its client's deadline, if it has one. ``client`` is who sent it: the name of a key or
+    certificate, or else a number of the connection. Clients share the engines.
+    """
 
     template: Template
     inputs: Mapping[str, Array]
     id: str = ""
     left: float | None = None
+    client: Hashable = None
 
 
 @dataclass(slots=True, eq=False)

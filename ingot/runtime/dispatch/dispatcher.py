@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from threading import Semaphore
 from types import MappingProxyType
 from typing import Any
@@ -140,6 +140,7 @@ class Dispatcher:
         timeout: float | None = None,
         priority: int = 0,
         key: InputKey | None = None,
+        client: Hashable = None,
     ) -> Pending:
         """Accept a request and return at once.
 
@@ -150,6 +151,7 @@ class Dispatcher:
                 already running may exceed.
             priority: requests of higher priority run first.
             key: :func:`~ingot.runtime.dispatch.signature_check.key_of` of the inputs, if the caller knows it.
+            client: who sent it; clients share the engines.
 
         Returns:
             The request, which can be cancelled.
@@ -179,13 +181,14 @@ class Dispatcher:
                     priority,
                     checked.nbytes,
                     checked.most,
+                    client,
                 )
                 single.owner = self
                 self._scheduler.offer(single, now)
                 self.in_flight += 1
                 pending: Pending = single
             else:
-                pending = self._offer_parts(inputs, checked, reply, now, deadline, priority)
+                pending = self._offer_parts(inputs, checked, reply, now, deadline, priority, client)
         except IngotError as error:
             self._statistics.failed.count += 1
             if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
@@ -207,6 +210,7 @@ class Dispatcher:
         now: float,
         deadline: float,
         priority: int,
+        client: Hashable,
     ) -> Parts:
         signature, most = self._signature, checked.most
 
@@ -214,11 +218,11 @@ class Dispatcher:
             start = index * most
             samples = samples_of(signature, inputs, start, start + most)
             count = min(most, checked.samples - start)
-            return Entry(samples, count, take, now, checked.group, deadline, priority, most=most)
+            return Entry(samples, count, take, now, checked.group, deadline, priority, most=most, client=client)
 
         nbytes = checked.nbytes if checked.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
         count, limit = math.ceil(checked.samples / most), self._answer_limit
-        parts = Parts(self, reply, now, signature=signature, count=count, make=part, limit=limit)
+        parts = Parts(self, reply, now, signature=signature, count=count, make=part, limit=limit, client=client)
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:
@@ -252,9 +256,9 @@ class Dispatcher:
             parts.rest -= counted
             scheduler.offer_next(entry, now, counted)
 
-    def release(self, nbytes: int) -> None:
-        """Release bytes of parts that are not queued yet."""
-        self._scheduler.release(nbytes)
+    def release(self, nbytes: int, client: Hashable) -> None:
+        """Release bytes of a client's parts that are not queued yet."""
+        self._scheduler.release(nbytes, client)
 
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
         """Record that a request is over."""

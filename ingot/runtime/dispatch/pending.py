@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -45,6 +45,7 @@ class Submit(Protocol):
         timeout: float | None = None,
         priority: int = 0,
         key: InputKey | None = None,
+        client: Hashable = None,
     ) -> Cancellable: ...
 
 
@@ -60,8 +61,8 @@ class Owner(Protocol):
     def queue_parts(self, parts: Parts) -> None:
         """Queue the next parts of a request."""
 
-    def release(self, nbytes: int) -> None:
-        """Release bytes of parts that are not queued yet."""
+    def release(self, nbytes: int, client: Hashable) -> None:
+        """Release bytes of a client's parts that are not queued yet."""
 
 
 class Pending(ABC):
@@ -139,6 +140,7 @@ class Parts(Pending):
         count: number of parts.
         make: returns the part of an index, given its reply.
         limit: of the joined outputs.
+        client: who sent it.
 
     Attributes:
         entries: the parts that wait or run, by index.
@@ -155,6 +157,7 @@ class Parts(Pending):
         "_next",
         "_outcomes",
         "arrived",
+        "client",
         "done",
         "entries",
         "owner",
@@ -172,7 +175,9 @@ class Parts(Pending):
         count: int,
         make: Callable[[int, Reply], Entry],
         limit: AnswerLimit,
+        client: Hashable = None,
     ):
+        self.client = client
         self.owner = owner
         self.reply = reply
         self.arrived = arrived
@@ -237,7 +242,7 @@ class Parts(Pending):
     def _drop(self) -> None:
         for entry in self._forget():
             self.owner.discard(entry)
-        self.owner.release(self.rest)
+        self.owner.release(self.rest, self.client)
 
     def _forget(self) -> list[Entry]:
         """Drop all references and return the entries: they lead back here, and the timer may hold this for long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
@@ -12,6 +12,9 @@ from ingot.tensors import Array, Signature
 
 Outcome = Mapping[str, Array] | IngotError
 Reply = Callable[[Outcome], None]
+
+Ticket = tuple[int, float, int, "Entry"]
+"""An entry with its sort key: priority, then the time at which it must start, then arrival."""
 
 _NOWHERE: tuple[int, float, int] = (0, 0.0, 0)
 
@@ -29,6 +32,7 @@ class Entry:
         priority: higher priorities run first.
         nbytes: size of the inputs; computed by default.
         most: samples that a batch with this entry may have, as its memory is limited.
+        client: who sent it; clients share the engines.
 
     Attributes:
         done: whether the request was answered or cancelled.
@@ -37,6 +41,7 @@ class Entry:
 
     __slots__ = (
         "arrived",
+        "client",
         "deadline",
         "done",
         "group",
@@ -61,6 +66,7 @@ class Entry:
         priority: int = 0,
         nbytes: int = -1,
         most: int = sys.maxsize,
+        client: Hashable = None,
     ):
         self.inputs = inputs
         self.samples = samples
@@ -71,6 +77,7 @@ class Entry:
         self.priority = priority
         self.nbytes = nbytes if nbytes >= 0 else sum(size_of(array) for array in inputs.values())
         self.most = most
+        self.client = client
         self.done = False
         self.waiting = False
         self.ticket = _NOWHERE

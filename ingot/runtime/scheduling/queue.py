@@ -1,4 +1,4 @@
-"""The queue: one sub-queue per group of entries that may share a batch, most urgent entry first."""
+"""The queue: one sub-queue per group of entries that may share a batch, most urgent entry first; and the clients."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import itertools
 import math
 import sys
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush
+from collections.abc import Hashable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-from ingot.runtime.scheduling.entry import Entry
+from ingot.runtime.scheduling.entry import Entry, Ticket
 from ingot.runtime.scheduling.latency_model import Latency
 
 # Number of empty groups whose recent load is remembered.
 _REMEMBERED = 64
-
-Ticket = tuple[int, float, int, Entry]
-"""An entry with its sort key: priority, then the time at which it must start, then arrival."""
+# Number of groups that are searched for an entry that has waited long.
+_INSPECTED = 64
+# Clients without entries whose share is remembered, so that it does not start again with each request.
+_SHARES = 1024
+# Entries of a client that are inspected to find one of a given group.
+_SEARCHED = 16
 
 
 class GroupQueue:
@@ -44,10 +48,162 @@ class GroupQueue:
         return entries / max(1, self.cap * len(self.tickets) // self.samples) if entries else 0
 
 
-class Queue:
-    """All groups. Insertion, removal and finding the most urgent entry cost about the same for any number of groups."""
+class Client:
+    """The waiting entries of one client, most urgent first.
+
+    ``served`` is its share so far: the seconds of engine time that it has received, counted from the virtual time at
+    which it joined; see :class:`Clients`.
+    """
+
+    __slots__ = ("samples", "served", "tickets")
 
     def __init__(self) -> None:
+        self.served = 0.0
+        self.tickets: list[Ticket] = []
+        self.samples = 0
+
+
+class Clients:
+    """The clients with waiting entries.
+
+    While each has only a few samples waiting, all are served in the order of their entries. Otherwise the next entry is
+    the most urgent one of the client that has received the least engine time. A client that joins starts at the virtual
+    time, the least share of those that wait, so that it neither makes up for its absence nor waits for the backlog of
+    others (start-time fair queueing, Goyal, Vin and Cheng 1996, https://doi.org/10.1145/248157.248171).
+
+    Args:
+        few: samples that a client may have waiting before its share is considered.
+    """
+
+    def __init__(self, few: int):
+        self._known: dict[Hashable, Client] = {}
+        self._few = few
+        self._waiting = 0  # clients with entries
+        self._many = 0  # clients with more samples than a few
+        self._virtual = 0.0
+        self._reserved: dict[Hashable, int] = {}
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the next entry depends on the clients' shares."""
+        return self._many > 0 and self._waiting > 1
+
+    def held(self, key: Hashable) -> tuple[int, int]:
+        """Return how many entries of a client wait, and the bytes that it holds, with those that are reserved."""
+        client = self._known.get(key)
+        tickets = [] if client is None else client.tickets
+        return len(tickets), self._reserved.get(key, 0) + sum(ticket[3].nbytes for ticket in tickets)
+
+    def reserve(self, key: Hashable, nbytes: int) -> None:
+        """Reserve bytes for parts of a client's request that are to be queued later, or release them if negative."""
+        left = self._reserved.get(key, 0) + nbytes
+        if left > 0:
+            self._reserved[key] = left
+        else:
+            self._reserved.pop(key, None)
+
+    def put(self, ticket: Ticket) -> None:
+        """Add a waiting entry."""
+        entry = ticket[3]
+        client = self._known.get(entry.client)
+        if client is None:
+            client = self._join(entry.client)
+        tickets = client.tickets
+        if not tickets:
+            self._waiting += 1
+            if client.served < self._virtual:
+                client.served = self._virtual
+        if not tickets or ticket > tickets[-1]:
+            tickets.append(ticket)
+        else:
+            insort(tickets, ticket)
+        before = client.samples
+        client.samples = after = before + entry.samples
+        if before <= self._few < after:
+            self._many += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        """Remove an entry that runs, or that is dropped."""
+        entry = ticket[3]
+        client = self._known[entry.client]
+        tickets = client.tickets
+        del tickets[0 if tickets[0] is ticket else bisect_left(tickets, ticket)]
+        before = client.samples
+        client.samples = after = before - entry.samples
+        if after <= self._few < before:
+            self._many -= 1
+        if not tickets:
+            self._waiting -= 1
+
+    def _join(self, key: Hashable) -> Client:
+        """Add a client, and forget those without entries if there are many."""
+        if len(self._known) >= max(_SHARES, 2 * self._waiting):
+            self._known = {name: client for name, client in self._known.items() if client.tickets}
+        client = self._known[key] = Client()
+        return client
+
+    def first(self) -> Entry:
+        """Return the most urgent entry of the client with the least share, among those of the highest priority."""
+        client = min((client for client in self._known.values() if client.tickets), key=_rank)
+        self._virtual = max(self._virtual, client.served)
+        return client.tickets[0][3]
+
+    def fair(self, group: tuple[Any, ...], seconds: float) -> Iterator[Entry]:
+        """Yield the waiting entries of a group in the order in which they are due, at ``seconds`` per sample."""
+        heads = []
+        for order, client in enumerate(self._known.values()):
+            entries = _of_group(client, group)
+            if (ticket := next(entries, None)) is not None:
+                heads.append((ticket[0], client.served, ticket[1:3], order, ticket[3], entries))
+        heapify(heads)
+        while heads:
+            _, served, _, order, entry, entries = heads[0]
+            yield entry
+            served += seconds * entry.samples
+            if (ticket := next(entries, None)) is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (ticket[0], served, ticket[1:3], order, ticket[3], entries))
+
+    def charge(self, entry: Entry, seconds: float) -> None:
+        """Add the engine time of a waiting entry, which runs now, to its client's share."""
+        self._known[entry.client].served += seconds
+
+    def ahead(self, entry: Entry) -> int:
+        """Return about how many waiting samples run before a new entry: its client's own, and as many of each other."""
+        own = self._known.get(entry.client)
+        before = 0 if own is None else own.samples
+        share = before + entry.samples
+        others = (client.samples for client in self._known.values() if client is not own)
+        return before + sum(min(share, samples) for samples in others)
+
+
+def _rank(client: Client) -> tuple[int, float, Ticket]:
+    ticket = client.tickets[0]
+    return ticket[0], client.served, ticket
+
+
+def _of_group(client: Client, group: tuple[Any, ...]) -> Iterator[Ticket]:
+    """Yield a client's entries of a group; a client with entries of many groups is not searched to the end."""
+    missed = 0
+    for ticket in client.tickets:
+        if ticket[3].group == group:
+            yield ticket
+        else:
+            missed += 1
+            if missed > _SEARCHED:
+                return
+
+
+class Queue:
+    """All groups. Insertion, removal and finding the most urgent entry cost about the same for any number of groups.
+
+    Args:
+        few: samples that each of several clients may have waiting before they are served by their shares.
+    """
+
+    def __init__(self, few: int) -> None:
+        self.clients = Clients(few)
         self.waiting: dict[tuple[Any, ...], GroupQueue] = {}
         self.count = 0
         self.nbytes = 0
@@ -75,6 +231,7 @@ class Queue:
         else:
             insort(tickets, ticket)
         entry.waiting = True
+        self.clients.put(ticket)
         group.samples += entry.samples
         self.count += 1
         self.nbytes += entry.nbytes
@@ -91,6 +248,24 @@ class Queue:
             heappop(heads)
         return None
 
+    def next(self) -> tuple[GroupQueue, Entry] | None:
+        """Return the entry that is due, with its group, or None if the queue is empty."""
+        if self.clients.uneven:
+            entry = self.clients.first()
+            return self.waiting[entry.group], entry
+        group = self.first()
+        return None if group is None else (group, group.tickets[0][3])
+
+    def aged(self, before: float) -> tuple[GroupQueue, Entry] | None:
+        """Return an entry of a low priority that arrived before a time, with its group, or None."""
+        found = None
+        for group in itertools.islice(self.waiting.values(), _INSPECTED):
+            lowest = group.tickets[-1][0]
+            entry = group.tickets[bisect_left(group.tickets, (lowest,))][3]
+            if entry.arrived < before:
+                found, before = (group, entry), entry.arrived
+        return found
+
     def remove(self, entry: Entry) -> None:
         """Remove one entry from any position."""
         group = self.waiting[entry.group]
@@ -106,8 +281,10 @@ class Queue:
 
     def _remove(self, group: GroupQueue, start: int, stop: int) -> None:
         samples = nbytes = 0
-        for _, _, _, entry in group.tickets[start:stop]:
+        for ticket in group.tickets[start:stop]:
+            entry = ticket[3]
             entry.waiting = False
+            self.clients.remove(ticket)
             samples += entry.samples
             nbytes += entry.nbytes
         del group.tickets[start:stop]

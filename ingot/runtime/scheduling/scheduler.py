@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from ingot.errors import DeadlineExceeded, Unavailable
@@ -28,6 +29,12 @@ _USUAL = 64
 # Longest batch, as a share of that time: a request that arrives just after a batch started waits for that batch and
 # then for its own. Trials of larger batches may take slightly more, as they can turn out faster than expected.
 _LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
+# One of so many batches begins with an entry of a low priority that has waited for so many seconds, if there is one.
+_AGED_EVERY, _AGED = 8, 10.0
+# A client may fill so many times the room that it leaves in the queue: seven eighths if it is alone.
+_SHARE = 7
+# Share of a batch that each of several clients may have waiting before they are served by their shares: one of so many.
+_FEW = 4
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
 _SAMPLE = 16
 
@@ -51,8 +58,12 @@ class Scheduler:
     """The queue of one model, from which idle engines pull batches.
 
     **Order.** Entries are sorted by priority, then by deadline, then by arrival. An entry without a deadline, or with a
-    distant one, is sorted as if its deadline were ``PATIENCE`` seconds away, so that it is not overtaken forever. Lower
-    priorities can be.
+    distant one, is sorted as if its deadline were ``PATIENCE`` seconds away, so that it is not overtaken forever. An
+    entry of a low priority that has waited for ten seconds is in one of eight batches.
+
+    **Clients.** If several clients have entries waiting, and one of them more than a quarter of a batch, then the
+    client that has received the least engine time is next, with its own entries in their order; see
+    :class:`~ingot.runtime.scheduling.queue.Clients`. No client can fill the queue alone.
 
     **Batches.** A batch is the most urgent entry plus entries of the same group that follow it, up to the batch size
     with the highest throughput according to ``latency``. It is smaller if more samples would make one of them late, or
@@ -94,7 +105,8 @@ class Scheduler:
         self.late: list[Entry] = []
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
-        self._queue = Queue()
+        self._queue = Queue(max(1, limits.max_batch // _FEW))
+        self._taken = 0
         self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and size, by id of the batch
         self._allowed = PATIENCE  # average time that requests allow, in seconds
         self._confirmed: float | None = None  # when a batch last ended
@@ -114,7 +126,7 @@ class Scheduler:
             Unavailable: the queue is full, or the answer would come too late.
             DeadlineExceeded: the model alone takes longer than the request allows.
         """
-        self._check_room(entry.nbytes)
+        self._check_room(entry.nbytes, entry.client)
         queue = self._queue
         group = queue.find(entry.group) or self._new_group(entry)
         if entry.most < group.most:
@@ -136,7 +148,7 @@ class Scheduler:
             Unavailable: as for one entry.
             DeadlineExceeded: the model takes too long for all parts together.
         """
-        self._check_room(nbytes)
+        self._check_room(nbytes, first.client)
         group = self._queue.find(first.group) or self._new_group(first)
         after = math.ceil(samples / first.samples) - 1
         latency, rounds = group.latency, after // self._engines
@@ -144,23 +156,36 @@ class Scheduler:
         if taken > first.deadline - now and self._sure(group, now):
             raise _too_slow(first.deadline - now, taken)
         self.offer(first, now, after)
-        self._queue.nbytes += nbytes - first.nbytes
+        self._reserve(first.client, nbytes - first.nbytes)
 
     def offer_next(self, entry: Entry, now: float, counted: int) -> None:
         """Add another part of an accepted request; ``counted`` of its bytes already count as waiting."""
         queue = self._queue
         queue.number(entry, now + min(entry.deadline - now, PATIENCE))
         queue.put(queue.find(entry.group) or self._new_group(entry), entry)
-        queue.nbytes -= counted
+        self._reserve(entry.client, -counted)
 
-    def release(self, nbytes: int) -> None:
+    def release(self, nbytes: int, client: Hashable = None) -> None:
         """Release bytes of parts that :meth:`offer_next` will not add."""
-        self._queue.nbytes -= nbytes
+        self._reserve(client, -nbytes)
 
-    def _check_room(self, nbytes: int) -> None:
-        waiting, limits = self._queue.count, self.limits
-        if waiting >= limits.max_queue or (waiting and self._queue.nbytes + nbytes > limits.max_queue_bytes):
+    def _reserve(self, client: Hashable, nbytes: int) -> None:
+        self._queue.nbytes += nbytes
+        self._queue.clients.reserve(client, nbytes)
+
+    def _check_room(self, nbytes: int, client: Hashable) -> None:
+        waiting, limits, queue = self._queue.count, self.limits, self._queue
+        if waiting >= limits.max_queue or (waiting and queue.nbytes + nbytes > limits.max_queue_bytes):
             raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
+        room, free = _SHARE * (limits.max_queue - waiting), _SHARE * (limits.max_queue_bytes - queue.nbytes)
+        if client is None or (waiting < room and queue.nbytes + nbytes <= free):
+            return
+        entries, held = queue.clients.held(client)
+        if entries and (entries >= room or held + nbytes > free):
+            raise Unavailable(
+                f"{entries} requests of this client wait, and the rest of the queue is kept for others; send fewer at "
+                "once, or try later"
+            )
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry whose client left. If it is running already, its result is dropped."""
@@ -179,18 +204,24 @@ class Scheduler:
         Sets :attr:`wake`, and adds to :attr:`late`.
         """
         self.wake = None
-        while (group := self._queue.first()) is not None:
-            first = group.tickets[0][3]
+        self._taken += 1
+        while (found := self._next(now)) is not None:
+            group, first = found
             group.cap = self._cap_of(group.latency, group.most)
             if self._is_late(first, group, now) or self._holds_up(first, group, now):
-                self._queue.remove_first(group, 1)
+                self._queue.remove(first)
                 self.late.append(first)
                 continue
             if (due := self._due(group, now)) > now:
                 self.wake = due
                 return []
-            return self._start(group, now)
+            return self._start(group, first, now)
         return []
+
+    def _next(self, now: float) -> tuple[GroupQueue, Entry] | None:
+        """Return the entry that is due, with its group; sometimes one that more urgent ones have overtaken for long."""
+        aged = self._queue.aged(now - _AGED) if self._taken % _AGED_EVERY == 0 else None
+        return aged or self._queue.next()
 
     def finish(self, batch: list[Entry], now: float, seconds: float | None = None) -> None:
         """Record that a batch returned by :meth:`take` has run; ``seconds`` is None if it failed."""
@@ -229,7 +260,7 @@ class Scheduler:
         latency, left = group.latency, entry.deadline - now
         cap = max(group.cap, entry.samples)
         full = latency(cap)
-        before = group.before(entry)
+        before = self._before(entry, group)
         samples = before * group.samples // (len(group.tickets) or 1) + entry.samples
         ahead = self._batches_before(entry, group) if self._queue.count > len(group.tickets) else 0
         batches = ahead + int(group.batches(before)) + after
@@ -244,6 +275,13 @@ class Scheduler:
                 f"{why}, so the answer would take longer than the {left:.3g} s that the request allows; "
                 "send fewer requests at once, try later or allow more time"
             )
+
+    def _before(self, entry: Entry, group: GroupQueue) -> int:
+        """Return how many entries of its group run before a new entry."""
+        before, clients = group.before(entry), self._queue.clients
+        if not clients.uneven or not group.tickets:
+            return before
+        return min(before, clients.ahead(entry) * len(group.tickets) // group.samples)
 
     def _room(self, group: GroupQueue, start: float) -> int:
         """Return the most samples that the next batch of a group can hold if it starts at ``start``.
@@ -260,7 +298,7 @@ class Scheduler:
         """Return how many batches of other groups run before an entry."""
         queue = self._queue.waiting
         others = [group for group in itertools.islice(queue.values(), _SAMPLE) if group is not own]
-        found = sum(math.ceil(group.batches(group.before(entry))) for group in others)
+        found = sum(math.ceil(group.batches(self._before(entry, group))) for group in others)
         return found * (len(queue) - bool(own.tickets)) // len(others) if others else 0
 
     def _wait(self, batches: int, seconds: float, now: float) -> float:
@@ -335,31 +373,55 @@ class Scheduler:
         latest = first.deadline - together * (1 + LINGER)
         return min(max(self._confirmed or first.arrived, first.arrived) + linger, latest)
 
-    def _start(self, group: GroupQueue, now: float) -> list[Entry]:
-        """Remove the first entries of a group as a batch that now runs."""
+    def _start(self, group: GroupQueue, first: Entry, now: float) -> list[Entry]:
+        """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
         batch: list[Entry] = []
-        samples = taken = 0
+        late: list[Entry] = []
+        samples = 0
         deadline, room = math.inf, group.cap
-        for _, _, _, entry in group.tickets:
+        for entry in self._in_order(group, first):
             if entry.deadline < deadline:
                 fits = min(room, group.latency.within((entry.deadline - now) / group.latency.margin))
                 if batch and fits < samples + entry.samples:
                     if not self._is_late(entry, group, now):
                         break
-                    self.late.append(entry)
-                    taken += 1
+                    late.append(entry)
                     continue
                 deadline, room = entry.deadline, fits
             if batch and samples + entry.samples > room:
                 break
             batch.append(entry)
             samples += entry.samples
-            taken += 1
-        self._queue.remove_first(group, taken)
+        self._remove(group, batch, late)
+        self.late += late
         group.running += samples
         group.started = now
         self._running[id(batch)] = (now + group.latency(samples), group, samples)
         return batch
+
+    def _in_order(self, group: GroupQueue, first: Entry) -> Iterator[Entry]:
+        """Yield ``first`` and the other entries of its group, in the order in which they are due."""
+        if self._queue.clients.uneven:
+            others = self._queue.clients.fair(group.key, group.latency(group.cap) / group.cap)
+        else:
+            others = (ticket[3] for ticket in group.tickets)
+        yield first
+        yield from (entry for entry in others if entry is not first)
+
+    def _remove(self, group: GroupQueue, batch: list[Entry], late: list[Entry]) -> None:
+        """Remove the entries of a batch, and those that are late, from the queue, and count the time of the batch."""
+        clients = self._queue.clients
+        if not clients.uneven:
+            taken = len(batch) + len(late)
+            if group.tickets[taken - 1][3] in (batch[-1], late[-1] if late else None):
+                self._queue.remove_first(group, taken)
+                return
+        else:
+            seconds = group.latency(group.cap) / group.cap
+            for entry in batch:
+                clients.charge(entry, seconds * entry.samples)
+        for entry in (*batch, *late):
+            self._queue.remove(entry)
 
 
 def _too_slow(left: float, taken: float) -> DeadlineExceeded:

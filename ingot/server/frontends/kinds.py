@@ -19,7 +19,7 @@ class Kind(IntEnum):
     FAILED = 4  # front: they could not be opened; the error
     STOP = 5  # engine: seconds to drain
     LAYOUT = 6  # both: names, datatypes and shapes of tensors, as JSON; their layout gets the next number
-    REQUEST = 7  # front: number, model, deadline, priority, tensors
+    REQUEST = 7  # front: number, model, deadline, priority, client, tensors
     CANCEL = 8  # front: number
     OUTPUTS = 9  # engine: number, tensors
     ERROR = 10  # engine: number, code, text
@@ -35,6 +35,6 @@ class Kind(IntEnum):
 
 SECONDS = struct.Struct("<d")
 MODEL = struct.Struct("<QH")
-REQUEST = struct.Struct("<QHdI")
+REQUEST = struct.Struct("<QHdIQ")
 # The number of the layout, and where the data lies: an offset in the sender's arena, or INLINE.
 TENSORS = struct.Struct("<IQ")

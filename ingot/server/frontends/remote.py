@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ingot import tensors
@@ -23,6 +25,7 @@ from ingot.server.frontends.state import ModelState, load_statistics
 from ingot.tensors import Array, Signature
 
 _MAX_FITS = 1024
+_MASK = (1 << 64) - 1
 # Seconds between two PINGs to the main process, and after which it counts as stuck if it answers none.
 PING_SECONDS = 0.25
 _STUCK_SECONDS = 1.0
@@ -86,6 +89,7 @@ class EngineEnd:
         reply: Reply,
         timeout: float | None,
         priority: int,
+        client: Hashable = None,
     ) -> RemotePending:
         """Send a request; the reply is called in a later tick.
 
@@ -98,7 +102,8 @@ class EngineEnd:
         number = next(self._numbers)
         # Both processes use one clock, so the time between them counts too.
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        self._channel.send_tensors(Kind.REQUEST, kinds.REQUEST.pack(number, model, deadline, priority), inputs, key)
+        head = kinds.REQUEST.pack(number, model, deadline, priority, _number_of(client))
+        self._channel.send_tensors(Kind.REQUEST, head, inputs, key)
         self._bytes += size
         pending = self._pending[number] = RemotePending(number, size, reply, self._cancel)
         return pending
@@ -199,6 +204,7 @@ class RemoteModel:
         timeout: float | None = None,
         priority: int = 0,
         key: InputKey | None = None,
+        client: Hashable = None,
     ) -> RemotePending:
         """Submit a request, and return at once, as :meth:`ingot.runtime.Model.submit` does."""
         if not self.state.ready:
@@ -209,7 +215,7 @@ class RemoteModel:
             if len(self._fits) >= _MAX_FITS:
                 self._fits.clear()
             self._fits.add(key)
-        return self._engine.submit(self._index, inputs, key, reply, timeout, priority)
+        return self._engine.submit(self._index, inputs, key, reply, timeout, priority, client)
 
     async def ask_statistics(self) -> Statistics:
         return await self._engine.statistics(self._index)
@@ -258,3 +264,11 @@ class FrontPlane(DataPlane):
 
     async def render_metrics(self) -> bytes:
         return await self._engine.render()
+
+
+@functools.lru_cache(4096)
+def _number_of(client: Hashable) -> int:
+    """Return a number for a client that is the same in all front processes for equal names."""
+    if isinstance(client, int):
+        return client & _MASK
+    return int.from_bytes(hashlib.blake2b(str(client).encode(), digest_size=8).digest(), "little")

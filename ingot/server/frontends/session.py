@@ -103,12 +103,12 @@ class EngineSession:
                 self.counts = records.loads(body)
 
     def _submit(self, body: memoryview) -> None:
-        number, index, deadline, priority = kinds.REQUEST.unpack_from(body)
+        number, index, deadline, priority, client = kinds.REQUEST.unpack_from(body)
         model = self._models[index]
         inputs, key = self.channel.tensors(body[kinds.REQUEST.size :])
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         reply = functools.partial(self._answer, number, model, inputs)
-        self._pending[number] = model.submit(inputs, reply, timeout, priority, key)
+        self._pending[number] = model.submit(inputs, reply, timeout, priority, key, client)
 
     def _answer(self, number: int, model: Model, inputs: Mapping[str, Array], outcome: Outcome) -> None:
         del self._pending[number]

@@ -23,7 +23,7 @@ from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
-from ingot.server.requests import InferResponse
+from ingot.server.requests import CLIENT, InferResponse
 
 Work = Callable[[], Coroutine[None, None, None]]
 
@@ -219,6 +219,7 @@ class Calls:
             if left is not None and left <= 0:
                 raise DeadlineExceeded("the call's deadline passed before its request arrived")
             request, typed = self._codec.decode(data, left)
+            request.client = call.head.client or id(replies)
             call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             self._refuse(replies, call, public_error(error, "ModelInfer failed"))
@@ -271,6 +272,7 @@ class Calls:
             replies.answer(call, (answer,), len(answer))
 
     async def _stream(self, replies: Replies, call: Call, method: Method) -> None:
+        CLIENT.set(call.head.client or id(replies))
         if method.streaming is not None:
             async with contextlib.aclosing(method.streaming(self._messages(replies, call))) as answers:
                 async for answer in answers:

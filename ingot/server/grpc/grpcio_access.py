@@ -18,6 +18,7 @@ from ingot.server.access.peers import Peer, certificate_of
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.health import scope_of
+from ingot.server.requests import CLIENT
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -42,6 +43,7 @@ class _Check:
             self.gate.count(outcome, "grpc", self.path, peer)
             self.plane.count_error("grpc", outcome.error)
             await context.abort(_STATUS[STATUS[outcome.error.code]], public_text(outcome.error))
+        CLIENT.set(outcome.client)
 
 
 def _peer(context: Context) -> Peer:

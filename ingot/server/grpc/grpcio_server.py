@@ -23,6 +23,7 @@ from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import bracketed
+from ingot.server.requests import CLIENT
 from ingot.server.tls import Content, Tls
 
 # gRPC has numbers, grpcio an enumeration.
@@ -148,6 +149,7 @@ def _unary(
 
     @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+        CLIENT.set(CLIENT.get() or context.peer())
         outcome = await attempt_async(f"{function.__name__} failed", call(raw))
         if not isinstance(outcome, IngotError):
             return outcome
@@ -161,6 +163,7 @@ def _unary(
 
 def _infer_stream(service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        CLIENT.set(CLIENT.get() or context.peer())
         requests = (codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:
             async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:

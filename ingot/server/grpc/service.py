@@ -13,6 +13,7 @@ from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, attempt_async
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.requests import CLIENT
 from ingot.tensors import TensorSpec
 
 M = TypeVar("M", bound=Message)
@@ -65,6 +66,7 @@ class Service:
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         decoded = codec.decode_request(request, self._plane.repository.get)
+        decoded.client = CLIENT.get()
         response = await self._plane.infer(decoded, "grpc")
         return codec.encode_response(response, typed=not request.raw_input_contents)
 

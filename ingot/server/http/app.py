@@ -115,7 +115,7 @@ def create_app(
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
             head = InferHead.of(model, _version(request), request.headers)
-            work = exchange.infer(service, head, body, reservation.add)
+            work = exchange.infer(service, head, body, reservation.add, str(request.client))
             return _response(await _unless_gone(request, work))
 
     @app.get("/metrics", response_class=PlainTextResponse)

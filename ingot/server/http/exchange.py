@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
@@ -45,7 +45,9 @@ class Service(NamedTuple):
     budget: Budget
 
 
-def begin(service: Service, head: InferHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
+def begin(
+    service: Service, head: InferHead, body: bytes, hold: Hold, done: Done, client: Hashable = None
+) -> Cancellable | None:
     """Begin an inference request.
 
     Args:
@@ -55,30 +57,33 @@ def begin(service: Service, head: InferHead, body: bytes, hold: Hold, done: Done
         hold: reserves memory for the request; raises Unavailable if that exceeds the limit.
         done: called once with the response, errors included, unless the request is cancelled: here if it is refused at
             once, else in a later tick of the event loop.
+        client: who sends the request.
 
     Returns:
         The request, which can be cancelled; None if it is answered.
     """
     if not head.encoding:
-        return _decode(service, head, body, hold, done)
+        return _decode(service, head, body, hold, done, client)
     try:
         encoding = compression.known(head.encoding)
     except InvalidArgument as error:
         done(_unreadable(service.plane, head, error))
         return None
     if not encoding:
-        return _decode(service, head, body, hold, done)
+        return _decode(service, head, body, hold, done, client)
 
     def proceed(content: bytes | Exception) -> Cancellable | None:
         if isinstance(content, Exception):
             done(_unreadable(service.plane, head, content))
             return None
-        return _decode(service, head, content, hold, done)
+        return _decode(service, head, content, hold, done, client)
 
     return CompressedBody(proceed).start(body, encoding, service.max_body_bytes, hold)
 
 
-def _decode(service: Service, head: InferHead, body: bytes, hold: Hold, done: Done) -> Cancellable | None:
+def _decode(
+    service: Service, head: InferHead, body: bytes, hold: Hold, done: Done, client: Hashable
+) -> Cancellable | None:
     plane = service.plane
     try:
         length = head.header_length
@@ -91,10 +96,11 @@ def _decode(service: Service, head: InferHead, body: bytes, hold: Hold, done: Do
             request, layout = codec.decode_raw_request(head.model, head.version, body, signature)
         elif min(len(body), len(body) if length is None else length) > large.AT_ONCE:
             decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads)
-            proceed = functools.partial(_decoded, service, head, hold, done)
+            proceed = functools.partial(_decoded, service, head, hold, done, client)
             return ThreadedBody(service.budget, len(body), proceed).start(decode)
         else:
             request, layout = service.decoder.decode(head.model, head.version, body, length)
+        request.client = client
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
     except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
         done(_unreadable(plane, head, error))
@@ -106,6 +112,7 @@ def _decoded(
     head: InferHead,
     hold: Hold,
     done: Done,
+    client: Hashable,
     outcome: tuple[InferRequest, ResponseFormat, dict[str, Any]] | Exception,
 ) -> Cancellable | None:
     """Submit what a thread decoded."""
@@ -114,6 +121,7 @@ def _decoded(
         done(_unreadable(plane, head, outcome))
         return None
     request, layout, _ = outcome
+    request.client = client
     try:
         hold(sum(array.nbytes for array in request.inputs.values()))
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
@@ -170,9 +178,9 @@ def _send(head: InferHead, done: Done, body: bytes, headers: Headers) -> None:
         compression.compress(body, encoding, lambda packed: done(HttpResponse(200, packed, headers, media_type)))
 
 
-async def infer(service: Service, head: InferHead, body: bytes, hold: Hold) -> HttpResponse:
+async def infer(service: Service, head: InferHead, body: bytes, hold: Hold, client: Hashable = None) -> HttpResponse:
     """Answer an inference request: :func:`begin` as a coroutine."""
-    return await outcome_of(functools.partial(begin, service, head, body, hold))
+    return await outcome_of(functools.partial(begin, service, head, body, hold, client=client))
 
 
 class Shared:
@@ -246,7 +254,9 @@ class Exchange:
             self.answer(responses.refusal(service.plane, error))
             return
         self._held = len(body)
-        self._work = begin(service, self.head.infer, body, self._hold, self.answer)
+        self._work = begin(
+            service, self.head.infer, body, self._hold, self.answer, self.head.client or id(self._connection)
+        )
 
     def _answer_probe(self) -> None:
         if self.head.probe == PREFLIGHT:
