@@ -23,6 +23,11 @@ _CALLS_SHARE = 4
 _CALLS_LEAST = 16 << 20
 
 
+# A request may hold so many times the bytes that it leaves in a budget: the last are for small requests, so that large
+# ones cannot keep them out.
+_SHARE = 7
+
+
 class BoundedCache(dict[Key, Value]):
     """A dictionary that drops its oldest entry when a new one exceeds the limit.
 
@@ -85,9 +90,11 @@ class Budget:
             own: bytes that the request holds already.
 
         Raises:
-            Unavailable: the budget is exhausted. A request that holds all of it may always grow.
+            Unavailable: the budget is exhausted, or the request would leave too little of it to others. A request that
+                holds all of it may always grow.
         """
-        if size > 0 and self._held > own and self._held + size > self._limit:
+        left = self._limit - self._held
+        if size > 0 and self._held > own and (size > left or own + size > _SHARE * left):
             raise Unavailable(f"the server's memory limit for {self._what} is reached; retry later")
         self._held += size
 

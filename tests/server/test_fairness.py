@@ -1,0 +1,83 @@
+"""A client with many or large requests does not keep others from being answered, nor from being accepted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot.server.grpc import open_inference_pb2 as pb
+from tests import onnx_models
+from tests.server.gates import Gate, hold
+from tests.server.outside import INFER, affine, wait_until
+
+MIB = 1 << 20
+
+
+def infer(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
+
+
+def waiting(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith('ingot_queued_requests{model="held"'))
+
+
+@pytest.mark.parametrize("frontends", [0, pytest.param(1, marks=pytest.mark.matrix)])
+def test_a_request_is_answered_before_the_backlog_of_another_client(
+    folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, frontends: int
+) -> None:
+    """400 calls of one connection are queued, in batches of 4, when another connection sends one."""
+    hold(gate.path, monkeypatch.setattr)
+    model = str(onnx_models.held(folder))
+    with contextlib.ExitStack() as stack:
+        settings: dict[str, Any] = {"max_batch": 4, "frontends": frontends, "isolate": "none"}
+        server = stack.enter_context(ingot.serve(model, http_port=0, grpc_port=0, **settings))
+        address = server.grpc_url.removeprefix("grpc://")
+        heavy, light = (
+            stack.enter_context(
+                grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1), ("client", number)])
+            )
+            for number in range(2)
+        )
+        order: list[str] = []
+        with gate.closed():
+            calls = [infer(heavy).future(affine([1, 2], "held"), timeout=120) for _ in range(400)]
+            wait_until(lambda: waiting(server.http_url) >= 396)
+            last = infer(light).future(affine([1, 2], "held"), timeout=120)
+            wait_until(lambda: waiting(server.http_url) >= 397)
+            for call in calls:
+                call.add_done_callback(lambda _: order.append("heavy"))
+            last.add_done_callback(lambda _: order.append("light"))
+        for call in (*calls, last):
+            assert list(call.result().outputs[0].shape) == [1, 2]
+        wait_until(lambda: len(order) == 401)
+        assert order.index("light") <= 16
+
+
+def test_large_bodies_leave_room_for_small_ones(folder: Path) -> None:
+    """Four bodies of 2 MiB that never end would hold all of the memory for bodies, which is 8 MiB."""
+    settings: dict[str, Any] = {"max_bodies_mb": 8, "max_body_mb": 4}
+    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, **settings) as server:
+        host, port = server.http_url.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as stack:
+            head = f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {2 * MIB}\r\n\r\n".encode()
+            refused = 0
+            for _ in range(4):
+                large = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+                with contextlib.suppress(ConnectionError):
+                    large.sendall(head + b" " * (2 * MIB - 1))
+                large.settimeout(0.5)
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    refused += b"503" in large.recv(4096)
+            with ingot.Client(server.http_url) as client:
+                answer = client.infer("affine", {"x": np.ones((1, 3), np.float32)})
+            assert answer["y"].tolist() == [[3, 3, 3]]
+            assert refused == 1
