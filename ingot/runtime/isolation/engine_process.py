@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # Seconds in which a process that has closed its connection must end, before it is killed.
 _END_SECONDS = 2.0
-# What is kept of a process's texts, which its model may have written: in bytes, characters and records of its log.
+# Limits of texts that a process sends, which its model may have written: in bytes, characters and records of its log.
 _MOST_STDERR = 1 << 16
 _MOST_ERROR = 4096
 _MOST_TEXT = 1000

@@ -81,6 +81,7 @@ class Supervisor:
         self._latest: EngineProcess | None = None
         self._failure: Exception | None = None
         self._closed = False
+        self._given_up = 0
         self._wait = _FIRST_WAIT
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)
         self._thread = threading.Thread(target=self._keep, name="ingot-engine", daemon=True)
@@ -124,9 +125,12 @@ class Supervisor:
         if ready is not None:
             return ready
         with self._changed:
-            self._changed.wait_for(lambda: self._ready is not None or self.failed or self._closed)
+            given_up = self._given_up
+            self._changed.wait_for(
+                lambda: self._ready is not None or self.failed or self._closed or self._given_up != given_up
+            )
             if self._ready is None:
-                raise Unavailable(f"{self.name} {self.down or 'was closed'}")
+                raise Unavailable(f"{self.name} {self.down or 'was closed'}, and no other is ready")
             return self._ready
 
     def lose(self, process: EngineProcess) -> None:
@@ -147,8 +151,11 @@ class Supervisor:
             ready.terminate()
 
     def kill(self, why: str) -> None:
-        """End the process, if there is one; ``why`` completes "the engine process"."""
-        ready = self._ready
+        """End the process or, if none is ready, the waiting for one; ``why`` completes "the process ..."."""
+        with self._changed:
+            ready = self._ready
+            self._given_up += 1
+            self._changed.notify_all()
         if ready is not None:
             ready.kill(why)
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,22 @@ def test_a_crash_loop_fails_at_once_what_waits_and_is_tried_later(
     assert "ended 5 times within" in caplog.text
 
 
+def test_a_call_does_not_wait_beyond_its_limit_for_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_WAIT", 1000.0)
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        engine._supervisor._wait = 1000.0
+        Supervised(engine)
+        with pytest.raises(EngineLost):
+            engine.run(DEADLY)
+        with (
+            _repeating(engine.kill),  # as the watchdog does from the limit on
+            pytest.raises(Unavailable, match="of model 'm' ended by SIGFPE, and no other is ready"),
+        ):
+            engine.run(HARMLESS)
+
+
 def test_without_supervision_the_engine_ends_with_its_process(tmp_path: Path) -> None:
     with opened(onnx_models.quotient(tmp_path)) as engine:
         with pytest.raises(EngineLost):
@@ -195,24 +211,30 @@ def test_loading_has_a_limit(tmp_path: Path, endless: Any) -> None:
         engine.run({"x": np.ones((1, 3), np.float32)})
 
 
+@contextlib.contextmanager
+def _repeating(call: Callable[[], None]) -> Iterator[None]:
+    """Call a function in another thread, ten times a second, until the block ends."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(0.1):
+            call()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_a_call_is_ended_in_the_process_that_runs_it(tmp_path: Path) -> None:
     with opened(onnx_models.counting(tmp_path)) as engine:
         Supervised(engine)
         pid = pid_of(engine)
-        stop = threading.Event()
-
-        def end() -> None:
-            while not stop.wait(0.1):
-                engine.terminate()
-
-        ending = threading.Thread(target=end)
-        ending.start()
-        try:
-            with pytest.raises(EngineTimeout):
-                engine.run({"n": np.array([2**62])})
-        finally:
-            stop.set()
-            ending.join()
+        with _repeating(engine.terminate), pytest.raises(EngineTimeout):
+            engine.run({"n": np.array([2**62])})
         while True:  # a late request to end may meet this call
             with contextlib.suppress(EngineTimeout):
                 assert engine.run({"n": np.array([3])})["y"].tolist() == [3]
