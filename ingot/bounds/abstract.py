@@ -190,7 +190,7 @@ def _rounded(value: Interval, kind: int) -> Interval:
     error, most = _ROUNDING[kind]
     if not (value.low.at_least(-most) and value.high.at_most(most)):
         return Interval()
-    if value.constant is not None and abs(value.constant) < 1 << 20 and value.constant.denominator <= 8:
+    if value.constant is not None and abs(value.constant) < 1 << 20 and value.constant.denominator in (1, 2, 4):
         return value  # such numbers are exact
     return Interval(value.low.scaled(1 - error), value.high.scaled(1 + error)) if value.non_negative else Interval()
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.bounds import Bounds, bounds_of
-from ingot.tensors import DType, Signature, TensorSpec
+from ingot.tensors import DType, Range, Signature, TensorSpec
 from tests.bounds.test_bounds import INT64, Inputs, bounds, loop, number
 
 FLOAT, INT32, UINT8, BOOL = TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT8, TensorProto.BOOL
@@ -314,3 +314,37 @@ def test_files_that_readers_understand_differently(tmp_path: Path, file: str) ->
 def test_a_tensor_that_is_huge_for_all_sizes(tmp_path: Path) -> None:
     found = bounds(tmp_path, [node("Expand", ["x", "size"], ["y"])], [("x", FLOAT, (1,))], [number("size", [1 << 32])])
     assert found.reasons == ("it needs more than 8 GiB whatever the sizes of its inputs are",)
+
+
+def test_an_empty_tensor_that_gets_any_shape(tmp_path: Path) -> None:
+    """[2**40, 0] is empty too, and its product with [0, 1] is not."""
+    nodes = [
+        node("ConstantOfShape", ["nothing"], ["empty"]),
+        node("Reshape", ["empty", "n"], ["tall"]),
+        node("MatMul", ["tall", "none_one"], ["y"]),
+    ]
+    none = numpy_helper.from_array(np.zeros((0, 1), np.float32), "none_one")
+    found = bounds(tmp_path, nodes, [("n", INT64, (2,))], [number("nothing", [0]), none])
+    assert "its input may be empty" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        node("AveragePool", ["x"], ["y"], kernel_shape=[1 << 31, 1 << 31], auto_pad="SAME_LOWER"),
+        node("TfIdfVectorizer", ["x"], ["y"], mode="TF", max_skip_count=1 << 31, ngram_indexes=[0]),
+    ],
+    ids=lambda made: str(made.op_type),
+)
+def test_attributes_that_make_a_call_endless(tmp_path: Path, made: onnx.NodeProto) -> None:
+    assert "too" in bounds(tmp_path, [made], [("x", FLOAT, (1, 1, 8, 8))]).reasons[0]
+
+
+def test_empty_inputs_of_recurrent_operators(tmp_path: Path) -> None:
+    """ONNX Runtime's kernels of GRU and LSTM end the process for an empty batch."""
+    weights = [numpy_helper.from_array(np.zeros((1, 12, size), np.float32), f"w{size}") for size in (2, 4)]
+    recurrent = [node("GRU", ["x", "w2", "w4"], ["y"], hidden_size=4)]
+    inputs: Inputs = [("x", FLOAT, ("steps", "batch", 2))]
+    assert bounds(tmp_path, recurrent, inputs, weights).bounded
+    found = bounds(tmp_path, recurrent, inputs, weights, ranges={"batch": Range(0, None)})
+    assert "an empty input ends the process" in found.reasons[0]

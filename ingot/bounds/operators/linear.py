@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ingot.bounds.abstract import FLOAT, INT64, UINT8, Dims, Tensor, UnboundedError, broadcast
 from ingot.bounds.operators.op import Op, Rule, sizes
 from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
+
+# ONNX Runtime visits all elements of a window, also those of its padding.
+_LARGEST_WINDOW = 1 << 24
 
 
 def matmul(op: Op) -> list[Tensor]:
@@ -137,6 +141,8 @@ def _windows(op: Op, spatial: Dims, kernel: Sequence[int]) -> list[Interval]:
     automatic = op.text("auto_pad", "NOTSET")
     if min(len(kernel), len(strides), len(dilations)) < rank or len(pads) < 2 * rank or 0 in strides:
         raise UnboundedError("its attributes do not fit its input")
+    if prod(kernel) > _LARGEST_WINDOW:
+        raise UnboundedError("its window is too large")
     found = []
     for axis, dim in enumerate(spatial):
         reach = (kernel[axis] - 1) * dilations[axis] + 1
@@ -167,6 +173,10 @@ def recurrent(states: int) -> Rule:
 
     def rule(op: Op) -> list[Tensor]:
         first, second, _ = op[0].shape()
+        if not (first.positive and second.positive):
+            raise UnboundedError(
+                "an empty input ends the process; declare that sizes are at least 1: --input 'NAME:float32[seq=1..]'"
+            )
         steps, batch = (second, first) if op.integer("layout") else (first, second)
         ways = Interval.exactly(2 if op.text("direction", "forward") == "bidirectional" else 1)
         width = Interval.exactly(op.integer("hidden_size"))

@@ -6,6 +6,8 @@ from ingot.bounds.abstract import FLOAT, STRING, Tensor, UnboundedError
 from ingot.bounds.operators.op import Op
 from ingot.bounds.poly import ONE, ZERO, Interval
 
+_MOST_SKIPS = 1 << 12  # with each, an engine visits all elements again
+
 
 def constant(op: Op) -> list[Tensor]:
     for name, attribute in op.node.attributes.items():
@@ -102,6 +104,8 @@ def mel_weights(op: Op) -> list[Tensor]:
 
 
 def term_counts(op: Op) -> list[Tensor]:
+    if not 0 <= op.integer("max_skip_count") <= _MOST_SKIPS:
+        raise UnboundedError("it skips too many elements")
     width = max(op.integers("ngram_indexes"), default=0) + 1
     return [Tensor.of(FLOAT, (*op[0].shape()[:-1], Interval.exactly(width)))]
 

@@ -37,7 +37,9 @@ def reduced(fold: _Fold | None = None) -> Rule:
         if values and fold is not None:
             found = reduce(fold, values)
             items = [found if fold in (Interval.most, Interval.least) else settled(found, source.kind)]
-        same = source.each if fold in (Interval.most, Interval.least) and source.kind in INTEGERS else None
+        selects = fold in (Interval.most, Interval.least) and source.kind in INTEGERS
+        # The largest value of an empty tensor is the least of its type.
+        same = source.each if selects and all(dim.positive for dim in dims) else None
         return [Tensor.of(source.kind, left, items=items, each=same)]
 
     return rule

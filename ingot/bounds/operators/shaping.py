@@ -42,8 +42,10 @@ def reshape(op: Op) -> list[Tensor]:
             item = source.shape()[axis] if axis < len(source.shape()) else Interval()
         elif item.constant == -1:
             free = axis
+        elif item.high is None and not _never_empty(source):
+            raise UnboundedError("its input may be empty, and then get any shape from values")
         elif not item.non_negative or item.high is None:
-            item = Interval.up_to(source.count)
+            item = Interval.up_to(source.count if item.high is None else source.count.upper(item.high))
         elif not item.positive and not op.integer("allowzero"):  # a value of 0 stands for the input's size
             known = source.dims or ()
             same = (known[axis].high if axis < len(known) else None) or source.count
@@ -124,6 +126,8 @@ def concat(op: Op) -> list[Tensor]:
     tensors = op.given
     axis = op.axis(len(tensors[0].shape()))
     dims = list(tensors[0].shape())
+    # ONNX Runtime joins [2, 3] and an empty [255, 0] to [257, 3].
+    full = all(_never_empty(tensor) for tensor in tensors)
     for tensor in tensors[1:]:
         other = tensor.shape()
         if len(other) != len(dims):
@@ -131,14 +135,20 @@ def concat(op: Op) -> list[Tensor]:
         for place, dim in enumerate(other):
             if place == axis:
                 dims[place] = dims[place] + dim
-            elif dims[place] != dim and dim.exact is not None:
+            elif dims[place] != dim and not full:
+                dims[place] = dims[place].joined(dim)
+            elif dim.exact is not None:
                 dims[place] = dim  # all are equal, or it fails
     items = _concatenated(tensors, axis)
     each = tensors[0].bounds
     for tensor in tensors[1:]:
         each = each.joined(tensor.bounds)
-    count = sum((tensor.count for tensor in tensors), ZERO)
+    count = sum((tensor.count for tensor in tensors), ZERO) if full else None
     return [Tensor.of(tensors[0].kind, dims, count=count, items=items, each=each)]
+
+
+def _never_empty(tensor: Tensor) -> bool:
+    return tensor.dims is not None and all(dim.positive for dim in tensor.dims)
 
 
 def _concatenated(tensors: Sequence[Tensor], axis: int) -> list[Interval] | None:
