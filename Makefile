@@ -47,7 +47,7 @@ test-long: $(INSTALLED) tools
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
-	@for target in archive_reader documents http2 onnx_wire; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
+	@for target in archive_reader documents grpc_requests http1 http2 onnx_graphs onnx_wire; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
