@@ -37,7 +37,14 @@ def create_app(
         max_bodies_bytes: most bytes that all requests together may hold.
         budget: a shared budget, instead of ``max_bodies_bytes``.
     """
-    app = FastAPI(title="Ingot", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Ingot",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=schema.REFUSALS,
+    )
     budget = budget or Budget(max_bodies_bytes)
     service = exchange.Service(plane, Decoder(), max_body_bytes, budget)
 
@@ -88,28 +95,38 @@ def create_app(
     async def all_statistics() -> Response:
         return _json(await extensions.statistics(plane))
 
-    @app.get("/v2/models/{model}/versions/{version}/stats", response_model=schema.ModelStatistics)
+    @app.get(
+        "/v2/models/{model}/versions/{version}/stats",
+        openapi_extra=schema.VERSION,
+        response_model=schema.ModelStatistics,
+    )
     @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
     async def statistics(request: Request, model: str) -> Response:
         return _json(await extensions.statistics(plane, model, _version(request)))
 
-    @app.get("/v2/models/{model}/versions/{version}/config", response_model=schema.ModelConfiguration)
+    @app.get(
+        "/v2/models/{model}/versions/{version}/config",
+        openapi_extra=schema.VERSION,
+        response_model=schema.ModelConfiguration,
+    )
     @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
     async def configuration(request: Request, model: str) -> Response:
         return _json(await extensions.configuration(plane, model, _version(request)))
 
-    @app.get("/v2/models/{model}/versions/{version}", response_model=schema.ModelMetadata)
+    @app.get("/v2/models/{model}/versions/{version}", openapi_extra=schema.VERSION, response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
     async def model_metadata(request: Request, model: str) -> Response:
         return _json(_metadata(plane.model_metadata(model, _version(request))))
 
-    @app.get("/v2/models/{model}/versions/{version}/ready", response_model=schema.ModelReady)
+    @app.get(
+        "/v2/models/{model}/versions/{version}/ready", openapi_extra=schema.VERSION, response_model=schema.ModelReady
+    )
     @app.get("/v2/models/{model}/ready", response_model=schema.ModelReady)
     async def model_ready(request: Request, model: str) -> Response:
         is_ready = plane.model_ready(model, _version(request))
         return _json({"name": model, "ready": is_ready}, 200 if is_ready else 503)
 
-    @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=schema.INFER)
+    @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra={**schema.INFER, **schema.VERSION})
     @app.post("/v2/models/{model}/infer", openapi_extra=schema.INFER)
     async def infer(request: Request, model: str) -> Response:
         with budget.reserve() as reservation:

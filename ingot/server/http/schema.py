@@ -7,6 +7,12 @@ from typing import Any
 from pydantic import BaseModel
 
 
+class Refusal(BaseModel):
+    """Body of every status from 400."""
+
+    error: str
+
+
 class Live(BaseModel):
     """Answer of /v2/health/live."""
 
@@ -135,4 +141,14 @@ INFER: dict[str, Any] = {
     "responses": {
         "200": {"description": "The answer", "content": {"application/json": {"schema": _inlined(InferResponse)}}}
     },
+}
+
+# The routes read the version from the path themselves, too.
+VERSION: dict[str, Any] = {
+    "parameters": [{"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Refusal, "description": "The request cannot be answered"},
+    "5XX": {"model": Refusal, "description": "The server cannot answer now, or not in this way"},
 }
