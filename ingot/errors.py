@@ -19,6 +19,7 @@
     ├── Unavailable          not now: loading, draining or overloaded; try again later
     │   ├── Transient        a registry or the network failed, also when retried
     │   └── EngineLost       the process that ran the model ended during the request
+    ├── TooManyRequests      the client exceeds its own limit of requests; try again later
     ├── DeadlineExceeded     the request's timeout, or the server's slo, passed before an answer was ready
     │   └── EngineTimeout    the engine call was ended, because of its limit or because no client waited for it
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
@@ -45,6 +46,7 @@ class Code(Enum):
     STORAGE_FULL = "storage_full"
     UNSUPPORTED = "unsupported"
     UNAVAILABLE = "unavailable"
+    TOO_MANY_REQUESTS = "too_many_requests"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     INTERNAL = "internal"
 
@@ -148,6 +150,12 @@ class Unavailable(IngotError):
     code = Code.UNAVAILABLE
 
 
+class TooManyRequests(IngotError):
+    """The client exceeds its own limit of requests in flight, or of requests per second."""
+
+    code = Code.TOO_MANY_REQUESTS
+
+
 class Transient(Unavailable):
     """A failure that may pass: a broken connection, an internal error of a registry, too many requests.
 
@@ -190,6 +198,7 @@ CLASSES: dict[Code, type[IngotError]] = {
     Code.STORAGE_FULL: StorageFull,
     Code.UNSUPPORTED: Unsupported,
     Code.UNAVAILABLE: Unavailable,
+    Code.TOO_MANY_REQUESTS: TooManyRequests,
     Code.DEADLINE_EXCEEDED: DeadlineExceeded,
     Code.INTERNAL: InternalError,
 }

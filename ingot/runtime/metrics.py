@@ -193,6 +193,12 @@ class Metrics:
             "Seconds in which the process accepted no connections because all its file descriptors were in use",
             registry=registry,
         )
+        self.limited = Counter(
+            "ingot_limited",
+            "Connections and requests refused by a limit on clients, by limit: connections, in_flight or rate",
+            ("limit",),
+            registry=registry,
+        )
         self.auth_refused = Counter(
             "ingot_auth_refused",
             "Requests refused for lack of access, by reason: no key, a wrong one, no rights and so on",

@@ -26,6 +26,7 @@ from ingot.tensors import Array
 
 _BY_STATUS = {status: errors.CLASSES[code] for code, status in http_codec.STATUS.items()}
 _BY_STATUS[http_codec.TOO_SLOW] = errors.DeadlineExceeded
+_PUSHBACK = "grpc-retry-pushback-ms"  # with RESOURCE_EXHAUSTED: the client may retry
 _BY_GRPC_STATUS = {status: errors.CLASSES[code] for code, status in grpc_codec.STATUS.items()}
 
 
@@ -316,6 +317,9 @@ class _Grpc:
             if status is grpc.StatusCode.UNAVAILABLE and re.search("connect|resolving", str(details), re.IGNORECASE):
                 raise _unreachable(self._url, str(details).rpartition("last error: ")[2]) from error
             kind = _BY_GRPC_STATUS.get(status.value[0], errors.InternalError)
+            trailers: Any = error.trailing_metadata() or ()
+            if kind is errors.TooLarge and any(name == _PUSHBACK for name, _ in trailers):
+                kind = errors.TooManyRequests
             raise kind(f"the server answered {status.name}: {details}") from error
 
 

@@ -33,6 +33,8 @@ LIMITS = "Limits"
 RECORDING = "Recording requests"
 EXPERT = "For experts"
 
+# Limits that grpcio does not support.
+CLIENT_LIMITS = ("max_connections", "max_in_flight", "max_rate")
 # Where a server listens. The command prints it as addresses, not as settings.
 _ADDRESSES = ("host", "http_port", "grpc_port")
 # Variables read in addition to the settings: store, secrets, other commands, tests.
@@ -220,6 +222,30 @@ class ServerConfig:
         group=LIMITS,
         least=1,
     )
+    max_connections: int | None = _field(
+        None,
+        "Maximum number of open connections, of both protocols together; more are refused",
+        more="See [limits on clients](#limits-on-clients).",
+        group=LIMITS,
+        unset="as many as there are file descriptors",
+        least=1,
+    )
+    max_in_flight: int | None = _field(
+        None,
+        "Maximum number of unanswered requests per client; more are refused",
+        more="See [limits on clients](#limits-on-clients).",
+        group=LIMITS,
+        unset="no limit",
+        least=1,
+    )
+    max_rate: float | None = _field(
+        None,
+        "Maximum number of requests per second and client; more are refused",
+        more="See [limits on clients](#limits-on-clients).",
+        group=LIMITS,
+        unset="no limit",
+        above=0,
+    )
     max_answer_mb: int = _field(
         512,
         "Largest outputs of one request, in MiB as raw tensors; a request that asks for more is refused",
@@ -347,6 +373,12 @@ class ServerConfig:
                 "separate port (0 for any free port)"
             )
         check_exposure(config, called)
+        if config.grpc_server == "grpcio":
+            for name in CLIENT_LIMITS:
+                if getattr(config, name) is not None:
+                    raise InvalidArgument(
+                        f"{called(name)} has no effect on {called('grpc_server')} grpcio; use the server fast"
+                    )
         return config
 
     @classmethod

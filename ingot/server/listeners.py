@@ -13,11 +13,12 @@ from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.access.watch import Watch
-from ingot.server.config import ServerConfig
+from ingot.server.config import CLIENT_LIMITS, ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.admission import Admission, Cors
 from ingot.server.http.listener import HttpListener
+from ingot.server.limits import ClientLimits
 from ingot.server.listening import Descriptors, Listener, check_port, taken
 from ingot.server.tls import Tls
 
@@ -80,12 +81,22 @@ class Listeners:
                 tls.refused = self._refused_handshake
                 self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
             admission = self._admission(gate)
-            http = HttpListener(plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, admission, shared=shared)
+            limits = self._limits()
+            http = HttpListener(
+                plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, admission, limits, shared=shared
+            )
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:
                 check_port("gRPC", config.host, self.grpc_port)  # grpcio logs the failure to stderr, without its cause
             grpc = create_listener(
-                config.grpc_server, plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, gate, shared=shared
+                config.grpc_server,
+                plane,
+                config.max_body_bytes,
+                config.max_bodies_mb << 20,
+                tls,
+                gate,
+                limits,
+                shared=shared,
             )
             self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
             self._descriptors.start()
@@ -115,6 +126,14 @@ class Listeners:
             self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)
         return gate
+
+    def _limits(self) -> ClientLimits | None:
+        """Return the limits on clients, which both protocols share; None if there are none."""
+        config, limited = self._config, self._plane.metrics.limited
+        if not any(getattr(config, name) is not None for name in CLIENT_LIMITS):
+            return None
+        most = config.max_connections, config.max_in_flight, config.max_rate
+        return ClientLimits(lambda limit: limited.labels(limit).inc(), *most)
 
     def _refused_handshake(self, reason: str) -> None:
         self._plane.metrics.tls_refused.labels(reason).inc()

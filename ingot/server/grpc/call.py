@@ -12,7 +12,7 @@ from ingot.server.dataplane import Ticket
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.messages import Messages
 from ingot.server.http2.stream import Stream
-from ingot.server.limits import BODY_BYTES
+from ingot.server.limits import BODY_BYTES, Share
 
 Unary = Callable[[bytes], Awaitable[bytes]]
 Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
@@ -40,6 +40,7 @@ class Call(Stream):
     messages: Messages | None = None
     working: deque[int] | None = None
     ticket: Ticket | None = None
+    share: Share | None = None  # of its client, while limits count the call
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     waiting: asyncio.Future[None] | None = None  # for a message

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
-from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.compression import decompress
@@ -22,7 +22,7 @@ from ingot.server.grpc.wire import Codec
 from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
-from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget
+from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
 from ingot.server.requests import CLIENT, InferResponse
 
 Work = Callable[[], Coroutine[None, None, None]]
@@ -42,6 +42,7 @@ class Calls:
         open_calls: the bytes that open calls may use, not counting their messages.
         count_fault: called with the reason when a client breaks HTTP/2.
         gate: the rules of access; None if all calls are served.
+        limits: those on clients; None for no limits.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Calls:
         open_calls: Budget,
         count_fault: Callable[[ErrorCode], None],
         gate: Gate | None = None,
+        limits: ClientLimits | None = None,
     ):
         self._plane = plane
         self._methods = methods
@@ -62,6 +64,7 @@ class Calls:
         self._budget = budget
         self._open_calls = open_calls
         self._gate = gate
+        self.limits = limits
         self.checks_access = gate is not None
         self._codec = Codec(plane.repository.get)
         self.count_fault = count_fault
@@ -89,7 +92,7 @@ class Calls:
         elif self._gate is not None and (refusal := self._admit(self._gate, replies, call.head)) is not None:
             self._plane.count_error("grpc", refusal.error)
             self._turn_away(replies, call, STATUS[refusal.error.code], public_text(refusal.error))
-        else:
+        elif self.limits is None or self._enter(self.limits, replies, call, method):
             replies.fresh.append(call)
             if method.streaming is not None:
                 call.messages = Messages(self._limit)
@@ -107,6 +110,22 @@ class Calls:
             return outcome
         head.client, head.epoch = outcome.client, gate.epoch
         return None
+
+    def _enter(self, limits: ClientLimits, replies: Replies, call: Call, method: Method) -> bool:
+        """Count a call for its client's limits, or refuse it; each message of a stream counts for the rate instead."""
+        if not scope_of(call.head.path):
+            return True
+        try:
+            if method.many:
+                share = limits.share(call.head.client, replies.share)
+                limits.enter(share)
+            else:
+                share = limits.admit(call.head.client, replies.share)
+        except IngotError as error:
+            self._refuse(replies, call, error)
+            return False
+        call.share = share
+        return True
 
     def recheck(self, replies: Replies, call: Call) -> None:
         """End an open stream whose client has lost its access."""
@@ -212,6 +231,9 @@ class Calls:
         if call.counted:
             self._open_calls.change(-call.counted)
             call.counted = 0
+        if self.limits is not None and call.share is not None:
+            self.limits.leave(call.share)
+            call.share = None
 
     def _submit(self, replies: Replies, call: Call, data: bytes) -> None:
         try:
@@ -240,7 +262,8 @@ class Calls:
             return
         self._plane.count_error("grpc", error)
         status = STATUS[error.code]
-        replies.fail(call, status, public_text(error), accepts=status == _UNIMPLEMENTED)
+        later = error.code is Code.TOO_MANY_REQUESTS
+        replies.fail(call, status, public_text(error), accepts=status == _UNIMPLEMENTED, later=later)
 
     def _late(self, replies: Replies, call: Call) -> None:
         call.timer = None  # stop() would cancel the timer that runs now
@@ -295,6 +318,8 @@ class Calls:
                 if compressed:
                     data = await self._decompressed(call, data)
                     size += len(data)
+                if self.limits is not None and call.share is not None:
+                    self.limits.spend(call.share)
                 working.append(size)
                 yield data
             elif call.ended and not messages.ready():

@@ -29,6 +29,7 @@ STATUS = {
     Code.NOT_FOUND: 5,
     Code.ALREADY_EXISTS: 6,
     Code.PERMISSION_DENIED: 7,
+    Code.TOO_MANY_REQUESTS: 8,
     Code.TOO_LARGE: 8,
     Code.STORAGE_FULL: 9,
     Code.UNSUPPORTED: 12,

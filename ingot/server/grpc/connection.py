@@ -86,6 +86,10 @@ class Connection(asyncio.Protocol):
             self.faulted(ErrorCode.INADEQUATE_SECURITY)
             self.transport.set_protocol(WithoutAlpn(self.loop, self.transport))
             return
+        limits = self._calls.limits
+        if limits is not None and limits.connect() is not None:
+            self.transport.abort()  # after a GOAWAY, gRPC's core would connect again every 10 ms
+            return
         if self._calls.checks_access:
             self._replies.peer = peer_of(transport)
         self._connections.add(self)
@@ -93,7 +97,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self.http2.control.over = True
-        self._connections.discard(self)
+        if self in self._connections:
+            self._connections.discard(self)
+            if self._calls.limits is not None:
+                self._calls.limits.disconnect()
         self._calls.cleanup.add(self._replies)
 
     def pause_writing(self) -> None:
@@ -193,7 +200,7 @@ class Connection(asyncio.Protocol):
     def released(self, stream: Call) -> None:
         if stream.timer is not None:
             stream.timer.cancel()
-        if stream.held or stream.counted:
+        if stream.held or stream.counted or stream.share is not None:
             self._calls.release(stream)
         if self.http2.control.leaving and not self.http2.sender.streams:
             self.drained()

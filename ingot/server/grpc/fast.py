@@ -22,7 +22,7 @@ from ingot.server.grpc.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.reflection import Reflection, pool
 from ingot.server.grpc.service import Service, Unary
 from ingot.server.http2.frames import ErrorCode
-from ingot.server.limits import Budget, calls_budget
+from ingot.server.limits import Budget, ClientLimits, calls_budget
 from ingot.server.listening import BACKLOG, listen
 
 # The interval of Connection.look, and its limits: 60 s without a sign of life until a ping, 80 s until the end.
@@ -41,6 +41,7 @@ class FastListener:
         max_bodies_bytes: the memory for all messages that are being received.
         tls: the certificate; ALPN must offer ``h2``.
         gate: the rules of access; None if all calls are served.
+        limits: those on clients; None for no limits.
         shared: whether other processes listen on the same port.
     """
 
@@ -51,6 +52,7 @@ class FastListener:
         max_bodies_bytes: int,
         tls: ssl.SSLContext | None = None,
         gate: Gate | None = None,
+        limits: ClientLimits | None = None,
         *,
         shared: bool = False,
     ):
@@ -60,7 +62,8 @@ class FastListener:
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane))
         budgets = Budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
-        self._calls = Calls(plane, methods, _path("ModelInfer"), max_body_bytes, *budgets, self._count_fault, gate)
+        infer = _path("ModelInfer")
+        self._calls = Calls(plane, methods, infer, max_body_bytes, *budgets, self._count_fault, gate, limits)
         connections = self._connections = set[Connection]()
         if gate is not None:
             gate.changed.append(self._recheck)

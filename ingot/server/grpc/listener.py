@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
+from ingot.server.limits import ClientLimits
 from ingot.server.listening import Listener
 from ingot.server.tls import Tls
 
@@ -15,6 +16,7 @@ def create_listener(
     max_bodies_bytes: int,
     tls: Tls | None = None,
     gate: Gate | None = None,
+    limits: ClientLimits | None = None,
     *,
     shared: bool = False,
 ) -> Listener:
@@ -27,13 +29,14 @@ def create_listener(
         max_bodies_bytes: the most bytes that incomplete messages may hold together; only for ``fast``.
         tls: the certificate, or None.
         gate: the rules of access; None if all calls are served.
+        limits: those on clients; None for no limits; only for ``fast``.
         shared: whether other processes listen on the same port.
     """
     if kind == "fast":
         from ingot.server.grpc.fast import FastListener
 
         context = None if tls is None else tls.context(["h2"])
-        return FastListener(plane, max_body_bytes, max_bodies_bytes, context, gate, shared=shared)
+        return FastListener(plane, max_body_bytes, max_bodies_bytes, context, gate, limits, shared=shared)
     from ingot.server.grpc.grpcio_server import GrpcioListener
 
     return GrpcioListener(plane, max_body_bytes, tls, gate, shared=shared)

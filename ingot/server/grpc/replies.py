@@ -10,6 +10,7 @@ from ingot.server.access.peers import Peer
 from ingot.server.grpc.call import Call
 from ingot.server.http2.connection import Http2Connection
 from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST_FRAME
+from ingot.server.limits import Share
 
 # RFC 7541, appendix A and section 6.
 _STATUS_200 = b"\x88"
@@ -17,6 +18,9 @@ _STATUS = b"\x08"
 _CONTENT_TYPE = b"\x0f\x10"
 _ALLOW = b"\x0f\x07"
 _CONTENT_LENGTH_0 = b"\x0f\x0d\x010"
+
+# Milliseconds, as gRPC's retries (proposal A6) read it.
+PUSHBACK = b"grpc-retry-pushback-ms"
 
 _PLAIN = frozenset(range(0x20, 0x7F)) - {ord("%")}
 
@@ -60,7 +64,7 @@ def whole(stream_id: int, message: tuple[bytes, ...], size: int) -> list[bytes]:
     return [begin, *message, _END.pack(_HEAD_OF_OK, END_HEADERS | END_STREAM, stream_id, _OK)]
 
 
-def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False) -> bytes:
+def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False, later: bool = False) -> bytes:
     """Return the header block that ends an answer.
 
     Args:
@@ -68,12 +72,15 @@ def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False) 
         text: the message for the client.
         opened: whether the answer has begun; otherwise this block is the whole answer.
         accepts: whether to list the supported compressions.
+        later: whether the client should retry, but not within a second.
     """
     block = _OK if status == 0 else _literal(b"grpc-status", str(status).encode())
     if text:
         block += _literal(b"grpc-message", _percent_encoded(text))
     if accepts:
         block += _literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
+    if later:
+        block += _literal(PUSHBACK, b"1000")
     return block if opened else OPENING + block
 
 
@@ -101,9 +108,10 @@ class Replies:
     """Answers the calls of one connection.
 
     ``fresh``: those whose headers arrived in the current read. ``peer``: the client, if access is checked.
+    ``share``: what clients without a name use of their limits.
     """
 
-    __slots__ = ("_sender", "fresh", "http2", "loop", "peer")
+    __slots__ = ("_sender", "fresh", "http2", "loop", "peer", "share")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, http2: Http2Connection[Call]):
         self.loop = loop
@@ -111,6 +119,7 @@ class Replies:
         self._sender = http2.sender
         self.fresh: list[Call] = []
         self.peer = Peer()
+        self.share = Share()
 
     def answer(self, call: Call, message: tuple[bytes, ...], size: int) -> None:
         """Answer a call with one message, given in parts, and end it.
@@ -132,10 +141,10 @@ class Replies:
         """End an answer after its queued messages."""
         self._sender.end(call, ending(0, opened=call.opened))
 
-    def fail(self, call: Call, status: int, text: str, *, accepts: bool = False) -> None:
+    def fail(self, call: Call, status: int, text: str, *, accepts: bool = False, later: bool = False) -> None:
         """End an answer with an error; its queued messages are dropped."""
         if not call.closed:
-            self._sender.replace(call, ending(status, text, opened=call.opened, accepts=accepts))
+            self._sender.replace(call, ending(status, text, opened=call.opened, accepts=accepts, later=later))
 
     def refuse(self, call: Call, status: int) -> None:
         """Answer a request that is not gRPC with an HTTP status."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import httptools
 
-from ingot.errors import Unavailable
+from ingot.errors import IngotError, Unavailable
 from ingot.server.dataplane import attempt_async
 from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
@@ -77,8 +77,18 @@ class AsgiExchange:
 
     def start(self) -> None:
         """Begin, once every earlier request is answered."""
-        tasks = self._connection.shared.tasks
+        shared = self._connection.shared
+        limits, share = shared.limits, self._connection.share
+        if limits is not None:
+            try:
+                share = limits.admit(self.head.client, share)
+            except IngotError as error:
+                self._answer(responses.refusal(shared.service.plane, error))
+                return
+        tasks = shared.tasks
         self._task = self._connection.loop.create_task(self._run())
+        if limits is not None:
+            self._task.add_done_callback(lambda _: limits.leave(share))
         tasks.add(self._task)
         self._task.add_done_callback(tasks.discard)
 

@@ -12,9 +12,10 @@ from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
 from ingot.server.http.disconnect import DisconnectProbe
 from ingot.server.http.exchange import Arriving, Exchange, Shared
+from ingot.server.http.over_limit import RefusedConnection
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
-from ingot.server.limits import BoundedCache
+from ingot.server.limits import BoundedCache, Share
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_KNOWN_BYTES = 4 << 10
@@ -43,6 +44,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         admission = shared.admission
         self._peer = Peer()
+        self.share = Share()
         # With client certificates, equal heads of two connections are those of different clients.
         own = admission is not None and admission.by_certificate
         self._known: BoundedCache[bytes, RequestHead] = BoundedCache(_OWN_HEADS) if own else shared.heads
@@ -60,6 +62,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        limits = self.shared.limits
+        if limits is not None and (refused := limits.connect()) is not None:
+            self.transport.set_protocol(RefusedConnection(self.shared, self.transport, refused))
+            return
         if self.shared.admission is not None:
             self._peer = peer_of(transport)
         self._timeouts = Timeouts(self)
@@ -67,6 +73,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timeouts.cancel()
+        if self.shared.limits is not None:
+            self.shared.limits.disconnect()
         if self._probe is not None:
             self._probe.cancel()
         for exchange in {self._current, self._arriving, *self._queue}:

@@ -18,7 +18,7 @@ from ingot.server.http.codec import Headers, ResponseFormat
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
-from ingot.server.limits import BoundedCache, Budget, check_size
+from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
 
 _MAX_HEADS = 1024
@@ -191,6 +191,7 @@ class Shared:
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: how much all requests together may hold.
         admission: checks the access of request heads; None admits all.
+        limits: those on clients; None for no limits.
 
     Attributes:
         heads: those of earlier inference requests, by their bytes.
@@ -199,20 +200,27 @@ class Shared:
     """
 
     def __init__(
-        self, plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int, admission: Admission | None = None
+        self,
+        plane: DataPlane,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        admission: Admission | None = None,
+        limits: ClientLimits | None = None,
     ):
         self.service = Service(plane, Decoder(), max_body_bytes, Budget(max_bodies_bytes))
         self.heads: BoundedCache[bytes, RequestHead] = BoundedCache(_MAX_HEADS)
         self.renderer = Renderer()
         self.admission = admission
+        self.limits = limits
         self.app: Any = None
         self.tasks: set[asyncio.Task[None]] = set()
 
 
 class Carrier(Protocol):
-    """The part of a connection that its exchanges use."""
+    """The part of a connection that its exchanges use. ``share``: of a client without a name."""
 
     shared: Shared
+    share: Share
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
 
@@ -231,7 +239,7 @@ class Exchange:
         head: the request's head.
     """
 
-    __slots__ = ("_connection", "_held", "_work", "disconnected", "done", "head", "keep_alive")
+    __slots__ = ("_connection", "_held", "_share", "_work", "disconnected", "done", "head", "keep_alive")
 
     def __init__(self, connection: Carrier, head: RequestHead):
         self.head = head
@@ -240,6 +248,7 @@ class Exchange:
         self.disconnected = False
         self._connection = connection
         self._held = 0
+        self._share: Share | None = None
         self._work: Cancellable | None = None
 
     def run(self, body: bytes) -> None:
@@ -254,9 +263,18 @@ class Exchange:
             self.answer(responses.refusal(service.plane, error))
             return
         self._held = len(body)
-        self._work = begin(
-            service, self.head.infer, body, self._hold, self.answer, self.head.client or id(self._connection)
-        )
+        self._begin(self.head.infer, body)
+
+    def _begin(self, infer: InferHead, body: bytes) -> None:
+        shared = self._connection.shared
+        if shared.limits is not None:
+            try:
+                self._share = shared.limits.admit(self.head.client, self._connection.share)
+            except IngotError as error:
+                self.answer(responses.refusal(shared.service.plane, error))
+                return
+        client = self.head.client or id(self._connection)
+        self._work = begin(shared.service, infer, body, self._hold, self.answer, client)
 
     def _answer_probe(self) -> None:
         if self.head.probe == PREFLIGHT:
@@ -304,6 +322,10 @@ class Exchange:
         if self._held:
             self._connection.shared.service.budget.change(-self._held)
             self._held = 0
+        limits = self._connection.shared.limits
+        if limits is not None and self._share is not None:
+            limits.leave(self._share)
+            self._share = None
 
     def _cancel(self) -> None:
         work, self._work = self._work, None
@@ -388,7 +410,7 @@ class Arriving(Exchange):
             return
         body = bytes(self._parts[0]) if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
-        self._work = begin(self._connection.shared.service, self.head.infer, body, self._hold, self.answer)
+        self._begin(self.head.infer, body)
 
     def leave(self) -> None:
         self._parts.clear()

@@ -9,6 +9,7 @@ from ingot.server.http.admission import Admission
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
+from ingot.server.limits import ClientLimits
 from ingot.server.listening import BACKLOG, listen
 from ingot.server.tls import Tls
 
@@ -25,6 +26,7 @@ class HttpListener:
         max_bodies_bytes: how much all requests together may hold.
         tls: the certificate, or None.
         admission: checks the access of requests; None admits all.
+        limits: those on clients; None for no limits.
         shared: whether other processes listen on the same port.
     """
 
@@ -35,12 +37,13 @@ class HttpListener:
         max_bodies_bytes: int,
         tls: Tls | None = None,
         admission: Admission | None = None,
+        limits: ClientLimits | None = None,
         *,
         shared: bool = False,
     ):
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
-        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission)
+        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
         self._shared.app = LazyApp(self._shared.service)
         self._connections = Connections()
         if admission is not None and admission.gate is not None:

@@ -51,7 +51,7 @@ def ready(plane: DataPlane) -> HttpResponse:
 def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
     """Return the response of an error, and count it."""
     plane.count_error("http", error)
-    headers = _RETRY if error.code is Code.UNAVAILABLE else ()
+    headers = _RETRY if error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) else ()
     return HttpResponse(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
 
 
