@@ -231,7 +231,8 @@ def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> 
     length = stop - begin
     if length.high is None or not high.covers(length.high):
         return Interval.up_to(high)
-    return length if length.exact is not None and length.non_negative else Interval.up_to(length.high)
+    inside = whole.low is not None and whole.low.covers(stop.high)
+    return length if inside and length.exact is not None and length.non_negative else Interval.up_to(length.high)
 
 
 def _counted(place: Interval, whole: Interval) -> Interval:
