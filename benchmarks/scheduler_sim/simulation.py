@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -73,6 +74,7 @@ class Simulation:
         self, policy: Policy, seconds: Mapping[int, float], *, engines: int = 1, noise: float = NOISE, seed: int = 1
     ):
         self.result = Result()
+        self.clients: defaultdict[str, Result] = defaultdict(Result)
         self._policy = policy
         self._latency = Latency(seconds)
         self._noise = noise
@@ -119,17 +121,20 @@ class Simulation:
                 self._pull()
 
     def _arrive(self, arrival: Arrival) -> None:
-        result, now = self.result, self._now
-        result.offered += 1
+        results, now = (self.result, self.clients[arrival.client]), self._now
+        for result in results:
+            result.offered += 1
         deadline = now + arrival.timeout
 
         def reply(outcome: Outcome) -> None:
             if not isinstance(outcome, IngotError):
-                result.latencies.append(self._now - now)
-                result.on_time += self._now <= deadline
+                for result in results:
+                    result.latencies.append(self._now - now)
+                    result.on_time += self._now <= deadline
             self._again()
 
         entry = Entry({}, arrival.rows, reply, now, deadline=deadline, nbytes=64 * arrival.rows)
+        entry.client = arrival.client if arrival.known else None
         try:
             self._policy.offer(entry, now)
         except IngotError:

@@ -17,9 +17,13 @@ from ingot.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Arrival:
+    """A request: ``known`` is whether the policy learns its client."""
+
     time: float
     rows: int = 1
     timeout: float = math.inf
+    client: str = ""
+    known: bool = False
 
 
 def poisson(rate: float, count: int, timeout: float, seed: int = 1) -> list[Arrival]:
