@@ -52,13 +52,16 @@ class Client:
     """The waiting entries of one client, most urgent first.
 
     ``served`` is its share so far: the seconds of engine time that it has received, counted from the virtual time at
-    which it joined; see :class:`Clients`.
+    which it joined; see :class:`Clients`. ``allowed`` is the time that its last request with a deadline allowed, in
+    seconds, and ``seen`` when that arrived.
     """
 
-    __slots__ = ("samples", "served", "tickets")
+    __slots__ = ("allowed", "samples", "seen", "served", "tickets")
 
     def __init__(self) -> None:
         self.served = 0.0
+        self.allowed = math.inf
+        self.seen = -math.inf
         self.tickets: list[Ticket] = []
         self.samples = 0
 
@@ -135,6 +138,20 @@ class Clients:
         if not tickets:
             self._waiting -= 1
 
+    def expect(self, key: Hashable, allowed: float, now: float) -> None:
+        """Record how much time a client's requests allow."""
+        client = self._known.get(key) or self._join(key)
+        client.allowed, client.seen = allowed, now
+
+    def tightest(self, entry: Entry, since: float) -> float:
+        """Return the least time that requests of other clients have allowed since then, if there is a backlog."""
+        if not self._many or len(self._known) < 2:
+            return math.inf
+        own = self._known.get(entry.client)
+        return min(
+            (item.allowed for item in self._known.values() if item is not own and item.seen > since), default=math.inf
+        )
+
     def _join(self, key: Hashable) -> Client:
         """Add a client, and forget those without entries if there are many."""
         if len(self._known) >= max(_SHARES, 2 * self._waiting):
@@ -169,10 +186,15 @@ class Clients:
         """Add the engine time of a waiting entry, which runs now, to its client's share."""
         self._known[entry.client].served += seconds
 
-    def ahead(self, entry: Entry) -> int:
-        """Return about how many waiting samples run before a new entry: its client's own, and as many of each other."""
+    def ahead(self, entry: Entry) -> int | None:
+        """Return about how many waiting samples run before a new entry: its client's own, and as many of each other.
+
+        Returns None if the order is that of the entries.
+        """
         own = self._known.get(entry.client)
         before = 0 if own is None else own.samples
+        if not self._many or self._waiting + (not before) < 2:
+            return None
         share = before + entry.samples
         others = (client.samples for client in self._known.values() if client is not own)
         return before + sum(min(share, samples) for samples in others)

@@ -134,6 +134,8 @@ class Scheduler:
         left = entry.deadline - now
         allowed = left if left < PATIENCE else PATIENCE
         queue.number(entry, now + allowed)
+        if left < PATIENCE and entry.client is not None:
+            queue.clients.expect(entry.client, left, now)
         if left < math.inf:
             self._check_time(entry, group, now, after)
         self._allowed += (allowed - self._allowed) / _USUAL  # of accepted requests only, since no other is in a batch
@@ -278,10 +280,10 @@ class Scheduler:
 
     def _before(self, entry: Entry, group: GroupQueue) -> int:
         """Return how many entries of its group run before a new entry."""
-        before, clients = group.before(entry), self._queue.clients
-        if not clients.uneven or not group.tickets:
+        before = group.before(entry)
+        if not before or (ahead := self._queue.clients.ahead(entry)) is None:
             return before
-        return min(before, clients.ahead(entry) * len(group.tickets) // group.samples)
+        return min(before, ahead * len(group.tickets) // group.samples)
 
     def _room(self, group: GroupQueue, start: float) -> int:
         """Return the most samples that the next batch of a group can hold if it starts at ``start``.
@@ -378,7 +380,7 @@ class Scheduler:
         batch: list[Entry] = []
         late: list[Entry] = []
         samples = 0
-        deadline, room = math.inf, group.cap
+        deadline, room = math.inf, self._cap_beside(group, first, now)
         for entry in self._in_order(group, first):
             if entry.deadline < deadline:
                 fits = min(room, group.latency.within((entry.deadline - now) / group.latency.margin))
@@ -398,6 +400,20 @@ class Scheduler:
         group.started = now
         self._running[id(batch)] = (now + group.latency(samples), group, samples)
         return batch
+
+    def _cap_beside(self, group: GroupQueue, first: Entry, now: float) -> int:
+        """Return the most samples of a batch, such that others can be answered in time while a client has a backlog.
+
+        A batch has at least half of the best throughput.
+        """
+        allowed = self._queue.clients.tightest(first, now - PATIENCE)
+        if allowed == math.inf:
+            return group.cap
+        latency, cap = group.latency, group.cap
+        room = max(1, min(cap, latency.within(_LONGEST * allowed / latency.margin)))
+        while room < cap and room / latency(room) < cap / latency(cap) / 2:
+            room = min(cap, 2 * room)
+        return room
 
     def _in_order(self, group: GroupQueue, first: Entry) -> Iterator[Entry]:
         """Yield ``first`` and the other entries of its group, in the order in which they are due."""

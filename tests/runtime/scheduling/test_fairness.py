@@ -125,6 +125,18 @@ def test_a_light_client_is_not_refused_for_the_backlog_of_another() -> None:
     assert request in run(queue, 0.004) + run(queue, 0.008)
 
 
+def test_batches_of_a_backlog_leave_time_for_others() -> None:
+    """A client that allows 6 ms would otherwise always find a batch of 4 ms that runs, and need another 3 ms."""
+    queue = scheduler()
+    request = Entry({}, 1, lambda outcome: None, 0.0, (0,), 0.006, nbytes=64, client="light")
+    queue.offer(request, 0.0)
+    assert run(queue, 0.0) == [request]
+    for _ in range(100):
+        queue.offer(entry("heavy"), 0.01)
+    assert len(run(queue, 0.01)) in range(4, 8)
+    assert len(run(queue, 1.2)) == 8, "the other has sent nothing for a second"
+
+
 def test_no_client_fills_the_queue_alone() -> None:
     queue = scheduler(max_queue=80)
     for _ in range(70):
