@@ -1,4 +1,4 @@
-"""A client with light load beside one that overloads the model: ``python -m benchmarks.scheduler_sim.neighbours``.
+"""A client with light load with one that overloads the model: ``python -m benchmarks.scheduler_sim.neighbours``.
 
 The light client sends a twentieth of the model's capacity. The number of its answers in time and their 99th percentile
 are shown as multiples of those that it has alone: if the scheduler takes both clients for one, and if it knows them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -62,6 +63,11 @@ def check_size(size: int, limit: int) -> None:
         raise TooLarge(f"the request body has {size} bytes, over the limit of {limit}; see --max-body-mb")
 
 
+def bodies_budget(max_bodies_bytes: int) -> Budget:
+    """Return the budget of request bodies, of which large ones leave a part to small ones."""
+    return Budget(max_bodies_bytes, share=_SHARE)
+
+
 def calls_budget(max_bodies_bytes: int) -> Budget:
     """Return the budget of a server's open calls, not counting their messages."""
     return Budget(max(max_bodies_bytes // _CALLS_SHARE, _CALLS_LEAST), "open calls")
@@ -75,10 +81,12 @@ class Budget:
     Args:
         limit: most bytes.
         what: what they hold, for the error message.
+        share: how many times the bytes that it leaves a request may hold; any number by default.
     """
 
-    def __init__(self, limit: int, what: str = "request bodies"):
+    def __init__(self, limit: int, what: str = "request bodies", share: float = math.inf):
         self._limit = limit
+        self._share = share
         self._what = what
         self._held = 0
 
@@ -98,7 +106,7 @@ class Budget:
                 holds all of it may always grow.
         """
         left = self._limit - self._held
-        if size > 0 and self._held > own and (size > left or own + size > _SHARE * left):
+        if size > 0 and self._held > own and (size > left or own + size > self._share * left):
             raise Unavailable(f"the server's memory limit for {self._what} is reached; retry later")
         self._held += size
 

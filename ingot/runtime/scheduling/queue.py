@@ -87,6 +87,11 @@ class Clients:
         self._reserved: dict[Hashable, int] = {}
 
     @property
+    def backlog(self) -> bool:
+        """Whether a client has more than a few samples waiting."""
+        return self._many > 0
+
+    @property
     def uneven(self) -> bool:
         """Whether the next entry depends on the clients' shares."""
         return self._many > 0 and self._waiting > 1
@@ -144,9 +149,7 @@ class Clients:
         client.allowed, client.seen = allowed, now
 
     def tightest(self, entry: Entry, since: float) -> float:
-        """Return the least time that requests of other clients have allowed since then, if there is a backlog."""
-        if not self._many or len(self._known) < 2:
-            return math.inf
+        """Return the least time that requests of other clients have allowed since then."""
         own = self._known.get(entry.client)
         return min(
             (item.allowed for item in self._known.values() if item is not own and item.seen > since), default=math.inf

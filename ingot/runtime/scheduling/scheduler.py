@@ -207,7 +207,8 @@ class Scheduler:
         """
         self.wake = None
         self._taken += 1
-        while (found := self._next(now)) is not None:
+        aged = self._taken % _AGED_EVERY == 0
+        while (found := (aged and self._queue.aged(now - _AGED)) or self._queue.next()) is not None:
             group, first = found
             group.cap = self._cap_of(group.latency, group.most)
             if self._is_late(first, group, now) or self._holds_up(first, group, now):
@@ -219,11 +220,6 @@ class Scheduler:
                 return []
             return self._start(group, first, now)
         return []
-
-    def _next(self, now: float) -> tuple[GroupQueue, Entry] | None:
-        """Return the entry that is due, with its group; sometimes one that more urgent ones have overtaken for long."""
-        aged = self._queue.aged(now - _AGED) if self._taken % _AGED_EVERY == 0 else None
-        return aged or self._queue.next()
 
     def finish(self, batch: list[Entry], now: float, seconds: float | None = None) -> None:
         """Record that a batch returned by :meth:`take` has run; ``seconds`` is None if it failed."""
@@ -377,10 +373,23 @@ class Scheduler:
 
     def _start(self, group: GroupQueue, first: Entry, now: float) -> list[Entry]:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
+        if len(group.tickets) == 1:  # as in most batches of a server that is not busy
+            batch, samples = [first], first.samples
+            self._queue.remove_first(group, 1)
+        else:
+            batch, samples = self._fill(group, first, now)
+        group.running += samples
+        group.started = now
+        self._running[id(batch)] = (now + group.latency(samples), group, samples)
+        return batch
+
+    def _fill(self, group: GroupQueue, first: Entry, now: float) -> tuple[list[Entry], int]:
+        """Remove a batch from the queue, and return it with its number of samples."""
         batch: list[Entry] = []
         late: list[Entry] = []
         samples = 0
-        deadline, room = math.inf, self._cap_beside(group, first, now)
+        room = self._cap_beside(group, first, now) if self._queue.clients.backlog else group.cap
+        deadline = math.inf
         for entry in self._in_order(group, first):
             if entry.deadline < deadline:
                 fits = min(room, group.latency.within((entry.deadline - now) / group.latency.margin))
@@ -396,10 +405,7 @@ class Scheduler:
             samples += entry.samples
         self._remove(group, batch, late)
         self.late += late
-        group.running += samples
-        group.started = now
-        self._running[id(batch)] = (now + group.latency(samples), group, samples)
-        return batch
+        return batch, samples
 
     def _cap_beside(self, group: GroupQueue, first: Entry, now: float) -> int:
         """Return the most samples of a batch, such that others can be answered in time while a client has a backlog.

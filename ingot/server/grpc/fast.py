@@ -22,7 +22,7 @@ from ingot.server.grpc.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.reflection import Reflection, pool
 from ingot.server.grpc.service import Service, Unary
 from ingot.server.http2.frames import ErrorCode
-from ingot.server.limits import Budget, ClientLimits, calls_budget
+from ingot.server.limits import ClientLimits, bodies_budget, calls_budget
 from ingot.server.listening import BACKLOG, listen
 
 # The interval of Connection.look, and its limits: 60 s without a sign of life until a ping, 80 s until the end.
@@ -61,7 +61,7 @@ class FastListener:
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane))
-        budgets = Budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
+        budgets = bodies_budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
         infer = _path("ModelInfer")
         self._calls = Calls(plane, methods, infer, max_body_bytes, *budgets, self._count_fault, gate, limits)
         connections = self._connections = set[Connection]()

@@ -18,7 +18,7 @@ from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, responses, schema
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import InferHead
-from ingot.server.limits import Budget, Reservation, check_size
+from ingot.server.limits import Budget, Reservation, bodies_budget, check_size
 from ingot.tensors import TensorSpec
 
 # The router's errors, with our codes, for the metrics.
@@ -45,7 +45,7 @@ def create_app(
         redirect_slashes=False,
         responses=schema.REFUSALS,
     )
-    budget = budget or Budget(max_bodies_bytes)
+    budget = budget or bodies_budget(max_bodies_bytes)
     service = exchange.Service(plane, Decoder(), max_body_bytes, budget)
 
     @app.exception_handler(IngotError)

@@ -18,7 +18,7 @@ from ingot.server.http.codec import Headers, ResponseFormat
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
-from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, check_size
+from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, bodies_budget, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
 
 _MAX_HEADS = 1024
@@ -207,7 +207,7 @@ class Shared:
         admission: Admission | None = None,
         limits: ClientLimits | None = None,
     ):
-        self.service = Service(plane, Decoder(), max_body_bytes, Budget(max_bodies_bytes))
+        self.service = Service(plane, Decoder(), max_body_bytes, bodies_budget(max_bodies_bytes))
         self.heads: BoundedCache[bytes, RequestHead] = BoundedCache(_MAX_HEADS)
         self.renderer = Renderer()
         self.admission = admission
