@@ -49,7 +49,7 @@ class Suspects:
         """Remember the requests of a call during which the process ended."""
         until = self._clock() + _SECONDS
         with self._lock:
-            for key in [_key(entry.inputs) for entry in entries]:
+            for key in dict.fromkeys(_key(entry.inputs) for entry in entries):  # equal inputs share one end
                 suspect = self._found.pop(key, None) or _Suspect(0, until)
                 self._found[key] = _Suspect(suspect.ends + 1, until)
             while len(self._found) > _MOST:

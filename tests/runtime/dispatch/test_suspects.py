@@ -55,6 +55,12 @@ def test_only_the_cause_is_refused() -> None:
     assert engine.calls == [2]
 
 
+def test_equal_requests_of_one_batch_count_once() -> None:
+    batcher = Batcher(Mortal(), DOUBLER, suspects=Suspects())
+    assert results(batcher, 1, 1, DEADLY) == ["EngineLost"] * 3
+    assert results(batcher, 1) == [2]
+
+
 def test_a_refused_request_is_tried_again_later() -> None:
     now = 0.0
     batcher = Batcher(Mortal(), DOUBLER, suspects=Suspects(lambda: now))
