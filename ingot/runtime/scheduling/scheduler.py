@@ -375,6 +375,8 @@ class Scheduler:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
         if len(group.tickets) == 1:  # as in most batches of a server that is not busy
             batch, samples = [first], first.samples
+            if self._queue.clients.uneven:
+                self._queue.clients.charge(first, group.latency(samples))
             self._queue.remove_first(group, 1)
         else:
             batch, samples = self._fill(group, first, now)
@@ -439,7 +441,8 @@ class Scheduler:
                 self._queue.remove_first(group, taken)
                 return
         else:
-            seconds = group.latency(group.cap) / group.cap
+            samples = sum(entry.samples for entry in batch)
+            seconds = group.latency(samples) / max(samples, 1)
             for entry in batch:
                 clients.charge(entry, seconds * entry.samples)
         for entry in (*batch, *late):
