@@ -94,6 +94,7 @@ def test_only_an_audit_of_everything_passes(
     assert ("This is not a pass" in text) == (status == 2)
 
 
+@pytest.mark.matrix
 def test_the_sboms_are_valid_and_complete(tmp_path: Path) -> None:
     """Run the recipe of `make sbom`, which has no prerequisite but the environment that runs this test."""
     recipe = re.search(r"^sbom:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -16,6 +16,7 @@ from tests import onnx_models
 from tests.support import RunIngot, refused, succeeded
 
 
+@pytest.mark.matrix
 def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot, tmp_path: Path) -> None:
     model, training, _ = digits
     torch.save(model.state_dict(), tmp_path / "digits.pth")

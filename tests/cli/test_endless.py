@@ -45,6 +45,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @both
 @pytest.mark.one_case
+@pytest.mark.one_case
 def test_the_command_ends_when_the_limit_is_reached(
     run_ingot: RunIngot, tmp_path: Path, scratch: Path, endless: Endless
 ) -> None:
@@ -66,6 +67,7 @@ def test_the_limit_also_ends_an_import(run_ingot: RunIngot, tmp_path: Path, scra
 
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.one_case
 @pytest.mark.one_case
 def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: Endless, number: signal.Signals) -> None:
     endless(tmp_path / "odd.onnx")

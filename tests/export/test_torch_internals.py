@@ -299,6 +299,7 @@ def test_inductor_finds_a_compiler_or_reports_that_it_is_missing() -> None:
 
 
 @pytest.mark.skipif(not internals.has_compiler(), reason="needs a C++ compiler")
+@pytest.mark.matrix
 def test_a_package_is_compiled_with_options_and_read_by_the_loader(exported: ExportedProgram, tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     options = {"aot_inductor.metadata": {"key": "value"}, "cpp.threads": 1, "cpp.march": "", "freezing": False}

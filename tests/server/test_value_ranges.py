@@ -22,6 +22,8 @@ from tests import onnx_models
 from tests.server.test_values import message, over_grpc, over_http
 from tests.support import RunIngot, matrix, refused, succeeded
 
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
+
 RANGE = "0..9"
 INT64 = np.iinfo(np.int64)
 

@@ -205,6 +205,7 @@ class TestMalformed:
         twice = RIGHT[:-1] + b',"subject":[]}'
         assert "'subject' occurs twice" in fault(dump(envelope(twice)))
 
+    @pytest.mark.matrix
     def test_a_million_subjects_are_not_even_read(self) -> None:
         subjects = statement(FIRST)["subject"] * 10**6
         assert "has more than 4 MiB" in fault(dump(envelope(dump(statement(FIRST, subject=subjects)))))

@@ -158,6 +158,7 @@ def test_a_process_that_fails_its_test_does_not_serve(tmp_path: Path, caplog: py
     assert caplog.text.count("cannot be started again: other numbers") == 2
 
 
+@pytest.mark.matrix
 def test_a_crash_loop_fails_at_once_what_waits_and_is_tried_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,6 +343,8 @@ def test_what_a_process_sends_is_not_trusted(tmp_path: Path, monkeypatch: pytest
     """A model's own code may send anything; the server must not crash, or read outside of the shared memory."""
     program = f"""
 import json, os, socket, struct, sys
+
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
 def record(kind, body):
     return struct.pack('<IB', len(body), kind) + body
 connection = socket.socket(fileno=int(sys.argv[2]))

@@ -49,8 +49,8 @@ def test_a_request_waits_at_most_for_a_batch_of_each_other_client(
             queue.offer(entry(client, samples, kind), 0.0)
     light = entry("light", group=group)
     queue.offer(light, 0.0)
-    # Before others have had their turn, and while those have few samples, the order is that of arrival.
-    for batches in range(2 * len(backlogs) + 1):
+    # Clients with few samples, 2 here, are served in the order of arrival, and these may be of two groups.
+    for batches in range(3 * len(backlogs) + 1):
         if light in run(queue, 0.004 * batches):
             break
     else:

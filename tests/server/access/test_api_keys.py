@@ -35,6 +35,8 @@ from tests.server.http.test_fast_path import connect
 from tests.server.outside import affine, wait_until
 from tests.support import matrix
 
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
+
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 
 

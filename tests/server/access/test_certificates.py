@@ -28,6 +28,8 @@ from tests.server.http2_peer import PREFACE
 from tests.server.outside import wait_until
 from tests.support import matrix
 
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
+
 X = {"x": np.ones((1, 3), np.float32)}
 
 

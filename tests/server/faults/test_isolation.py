@@ -21,6 +21,8 @@ from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.outside import Service, affine_of, row, serving, wait_until
 
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
+
 LEAST = np.iinfo(np.int64).min
 HARMLESS = {"x": np.array([[6, 1]]), "d": np.array([[3, 1]])}
 
@@ -135,6 +137,7 @@ def test_a_request_that_ends_processes_is_refused_when_it_comes_again(tmp_path: 
         stops(service)
 
 
+@pytest.mark.matrix
 def test_the_model_alone_is_not_ready_until_its_process_runs_again(tmp_path: Path) -> None:
     with started(tmp_path) as service, client(service, "http") as asking:
         for number in range(5):

@@ -278,6 +278,7 @@ def _metrics(url: str) -> str:
     return httpx.get(f"{url}/metrics", trust_env=False, timeout=30).text
 
 
+@pytest.mark.matrix
 def test_one_signal_ends_the_server_after_the_time_for_draining(folder: Path) -> None:
     with command(folder, "thread", "--engine-timeout", "0", "--drain-timeout", "500ms") as (process, url):
         asking = Asking(url)
@@ -312,6 +313,8 @@ import threading
 import numpy as np
 import ingot
 from ingot.runtime.dispatch.dispatcher import Dispatcher
+
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
 
 Dispatcher._runs_inline = lambda self, seconds: True
 settings = {{"engine_timeout": 0, "isolate": "none"}}

@@ -35,6 +35,7 @@ def test_each_parameter_of_a_path_is_described(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.matrix
 def test_random_requests_are_answered_as_described(server: RunningServer, tmp_path: Path, examples: int) -> None:
     """By schemathesis: valid and invalid requests of each operation."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
