@@ -27,7 +27,7 @@ _WIDEST = 1 << 16
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The allowed values of an input, ends included; an end of None is that of the datatype. NaN is never allowed."""
+    """The allowed values of an input, ends included; None means the limit of the datatype. NaN is never allowed."""
 
     low: Number | None = None
     high: Number | None = None

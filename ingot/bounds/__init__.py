@@ -82,7 +82,7 @@ def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
             reasons, peak = _analysed(model, signature, empty=False)
             if not empty:
                 return Bounds(reasons, peak)
-            # That a size is at least 1 makes bounds much closer, so calls with an empty input have others.
+            # Bounds are much tighter if sizes are at least 1, so calls with an empty input have separate ones.
             more, peak_if_empty = _analysed(model, signature, empty=True)
             return Bounds(reasons or more, peak, peak_if_empty)
     except (DamagedError, StoppedError) as error:

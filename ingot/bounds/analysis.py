@@ -139,7 +139,7 @@ class Analysis:
             self._add(f"{node}: {error}")
         except TooComplexError:
             self._add(f"{node}: the bounds of its sizes are too complex")
-        except (ValueError, IndexError, ZeroDivisionError):  # an invalid node, which the engine refuses or fails on
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # an invalid node, which engines refuse
             self._add(f"{node}: its inputs or attributes do not fit the operator")
         return [None] * len(node.outputs), ZERO
 

@@ -57,7 +57,7 @@ class Constant:
 
 
 class Attribute:
-    """An attribute of a node. Its values are decoded when they are asked for, as those of tree ensembles are large."""
+    """An attribute of a node. Its values are decoded on first use, as those of tree ensembles are large."""
 
     def __init__(self, content: Buffer, span: Span):
         self.name = _first_name(content, span)

@@ -26,7 +26,7 @@ def resident() -> int:
 
 
 def limit(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
-    """Return the most bytes that this process may hold; infinity if it is unknown."""
+    """Return the memory limit of this process in bytes; infinity if unknown."""
     return min([most for most, _ in (*_groups(cgroup), *_resources())] + [_of_machine("MemTotal", meminfo)])
 
 
@@ -36,7 +36,7 @@ def for_engines() -> float:
 
 
 def left(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> float:
-    """Return how many more bytes this process may take; infinity if it is unknown. This reads several files."""
+    """Return how many more bytes this process may allocate; infinity if unknown. This reads several files."""
     rests = [most - used for most, used in (*_groups(cgroup), *_resources())]
     return max(0.0, min([*rests, _of_machine("MemAvailable", meminfo)]))
 
@@ -98,7 +98,7 @@ class Sweeper:
     def __init__(self, give_back: Callable[[], bool], returned: Callable[[float], None]):
         self._give_back = give_back
         self._returned = returned
-        self._low = math.inf  # what the process holds otherwise
+        self._low = math.inf  # resident bytes without unused memory
         self._next = 0.0
         self._wait = _SOONEST
 

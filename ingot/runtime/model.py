@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class State(Enum):
     """The lifecycle of a model: states follow each other in this order, and any may end in FAILED.
 
-    A model is STUCK while an engine call of it does not end, RESTARTING while its engine processes are started again,
-    and FAILED if they end too often; it may become READY again.
+    A model is STUCK while one of its engine calls does not end, RESTARTING while its engine processes are started
+    again, and FAILED if they end too often; it may become READY again.
     """
 
     LOADING = "loading"
@@ -398,7 +398,8 @@ class Model:
     async def drain(self) -> None:
         """Refuse new requests and wait until those in flight are answered."""
         with self._changing:
-            if self.state in (State.READY, State.RESTARTING):
+            # Also a model that is stuck, or failed while it was served: it must not become ready again.
+            if self._dispatcher is not None and self.state is not State.UNLOADED:
                 self.state = State.DRAINING
         self.submit = self._refuse
         if self._dispatcher is not None:

@@ -1,4 +1,4 @@
-"""A thread outside the event loop: it ends long engine calls, notices a blocked event loop, and gives memory back."""
+"""A thread outside the event loop that ends long engine calls, detects a blocked loop, and releases unused memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXIT_CODE = 70
 
 @dataclass
 class _Call:
-    """A running batch, since the watchdog first saw it; times are those of its clock."""
+    """A running batch; times are on the watchdog's clock, from its first check."""
 
     number: int
     since: float
@@ -56,11 +56,11 @@ class _Call:
 class Watchdog:
     """Ends engine calls that exceed their limit or that no client waits for, and watches the event loop.
 
-    Its clock counts only time in which it runs itself, so that a process that was stopped and continued, or a machine
+    Its clock advances only while it runs, so that a process that was stopped and continued, or a machine
     that was suspended, ends no call.
 
     Args:
-        models: those of the process.
+        models: the models of the process.
         limit: seconds for one batch; None derives it from the expected duration, 0 means unlimited.
         metrics: where ended calls and blocked seconds are counted.
         ends_process: whether to end the process if a call in the event loop cannot be ended; otherwise it is only
@@ -157,7 +157,7 @@ class Watchdog:
         return limit if worker.threaded else min(limit, _INLINE)
 
     def _give_up(self, model: Model, worker: Worker, error: EngineTimeout) -> None:
-        """Handle a call that does not end though it was terminated."""
+        """Handle a call that did not end after it was terminated."""
         what = f"an engine call of model '{model.name}' does not end {written(_GRACE)} after it was terminated"
         if worker.threaded:
             log.critical("%s: the model is not ready until it ends; restart the server to free its cores", what)

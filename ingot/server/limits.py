@@ -1,4 +1,4 @@
-"""Bounds on what clients can use: the memory of all together, their connections, and the requests of each."""
+"""Bounds on what clients can use: the memory of all clients together, their connections, and the requests of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Value = TypeVar("Value")
 BODY_BYTES = 1 << 20
 BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
-# Bytes that an open call costs in addition to its messages, rounded up: a call of few messages, and a stream, which
-# needs a task.
+# Bytes that an open call costs in addition to its messages, rounded up: of a call of few messages, and of a stream,
+# which needs a task.
 CALL_BYTES = 2 << 10
 STREAM_BYTES = 16 << 10
 # The share of the limit on bodies that open calls may use, and its minimum, for servers with a low limit.
@@ -28,7 +28,7 @@ _CALLS_LEAST = 16 << 20
 _SHARES = 1024
 
 
-# A request may hold so many times the bytes that it leaves in a budget: the last are for small requests, so that large
+# A request may hold this multiple of the bytes left in a budget. The rest is for small requests, so that large
 # ones cannot keep them out.
 _SHARE = 7
 

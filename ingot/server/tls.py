@@ -26,13 +26,13 @@ _CERTIFICATE = ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED"
 
 @dataclass(frozen=True)
 class Content:
-    """What the files held at one time, as PEM.
+    """A consistent snapshot of the files, as PEM.
 
     Attributes:
         cert: the chain.
         key: its private key.
-        authorities: sign the clients' certificates; None asks for none.
-        contexts: of these, one for each of the listeners that there were.
+        authorities: authorities for client certificates; None if none are requested.
+        contexts: one for each listener, made from these files.
     """
 
     cert: bytes
@@ -54,7 +54,7 @@ class Tls:
         refused: called when a handshake fails, with one of :data:`REASONS`; not by gRPC's own server.
 
     Raises:
-        InvalidArgument: a file is missing, cannot be read or is of another form, or they do not belong together.
+        InvalidArgument: a file is missing, cannot be read or has another format, or certificate and key do not match.
     """
 
     def __init__(self, cert_file: Path, key_file: Path, client_ca: Path | None = None):

@@ -174,6 +174,13 @@ def test_nested_functions_end_with_a_reason_at_once(tmp_path: Path) -> None:
     assert time.process_time() - began < 60  # minutes, if the limit did not hold
 
 
+def test_an_einsum_of_fixed_sizes_is_bounded(tmp_path: Path) -> None:
+    node = helper.make_node("Einsum", ["a", "b"], ["y"], equation="bij,jk->bik")
+    found = bounds(tmp_path, [node], [("a", FLOAT, ("batch", 3, 4)), ("b", FLOAT, (4, 5))])
+    assert found.bounded, found.reasons
+    assert found.peak({"batch": 2}) >= 4 * 2 * 3 * 5
+
+
 def test_unknown_operators_are_not_bounded(tmp_path: Path) -> None:
     node = helper.make_node("Mystery", ["x"], ["y"], name="who", domain="acme")
     found = bounds(tmp_path, [node], [("x", FLOAT, ("batch",))])

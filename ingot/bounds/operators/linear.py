@@ -71,7 +71,8 @@ def einsum(op: Op) -> list[Tensor]:
         if len(term) != len(tensor.shape()):
             raise UnboundedError("its equation does not fit its inputs")
         for letter, dim in zip(term, tensor.shape(), strict=True):
-            known[letter] = dim if known.get(letter, dim).constant in (None, 1) else known[letter]
+            if letter not in known or known[letter].constant in (None, 1):
+                known[letter] = dim
     if not set(right) <= set(known):
         raise UnboundedError("its equation does not fit its inputs")
     # Pairs of inputs are multiplied in turn, with all their letters.

@@ -162,12 +162,18 @@ class Batcher:
         parts = [entries] if self._padding is None else self._padding.parts(entries)
         if len(parts) == 1 and not self._suspects:
             return self._run(entries)
-        parts, found = self._suspects.divide(parts) if self._suspects else (parts, {})
+        found: dict[Entry, Outcome] = {}
+        if self._suspects:
+            parts, found = self._suspects.divide(parts)
         for part in parts:
-            outcomes = self._stay(part)
-            found.update(zip(part, outcomes, strict=True))
-            if self._suspects:
-                self._suspects.settle(part, outcomes)
+            # A part that ran before may have shown that this one is to be refused.
+            now, refused = self._suspects.divide([part]) if self._suspects and len(part) == 1 else ([part], {})
+            found.update(refused)
+            for running in now:
+                outcomes = self._stay(running)
+                found.update(zip(running, outcomes, strict=True))
+                if self._suspects:
+                    self._suspects.settle(running, outcomes)
         return [found[entry] for entry in entries]
 
     def _run(self, entries: Sequence[Entry]) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Requests that were running when an engine process ended: they run alone when they come again, and may be refused."""
+"""Requests that were running when an engine process ended: repeated, they run alone or are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.tensors import Array
 # Seconds for which a request is remembered, and the most requests.
 _SECONDS = 600.0
 _MOST = 1024
-# Ends of processes after which a request is refused: in the first it may have shared its batch with the cause.
+# Ends of processes after which a request is refused: another request of the batch may have caused the first.
 _ENDS = 2
 
 
@@ -28,10 +28,10 @@ class _Suspect:
 
 
 class Suspects:
-    """The requests of one model that may be the cause of an end. False if there are none; any thread may call it.
+    """The requests of one model that may have ended an engine process. False if empty; thread-safe.
 
     A client, or a proxy, that repeats such a request would end one process after the other. Requests are compared by
-    their inputs, so those of others with equal inputs count too.
+    their inputs, so equal requests of other clients count too.
 
     Args:
         clock: returns seconds.

@@ -1,6 +1,6 @@
 """What an engine process may do: limits that it sets for itself before it loads a model, and cannot undo.
 
-Each measure is taken where the kernel allows it without privileges. :func:`before_loading` and :func:`after_loading`
+Each measure is applied where the kernel allows it without privileges. :func:`before_loading` and :func:`after_loading`
 return those in force, which the server shows.
 """
 
@@ -128,7 +128,7 @@ def limit_calls(nbytes: int) -> None:
 
 
 def after_loading() -> list[str]:
-    """Forbid to start programs, which loading may need; return the measures in force."""
+    """Forbid starting programs, which loading may need; return the measures in force."""
     libc = ctypes.CDLL(None, use_errno=True)
     return ["no programs"] if _filter(libc, _last_rules()) else []
 
@@ -153,7 +153,7 @@ def _namespaces(libc: ctypes.CDLL) -> list[str]:
 
 
 def _read_only(libc: ctypes.CDLL, folders: list[str]) -> bool:
-    """Forbid to change files outside of some folders, by Landlock; return whether that succeeded.
+    """Forbid changes to files outside some folders, with Landlock; return whether that succeeded.
 
     Files that are open already, and existing devices, can be written.
     """

@@ -120,8 +120,8 @@ class EngineProcess:
 
     def terminate(self) -> None:
         """Ask the engine to end its call."""
-        with contextlib.suppress(OSError):
-            self._control.send(b"t")
+        with contextlib.suppress(OSError):  # a process that does not read has been asked before
+            self._control.send(b"t", socket.MSG_DONTWAIT)
 
     def kill(self, why: str) -> None:
         """End the process at once."""
@@ -141,7 +141,7 @@ class EngineProcess:
                 with contextlib.suppress(ProcessLookupError):  # its children, if it has any
                     os.killpg(self._process.pid, signal.SIGKILL)
                 code = self._process.wait()
-                self._disconnect()  # in case another process has the other end, too
+                self._disconnect()  # in case another process also holds the other end
                 text = _read(self._errors)
                 if text and self._killed != "was closed":
                     log.error("an engine process wrote before its end: %s", text)

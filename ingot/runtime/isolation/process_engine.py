@@ -79,7 +79,7 @@ class ProcessEngine:
 
     @property
     def failed(self) -> bool:
-        """Whether processes ended so often that the next one is started later."""
+        """Whether processes ended so often that restarts are delayed."""
         return self._supervisor.failed
 
     def supervise(self, supervision: Supervision) -> None:

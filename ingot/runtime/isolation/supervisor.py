@@ -40,7 +40,7 @@ Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 @dataclass(frozen=True)
 class Supervision:
-    """Whose engine it is, for messages, and the test that each new process must pass.
+    """The model's name, for messages, and the test that each new process must pass.
 
     ``lost`` is called in another thread with how the process ended, such as ``ended by SIGFPE``, and ``changed`` when
     the engine is down, runs again, or has failed.
@@ -62,7 +62,7 @@ class Supervisor:
     Attributes:
         inputs: the arena for inputs, which all processes of this engine share.
         down: how the last process ended, while no other is ready; empty otherwise.
-        failed: whether the next start is not soon, since processes ended too often.
+        failed: whether restarts are delayed because processes ended too often.
         description: the engine's, once it has started.
     """
 
@@ -134,7 +134,7 @@ class Supervisor:
             return self._ready
 
     def lose(self, process: EngineProcess) -> None:
-        """Use a process no more, since it has ended."""
+        """Stop using a process that has ended."""
         with self._changed:
             if self._ready is process:
                 self._ready, self.down = None, process.ending
@@ -217,7 +217,8 @@ class Supervisor:
                     self.failed = True  # requests that wait for the next process fail now
                     self._changed.notify_all()
                     log.error(
-                        "%s ended %d times within %.0f s, so the model is not ready; it is started every %g s",
+                        "%s ended, or could not be started, %d times within %.0f s, so the model is not ready; "
+                        "it is started every %g s",
                         self.name,
                         _MOST_ENDS,
                         self._ends[-1] - self._ends[0],

@@ -1,4 +1,4 @@
-"""The queue: one sub-queue per group of entries that may share a batch, most urgent entry first; and the clients."""
+"""The queue: a sub-queue per group of entries that may share a batch, most urgent first, and the clients' shares."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Clients:
         self._known: dict[Hashable, Client] = {}
         self._few = few
         self._waiting = 0  # clients with entries
-        self._many = 0  # clients with more samples than a few
+        self._many = 0  # clients with more than `few` samples
         self._virtual = 0.0
         self._reserved: dict[Hashable, int] = {}
 

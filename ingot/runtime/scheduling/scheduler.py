@@ -31,9 +31,9 @@ _USUAL = 64
 _LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
 # One of so many batches begins with an entry of a low priority that has waited for so many seconds, if there is one.
 _AGED_EVERY, _AGED = 8, 10.0
-# A client may fill so many times the room that it leaves in the queue: seven eighths if it is alone.
+# A client may use this multiple of the free room in the queue: seven eighths of the queue if it is alone.
 _SHARE = 7
-# Share of a batch that each of several clients may have waiting before they are served by their shares: one of so many.
+# Clients are served by their shares once one of them has more than 1/_FEW of a batch waiting.
 _FEW = 4
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
 _SAMPLE = 16
@@ -134,11 +134,11 @@ class Scheduler:
         left = entry.deadline - now
         allowed = left if left < PATIENCE else PATIENCE
         queue.number(entry, now + allowed)
-        if left < PATIENCE and entry.client is not None:
-            queue.clients.expect(entry.client, left, now)
         if left < math.inf:
             self._check_time(entry, group, now, after)
         self._allowed += (allowed - self._allowed) / _USUAL  # of accepted requests only, since no other is in a batch
+        if left < PATIENCE and entry.client is not None:
+            queue.clients.expect(entry.client, left, now)
         queue.put(group, entry)
 
     def offer_large(self, first: Entry, samples: int, nbytes: int, now: float) -> None:

@@ -84,7 +84,7 @@ class _File(_Table):
 
 @dataclass(frozen=True, kw_only=True)
 class AuthFile:
-    """What the file states. ``files`` are the others that it names, which are read with it."""
+    """The parsed file. ``files`` are the files that it references, read with it."""
 
     keys: Mapping[str, ApiKey]
     certificates: Sequence[_Certificate] = ()

@@ -41,7 +41,7 @@ class Gate:
 
     Attributes:
         epoch: grows whenever an earlier decision may be wrong.
-        changed: called then, by :meth:`forget`.
+        changed: callbacks that :meth:`forget` runs.
 
     Raises:
         NotFound: there is no such file.
@@ -84,7 +84,7 @@ class Gate:
             notify()
 
     def expire(self) -> None:
-        """Forget all decisions if one has expired; called once a second."""
+        """Forget all decisions if one has expired; called twice a second."""
         if time.time() >= self._soonest:
             self.forget()
 

@@ -36,7 +36,7 @@ class Issuer:
     """An identity provider whose tokens are accepted.
 
     Attributes:
-        name: what the claim ``iss`` must be.
+        name: the required value of the claim ``iss``.
         audience: what the claim ``aud`` must be or contain.
         keys: by key id; a token without one is accepted if there is one key.
         claim: the name of the claim with its rights: texts in a list, or separated by blanks.

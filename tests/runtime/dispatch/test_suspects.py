@@ -80,3 +80,12 @@ def test_the_memory_of_suspects_is_bounded() -> None:
     for value in range(2000):
         suspects.add([entry(value)])
     assert len(suspects._found) == 1024
+
+
+def test_equal_requests_end_no_third_process() -> None:
+    engine = Mortal()
+    batcher = Batcher(engine, DOUBLER, suspects=Suspects())
+    assert results(batcher, DEADLY, DEADLY, DEADLY) == ["EngineLost"] * 3
+    engine.calls.clear()
+    assert results(batcher, DEADLY, DEADLY, DEADLY) == ["EngineLost", "InvalidArgument", "InvalidArgument"]
+    assert engine.calls == [1]

@@ -27,6 +27,8 @@ from tests.runtime.fake_engines import FunctionEngine
 from tests.server.outside import wait_until
 from tests.support import ROOT
 
+pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
+
 ENDLESS = {"n": np.array([2**62])}
 THREE = {"n": np.array([3])}
 ROW = {"x": np.ones((1, 3), np.float32)}
@@ -313,8 +315,6 @@ import threading
 import numpy as np
 import ingot
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-
-pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
 
 Dispatcher._runs_inline = lambda self, seconds: True
 settings = {{"engine_timeout": 0, "isolate": "none"}}
