@@ -87,8 +87,14 @@ class Analysis:
             StoppedError: it is too large or too deeply nested.
         """
         self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise StoppedError(f"its graphs and functions are nested more than {_MAX_DEPTH} deep")
+        try:
+            if self._depth > _MAX_DEPTH:
+                raise StoppedError(f"its graphs and functions are nested more than {_MAX_DEPTH} deep")
+            return self._graph(graph, scope)
+        finally:
+            self._depth -= 1
+
+    def _graph(self, graph: Graph, scope: Scope) -> tuple[list[Tensor | None], Poly]:
         for name, constant in graph.constants.items():
             scope.tensors.setdefault(name, Tensor.constant(constant))
         made = [name for node in graph.nodes for name in node.outputs if name]
@@ -112,7 +118,6 @@ class Analysis:
             for name in ends.get(index, ()):
                 ended = scope.tensors[name]
                 alive = alive - (ZERO if ended is None else ended.nbytes)
-        self._depth -= 1
         return [self._found(scope, name) for name in graph.outputs], peak
 
     def _found(self, scope: Scope, name: str) -> Tensor | None:
@@ -174,8 +179,10 @@ class Analysis:
                 self._trips = before
                 raise UnboundedError(f"more than {_MAX_NESTED} loops within each other follow the sizes of inputs")
             inner = Scope(dict(zip(graph.inputs, inputs, strict=False)), attributes=scope.attributes, outer=scope)
-            outputs, peak = self.graph(graph, inner)
-            self._trips = before
+            try:
+                outputs, peak = self.graph(graph, inner)
+            finally:
+                self._trips = before
             known = [tensor for tensor in outputs if tensor is not None]
             if len(known) < len(outputs):
                 raise UnboundedError("its inner graph is not bounded")
@@ -188,8 +195,10 @@ class Analysis:
         tensors |= dict(zip(function.inputs, op.inputs, strict=False))
         before, self._opset = self._opset, function.opset or self._opset
         scope = Scope(tensors, attributes={**function.defaults, **op.node.attributes})
-        outputs, op.workspace = self.graph(function, scope)
-        self._opset = before
+        try:
+            outputs, op.workspace = self.graph(function, scope)
+        finally:
+            self._opset = before
         known = [tensor for tensor in outputs if tensor is not None]
         if len(known) < len(outputs):
             raise UnboundedError("its function is not bounded")
@@ -274,7 +283,10 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
 
 def _uses(node: Node) -> set[str]:
     """Return the tensors that a node reads, with those that its inner graphs read."""
-    return {*node.inputs, *(name for graph in node.graphs for inner in graph.nodes for name in _uses(inner))}
+    found = set(node.inputs)
+    for graph in node.graphs:
+        found.update(graph.outputs, *map(_uses, graph.nodes))
+    return found
 
 
 def _resolved(node: Node, scope: Scope) -> Node:

@@ -1,7 +1,6 @@
 """Reading an ONNX graph without the onnx package, which servers do not need, and without reading its weights.
 
-A message of protobuf (https://protobuf.dev/programming-guides/encoding) is a sequence of fields, each a tag with number
-and wire type, and a value; the numbers are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+The numbers of fields are those of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ingot.bounds import protobuf
+from ingot.bounds.protobuf import Buffer, DamagedError, Span, Value
 from ingot.errors import InvalidArgument
 from ingot.tensors import DType, dim_name
 
@@ -27,17 +28,8 @@ MAX_NODES = 200_000
 _MAX_DEPTH = 64
 # Values of constants are read up to this many bytes; larger ones are weights.
 _MAX_CONSTANT = 1 << 20
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
 _WITH_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
-
-Buffer = mmap.mmap | bytes
-Span = tuple[int, int]
-Value = int | Span | bytes
-
-
-class DamagedError(Exception):
-    """The file is not an encoded ONNX model, or too large to be analysed; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Attribute:
     @cached_property
     def _fields(self) -> Mapping[int, list[Value]]:
         found: dict[int, list[Value]] = {}
-        for number, value in _fields(self._content, self._span):
+        for number, value in protobuf.fields(self._content, self._span):
             found.setdefault(number, []).append(value)
         if len(found.get(1, ())) > 1:
             raise DamagedError(f"its attribute '{self.name}' has two names")
@@ -99,13 +91,13 @@ class Attribute:
 
     @property
     def integer(self) -> int:
-        return _signed(self._last(3, int) or 0)
+        return protobuf.signed(self._last(3, int) or 0)
 
     @cached_property
     def integers(self) -> list[int]:
         found: list[int] = []
         for value in self._fields.get(8, ()):
-            found += _integers(self._content, value)
+            found += protobuf.integers(self._content, value)
         return found
 
     @property
@@ -143,7 +135,7 @@ class Attribute:
 
     def _text(self, number: int) -> str:
         span = self._last(number, tuple)
-        return "" if span is None else _text(self._content, span)
+        return "" if span is None else protobuf.text(self._content, span)
 
 
 @dataclass(frozen=True)
@@ -226,14 +218,14 @@ def opened(path: Path) -> Iterator[Model]:
 def _model(content: Buffer, whole: Span) -> Model:
     graph, opset, inputs = Graph((), (), ()), 0, list[Input]()
     functions: dict[tuple[str, str], Graph] = {}
-    for number, value in _fields(content, whole):
+    for number, value in protobuf.fields(content, whole):
         if not isinstance(value, tuple):
             continue
         if number == 7:
             if graph.outputs or graph.nodes:
                 raise DamagedError("it has two graphs")  # which protobuf would merge
             graph = _graph(content, value, 0)
-            inputs = [_input(content, span) for number, span in _inner(content, value) if number == 11]
+            inputs = [_input(content, span) for number, span in protobuf.messages(content, value) if number == 11]
         elif number == 8:
             opset = _standard_opset(content, value, opset)
         elif number == 25:
@@ -250,7 +242,7 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
     inputs: list[str] = []
     outputs: list[str] = []
     constants: dict[str, Constant] = {}
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if not isinstance(value, tuple):
             continue
         if number == 1:
@@ -270,35 +262,29 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
     return Graph(nodes, tuple(inputs), tuple(outputs), constants)
 
 
-def _inner(content: Buffer, span: Span) -> Iterator[tuple[int, Span]]:
-    """Yield the number and the bytes of each message, text or packed list of a message."""
-    for number, value in _fields(content, span):
-        if isinstance(value, tuple):
-            yield number, value
-
-
 def _input(content: Buffer, span: Span) -> Input:
     name, kind, dims = _name(content, span), 0, list[int | str]()
-    types = [type_ for number, type_ in _inner(content, span) if number == 2]
-    tensors = [tensor for type_ in types for number, tensor in _inner(content, type_) if number == 1]
-    shapes = [shape for tensor in tensors for number, shape in _inner(content, tensor) if number == 2]
+    types = [type_ for number, type_ in protobuf.messages(content, span) if number == 2]
+    tensors = [tensor for type_ in types for number, tensor in protobuf.messages(content, type_) if number == 1]
+    shapes = [shape for tensor in tensors for number, shape in protobuf.messages(content, tensor) if number == 2]
     if max(len(types), len(tensors), len(shapes)) > 1:
         raise DamagedError(f"its input '{name}' has two types")  # which protobuf would merge
     for tensor in tensors:
-        kind = next((value for number, value in _fields(content, tensor) if number == 1 and isinstance(value, int)), 0)
+        kinds = [value for number, value in protobuf.fields(content, tensor) if number == 1]
+        kind = next((value for value in kinds if isinstance(value, int)), 0)
     for shape in shapes:
-        found = [dim for number, dim in _inner(content, shape) if number == 1]
+        found = [dim for number, dim in protobuf.messages(content, shape) if number == 1]
         dims = [_dim(content, dim, name, axis) for axis, dim in enumerate(found)]
     return Input(name, kind, tuple(dims))
 
 
 def _dim(content: Buffer, span: Span, tensor: str, axis: int) -> int | str:
     declared: str | None = None
-    for number, value in _fields(content, span):
-        if number == 1 and isinstance(value, int) and _signed(value) >= 0:
+    for number, value in protobuf.fields(content, span):
+        if number == 1 and isinstance(value, int) and protobuf.signed(value) >= 0:
             return value
         if number == 2 and isinstance(value, tuple):
-            declared = _text(content, value)
+            declared = protobuf.text(content, value)
     return dim_name(tensor, axis, declared)
 
 
@@ -307,20 +293,20 @@ def _function(content: Buffer, span: Span) -> tuple[tuple[str, str], Graph]:
     inputs: list[str] = []
     outputs: list[str] = []
     defaults: dict[str, Attribute] = {}
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if not isinstance(value, tuple):
             continue
         if number == 7:
             nodes.append(_node(content, value, 0))
         elif number in (4, 5):
-            (inputs if number == 4 else outputs).append(_text(content, value))
+            (inputs if number == 4 else outputs).append(protobuf.text(content, value))
         elif number == 9:
             opset = _standard_opset(content, value, opset)
         elif number == 11:
             attribute = Attribute(content, value)
             defaults[attribute.name] = attribute
         elif number in texts:
-            texts[number] = _text(content, value)
+            texts[number] = protobuf.text(content, value)
     return (texts[10], texts[1]), Graph(nodes, tuple(inputs), tuple(outputs), opset=opset, defaults=defaults)
 
 
@@ -329,18 +315,18 @@ def _node(content: Buffer, span: Span, depth: int) -> Node:
     outputs: list[str] = []
     texts = {3: "", 4: "", 7: ""}
     attributes: dict[str, Attribute] = {}
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if not isinstance(value, tuple):
             continue
         if number in (1, 2):
-            (inputs if number == 1 else outputs).append(_text(content, value))
+            (inputs if number == 1 else outputs).append(protobuf.text(content, value))
         elif number == 5:
             attribute = Attribute(content, value)
             if attribute.name in attributes:
                 raise DamagedError(f"a node has the attribute '{attribute.name}' twice")
             attributes[attribute.name] = attribute
         elif number in texts:
-            texts[number] = _text(content, value)
+            texts[number] = protobuf.text(content, value)
     domain = "" if texts[7] == "ai.onnx" else texts[7]
     if domain != "ai.onnx.ml":  # whose lists may have millions of numbers
         for attribute in attributes.values():
@@ -353,13 +339,13 @@ def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
     raw: Span | None = None
     listed: dict[int, list[Value]] = {}
     external = False
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if number == 1:
-            dims += _integers(content, value)
+            dims += protobuf.integers(content, value)
         elif number == 2 and isinstance(value, int):
             kind = value
         elif number == 8 and isinstance(value, tuple):
-            name = _text(content, value)
+            name = protobuf.text(content, value)
         elif number == 9 and isinstance(value, tuple):
             raw = value
         elif number == 14:
@@ -396,7 +382,7 @@ def _values(
                 raw_floats = span if isinstance(span, bytes) else content[span[0] : span[1]]
                 found += np.frombuffer(raw_floats, "<f4" if number == 4 else "<f8").tolist()
             else:
-                found += _integers(content, span)
+                found += protobuf.integers(content, span)
     limits = None if dtype.is_float else np.iinfo(dtype.numpy) if dtype.is_integer else np.iinfo(np.uint8)
     if limits is not None and any(not limits.min <= value <= limits.max for value in found):
         return None
@@ -405,21 +391,21 @@ def _values(
 
 def _sparse(content: Buffer, span: Span) -> tuple[str, Constant]:
     name, kind, dims = "", 0, list[int]()
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if number == 1 and isinstance(value, tuple):
             name, values = _constant(content, value)
             kind = values.kind
         elif number == 3:
-            dims += _integers(content, value)
+            dims += protobuf.integers(content, value)
     return name, Constant(kind, tuple(dims))
 
 
 def _standard_opset(content: Buffer, span: Span, known: int) -> int:
     """Return the version of ONNX's own operators from an import of operators, or ``known`` if it is of others."""
     domain, version = "", 1
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if number == 1 and isinstance(value, tuple):
-            domain = _text(content, value)
+            domain = protobuf.text(content, value)
         elif number == 2 and isinstance(value, int):
             version = value
     if domain not in ("", "ai.onnx"):
@@ -431,77 +417,15 @@ def _standard_opset(content: Buffer, span: Span, known: int) -> int:
 
 def _name(content: Buffer, span: Span) -> str:
     """Return the text of field 1 of an input or output."""
-    found = [value for number, value in _inner(content, span) if number == 1]
+    found = [value for number, value in protobuf.messages(content, span) if number == 1]
     if len(found) > 1:
         raise DamagedError("an input or output has two names")
-    return _text(content, found[0]) if found else ""
+    return protobuf.text(content, found[0]) if found else ""
 
 
 def _first_name(content: Buffer, span: Span) -> str:
     """Return the text of the first field 1, with which every writer begins, as lists of numbers may follow it."""
-    for number, value in _fields(content, span):
+    for number, value in protobuf.fields(content, span):
         if number == 1 and isinstance(value, tuple):
-            return _text(content, value)
+            return protobuf.text(content, value)
     return ""
-
-
-def _text(content: Buffer, span: Span) -> str:
-    return content[span[0] : span[1]].decode("utf-8", "surrogateescape")  # distinct names stay distinct
-
-
-def _fields(content: Buffer, span: Span) -> Iterator[tuple[int, Value]]:
-    """Yield the number and value of each field, whose type is that on the wire.
-
-    These are an integer, the place of a message, text or packed list, or the bytes of a floating-point number.
-    """
-    at, end = span
-    while at < end:
-        tag, at = _varint(content, at, end)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _varint(content, at, end)
-            yield tag >> 3, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(content, at, end)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise DamagedError("its encoding is damaged")
-        if at + size > end or tag >> 32:
-            raise DamagedError("its encoding is damaged")
-        yield tag >> 3, (at, at + size) if kind == _BYTES else content[at : at + size]
-        at += size
-
-
-def _integers(content: Buffer, value: Value) -> list[int]:
-    """Return the integers of one field of a list, packed or not."""
-    if isinstance(value, bytes):
-        return []
-    return [_signed(value)] if isinstance(value, int) else list(map(_signed, _varints(content, value)))
-
-
-def _varints(content: Buffer, span: Span) -> Iterator[int]:
-    at, end = span
-    while at < end:
-        value, at = _varint(content, at, end)
-        yield value
-
-
-def _varint(content: Buffer, at: int, end: int) -> tuple[int, int]:
-    if at < end and (byte := content[at]) < 0x80:  # as most are
-        return byte, at + 1
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = content[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise DamagedError("its encoding is damaged")
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value

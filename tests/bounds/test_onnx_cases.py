@@ -77,6 +77,7 @@ def departures(tensor: Tensor, answer: np.ndarray[Any, Any]) -> list[str]:
 
 @pytest.mark.one_case
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.matrix
 def test_no_output_is_larger_than_its_bounds(cases: list[Any], tmp_path: Path, known: bool) -> None:
     wrong, bounded = [], 0
     for case in cases:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ingot.bounds.abstract import BOOL, FLOAT, INT32
-from ingot.bounds.operators import elementwise, linear, made, reducing, shaping, trees
+from ingot.bounds.operators import elementwise, indexing, linear, made, reducing, shaping, trees
 from ingot.bounds.operators.elementwise import combined, shaped
 from ingot.bounds.operators.op import Op, Rule
 from ingot.bounds.operators.reducing import reduced
@@ -66,11 +66,11 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Transpose", shaping.transpose),
     **_all("Concat", shaping.concat),
     **_all("Split", shaping.split),
-    **_all("Slice", shaping.slice_),
-    **_all("Gather", shaping.gather),
-    **_all("GatherElements", shaping.gather_elements),
-    **_all("GatherND", shaping.gather_nd),
-    **_all("Scatter ScatterElements ScatterND", shaping.scattered),
+    **_all("Slice", indexing.slice_),
+    **_all("Gather", indexing.gather),
+    **_all("GatherElements", indexing.gather_elements),
+    **_all("GatherND", indexing.gather_nd),
+    **_all("Scatter ScatterElements ScatterND", indexing.scattered),
     **_all("TensorScatter", elementwise.same),
     **_all("Expand", shaping.expand),
     **_all("Tile", shaping.tile),
@@ -78,10 +78,10 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Resize Upsample", shaping.resize),
     **_all("DepthToSpace", shaping.depth_to_space),
     **_all("SpaceToDepth", shaping.space_to_depth),
-    **_all("Compress", shaping.compress),
-    **_all("NonZero", shaping.nonzero),
-    **_all("Unique", shaping.unique),
-    **_all("TopK", shaping.top_k),
+    **_all("Compress", indexing.compress),
+    **_all("NonZero", indexing.nonzero),
+    **_all("Unique", indexing.unique),
+    **_all("TopK", indexing.top_k),
     **_all("OneHot", shaping.one_hot),
     **_all("Range", shaping.range_),
     **_all("ConstantOfShape", shaping.constant_of_shape),

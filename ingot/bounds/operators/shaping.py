@@ -1,4 +1,4 @@
-"""Operators that rearrange, select and join elements, and those that read or set shapes."""
+"""Operators that rearrange and join elements, and those that read or set shapes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast, limits
+from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast
 from ingot.bounds.operators.op import Op, sizes
 from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
 
-_ANY_SHAPE = "its output's shape comes from values"
+ANY_SHAPE = "its output's shape comes from values"
 
 
 def identity(op: Op) -> list[Tensor]:
@@ -88,7 +88,7 @@ def squeeze(op: Op) -> list[Tensor]:
     axes = op.values(1, "axes")
     if axes is None and op.given_at(1, "axes"):
         raise UnboundedError("its axes come from values")
-    chosen = [axis for axis, dim in enumerate(dims) if dim.constant == 1] if axes is None else _axes(axes, len(dims))
+    chosen = [axis for axis, dim in enumerate(dims) if dim.constant == 1] if axes is None else axes_of(axes, len(dims))
     if axes is None and any(dim.constant is None for dim in dims):
         raise UnboundedError("it drops all dimensions of size 1, so the rank of its output comes from sizes")
     left = [dim for axis, dim in enumerate(dims) if axis not in chosen]
@@ -100,12 +100,17 @@ def unsqueeze(op: Op) -> list[Tensor]:
     if axes is None:
         raise UnboundedError("its axes come from values")
     dims = list(op[0].shape())
-    for axis in sorted(_axes(axes, len(dims) + len(axes))):
+    for axis in sorted(axes_of(axes, len(dims) + len(axes))):
         dims.insert(axis, Interval.exactly(1))
     return [Tensor.of(op[0].kind, dims, count=op[0].count, items=op[0].items, each=op[0].each)]
 
 
-def _axes(axes: Sequence[Interval], rank: int) -> list[int]:
+def axes_of(axes: Sequence[Interval], rank: int) -> list[int]:
+    """Return fixed axes, counted from the first.
+
+    Raises:
+        UnboundedError: they come from values, or do not exist.
+    """
     found = [axis.constant for axis in axes]
     if any(axis is None or not -rank <= axis < rank for axis in found):
         raise UnboundedError("its axes come from values, or do not exist")
@@ -193,92 +198,10 @@ def split(op: Op) -> list[Tensor]:
     return outputs
 
 
-def slice_(op: Op) -> list[Tensor]:
-    dims = list(op[0].shape())
-    starts, ends = op.values(1, "starts"), op.values(2, "ends")
-    hidden = any(op.get(index) is not None and op[index].listed() is None for index in (3, 4))
-    if hidden or starts is None or ends is None or len(starts) != len(ends):
-        return [Tensor.of(op[0].kind, [Interval.up_to(high) for high in sizes(op[0].shape())], each=op[0].bounds)]
-    axes = op.values(3, "axes") or tuple(map(Interval.exactly, range(len(starts))))
-    steps = op.values(4, "steps") or (Interval.exactly(1),) * len(starts)
-    grid = op[0].grid()
-    for start, end, axis, step in zip(starts, ends, _axes(axes, len(dims)), steps, strict=False):
-        dims[axis] = _sliced(dims[axis], start, end, step)
-        fixed = [value.constant for value in (start, end, step)]
-        if grid is None or None in fixed or not fixed[2]:
-            grid = None
-            continue
-        first, stop, by = (int(value or 0) for value in fixed)
-        # In Python, a stop before the first element would count from the end again.
-        before = by < 0 and stop < -grid.shape[axis]
-        grid = grid[(slice(None),) * axis + (slice(first, None if before else stop, by),)]
-    if grid is None:
-        return [Tensor.of(op[0].kind, dims, each=op[0].bounds)]
-    dims = list(map(Interval.exactly, grid.shape))
-    return [Tensor.of(op[0].kind, dims, items=grid.reshape(-1).tolist(), each=op[0].bounds)]
-
-
-def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> Interval:
-    high = whole.high or ZERO
-    if step.constant != 1:
-        by = abs(step.constant) if step.constant else 1
-        return Interval.up_to(high.scaled(Fraction(1, 1) / by) + (ONE if by > 1 else ZERO))
-    begin, stop = (_counted(place, whole) for place in (start, end))
-    past = stop.high is None or (stop.low is not None and stop.low.covers(high))
-    stop = whole if past else stop
-    if not begin.non_negative or stop.high is None:
-        return Interval.up_to(high)
-    length = stop - begin
-    if length.high is None or not high.covers(length.high):
-        return Interval.up_to(high)
-    inside = whole.low is not None and whole.low.covers(stop.high)
-    return length if inside and length.exact is not None and length.non_negative else Interval.up_to(length.high)
-
-
-def _counted(place: Interval, whole: Interval) -> Interval:
-    """Return a position counted from the start."""
-    if place.constant is not None and place.constant < 0:
-        return whole + place
-    return place if place.non_negative else Interval()
-
-
-def gather(op: Op) -> list[Tensor]:
-    data, indices = op[0], op[1]
-    axis = op.axis(len(data.shape()))
-    dims = (*data.shape()[:axis], *indices.shape(), *data.shape()[axis + 1 :])
-    items = None
-    places = indices.listed()
-    if data.items is not None and len(data.shape()) == 1 and places is not None:
-        fixed = [place.constant for place in places]
-        if all(place is not None and -len(data.items) <= place < len(data.items) for place in fixed):
-            items = [data.items[int(place or 0)] for place in fixed]
-    count = None if len(data.shape()) != 1 else indices.count
-    return [Tensor.of(data.kind, dims, count=count, items=items, each=data.bounds)]
-
-
-def gather_elements(op: Op) -> list[Tensor]:
-    return [Tensor(op[0].kind, op[1].dims, op[1].count, None, op[0].bounds)]
-
-
-def gather_nd(op: Op) -> list[Tensor]:
-    *outer, last = op[1].shape()
-    if last.constant is None:
-        raise UnboundedError(_ANY_SHAPE)
-    skip = op.integer("batch_dims") + int(last.constant)
-    return [Tensor.of(op[0].kind, (*outer, *op[0].shape()[skip:]), each=op[0].bounds)]
-
-
-def scattered(op: Op) -> list[Tensor]:
-    """The shape is the first input's; values come from the first and the last input."""
-    adds = op.text("reduction", "none") != "none"
-    each = limits(op[0].kind) if adds else op[0].bounds.joined(op[2].bounds)
-    return [Tensor(op[0].kind, op[0].dims, op[0].count, None, each)]
-
-
 def expand(op: Op) -> list[Tensor]:
     wanted = op.values(1, "shape")
     if wanted is None:
-        raise UnboundedError(_ANY_SHAPE)
+        raise UnboundedError(ANY_SHAPE)
     dims = [_size(item) for item in wanted]
     full, _ = broadcast([op[0], Tensor.of(op[0].kind, dims)])
     length = wanted[0].constant if len(wanted) == 1 else None
@@ -294,7 +217,7 @@ def _size(item: Interval) -> Interval:
         UnboundedError: it has no bound.
     """
     if item.high is None:
-        raise UnboundedError(_ANY_SHAPE)
+        raise UnboundedError(ANY_SHAPE)
     return item if item.non_negative else Interval.up_to(item.high)
 
 
@@ -312,7 +235,7 @@ def pad(op: Op) -> list[Tensor]:
     axes = op.values(3, "axes")
     if axes is None and op.get(3) is not None:
         raise UnboundedError("its axes come from values")
-    chosen = range(len(dims)) if axes is None else _axes(axes, len(dims))
+    chosen = range(len(dims)) if axes is None else axes_of(axes, len(dims))
     if amounts is None or len(amounts) != 2 * len(chosen):
         raise UnboundedError("its amount of padding comes from values")
     for place, axis in enumerate(chosen):
@@ -368,42 +291,6 @@ def space_to_depth(op: Op) -> list[Tensor]:
     return [Tensor.of(op[0].kind, (n, c * square, h * by, w * by), count=op[0].count)]
 
 
-def compress(op: Op) -> list[Tensor]:
-    if not op.has("axis"):
-        return [Tensor.of(op[0].kind, [Interval.up_to(op[0].count)], each=op[0].bounds)]
-    dims = list(op[0].shape())
-    axis = op.axis(len(dims))
-    dims[axis] = Interval.up_to(dims[axis].high or ZERO)
-    return [Tensor.of(op[0].kind, dims, each=op[0].bounds)]
-
-
-def nonzero(op: Op) -> list[Tensor]:
-    rank = max(1, len(op[0].shape()))
-    dims = (Interval.exactly(rank), Interval.up_to(op[0].count))
-    return [Tensor.of(INT64, dims, each=Interval.up_to(op[0].count))]
-
-
-def unique(op: Op) -> list[Tensor]:
-    places = Interval.up_to(op[0].count)
-    whole = op[0]
-    dims: tuple[Interval, ...] = (places,)
-    if op.has("axis"):
-        dims = tuple(Interval.up_to(high) for high in sizes(whole.shape()))
-    found = [Tensor.of(whole.kind, dims, count=whole.count, each=whole.bounds)]
-    return (found + [Tensor.of(INT64, [places], each=places)] * 3)[: op.outputs]
-
-
-def top_k(op: Op) -> list[Tensor]:
-    dims = list(op[0].shape())
-    axis = op.axis(len(dims), -1)
-    number = op[1].scalar if op.get(1) is not None else Interval.exactly(op.integer("k"))
-    # K is at most the size of the dimension, or it fails.
-    exact = number.exact is not None and number.non_negative
-    dims[axis] = number if exact else Interval.up_to(dims[axis].high or ZERO)
-    places = Interval.up_to(op[0].count)
-    return [Tensor.of(op[0].kind, dims, each=op[0].bounds), Tensor.of(INT64, dims, each=places)]
-
-
 def one_hot(op: Op) -> list[Tensor]:
     depth = op[1].scalar
     if depth.high is None:
@@ -432,7 +319,7 @@ def range_(op: Op) -> list[Tensor]:
 def constant_of_shape(op: Op) -> list[Tensor]:
     wanted = op[0].listed()
     if wanted is None:
-        raise UnboundedError(_ANY_SHAPE)
+        raise UnboundedError(ANY_SHAPE)
     value = op.node.attributes["value"].tensor if op.has("value") else None
     filled = Tensor.of(1, []) if value is None else Tensor.constant(value)
     dims = [_size(item) for item in wanted]
