@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
     from ingot.quant.measure.comparison import compare as compare
-    from ingot.server.client import Client as Client
+    from ingot.server.clients.blocking import Client as Client
+    from ingot.server.clients.concurrent import AsyncClient as AsyncClient
     from ingot.server.main import serve as serve
 
 _PUBLIC = {
     "Archive": "ingot.model_store",
-    "Client": "ingot.server.client",
+    "AsyncClient": "ingot.server.clients.concurrent",
+    "Client": "ingot.server.clients.blocking",
     "IngotError": "ingot.errors",
     "QuantConfig": "ingot.quant",
     "Store": "ingot.model_store",
@@ -40,6 +42,7 @@ _PUBLIC = {
 }
 __all__ = [
     "Archive",
+    "AsyncClient",
     "Client",
     "IngotError",
     "QuantConfig",

@@ -35,6 +35,8 @@ def to_bytes(array: Array) -> bytes:
 
 
 MAX_RANK = 32
+# Most rows of a tensor without elements: it costs its sender nothing, and the server a batch for some of them.
+_MAX_EMPTY = 1 << 16
 _MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot create larger arrays even if empty
 
 
@@ -53,6 +55,11 @@ def check_shape(name: str, shape: object) -> tuple[int, ...]:
         elements *= size or 1
     if elements > _MAX_ELEMENTS:
         raise InvalidArgument(f"the shape of tensor '{name}', {list(shape)}, is too large")
+    if 0 in shape and elements > _MAX_EMPTY:
+        raise InvalidArgument(
+            f"tensor '{name}' has no elements, and its other sizes {list(shape)} are too large: their product may be "
+            f"{_MAX_EMPTY}"
+        )
     return tuple(shape)
 
 

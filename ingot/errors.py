@@ -2,6 +2,7 @@
 
     IngotError
     ├── InvalidArgument      the caller's input is wrong (bad tensor, bad reference, bad option)
+    │   ├── InvalidConfig    a configuration file has faults
     │   ├── InvalidArchive   a file is not an archive, or is damaged
     │   ├── Untrusted        an archive lacks a signature that the trust policy requires
     │   ├── ExportError      the model cannot be captured or lowered
@@ -18,6 +19,7 @@
     ├── Unsupported          not implemented by this server or build
     ├── Unavailable          not now: loading, draining or overloaded; try again later
     │   ├── Transient        a registry or the network failed, also when retried
+    │   ├── Unreached        no connection to the server could be made, so nothing was sent
     │   └── EngineLost       the process that ran the model ended during the request
     ├── TooManyRequests      the client exceeds its own limit of requests; try again later
     ├── DeadlineExceeded     the request's timeout, or the server's slo, passed before an answer was ready
@@ -31,6 +33,7 @@ Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from enum import Enum
 
 
@@ -52,15 +55,28 @@ class Code(Enum):
 
 
 class IngotError(Exception):
-    """Base of all deliberate errors; ``str(error)`` is fit to show to a user."""
+    """Base of all deliberate errors; ``str(error)`` is fit to show to a user.
+
+    ``retry_after`` is set by clients, if the server may answer the same request later: in so many seconds.
+    """
 
     code = Code.INTERNAL
+    retry_after: float | None = None
 
 
 class InvalidArgument(IngotError):
     """The caller's input is wrong."""
 
     code = Code.INVALID_ARGUMENT
+
+
+class InvalidConfig(InvalidArgument):
+    """A configuration file has faults. ``problems`` lists all, each with its line; the message has the first."""
+
+    def __init__(self, problems: Sequence[str]):
+        more = f" (and {len(problems) - 1} more; ingot config check lists them)" if len(problems) > 1 else ""
+        super().__init__(f"{problems[0]}{more}")
+        self.problems = problems
 
 
 class InvalidArchive(InvalidArgument):
@@ -165,6 +181,12 @@ class Transient(Unavailable):
     def __init__(self, message: str, after: float = 0.0):
         super().__init__(message)
         self.after = after
+
+
+class Unreached(Unavailable):
+    """No connection to a server could be made, so nothing was sent."""
+
+    retry_after = 0.0
 
 
 class EngineLost(Unavailable):

@@ -9,9 +9,12 @@ from tests.support import ROOT
 # Each reads the date: what it is for.
 DATES = {
     "server/http/responses.py": "the header Date",
+    "server/clients/http.py": "a Retry-After that is a date",
     "server/access/gate.py": "expiry of keys, tokens and certificates",
     "server/access/audit.py": "times of lines",
     "runtime/dispatch/statistics.py": "the time of the last request, for display",
+    "runtime/dispatch/response_cache.py": "the same, of a request answered from the cache",
+    "runtime/deployment.py": "times of changes, for display",
     "model_store/format/evidence.py": "when an archive was made",
     "model_store/store/gc.py": "ages of files",
     "model_store/store/tags.py": "times in the log of a tag",

@@ -33,6 +33,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
     assert drawn == {**real, "IngotError": ""}
 
 
+@pytest.mark.matrix
 def test_no_error_of_the_tree_hides_in_another_module() -> None:
     names = {item.__name__ for item in classes()}
     for path in sorted((ROOT / "ingot").rglob("*.py")):

@@ -33,7 +33,7 @@ _SERVING = {
     "optimization": "engines optimize as they load",
     "model_warmup": "ingot serve warms models up by itself",
     "parameters": "",
-    "response_cache": "",
+    "response_cache": "see --cache of ingot serve",
     "sequence_batching": "the model accepts each request by itself, and clients send its control inputs",
     "model_transaction_policy": "each request has one response",
     "model_operations": "",

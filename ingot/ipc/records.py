@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from ingot import arrays
-from ingot.errors import CLASSES, Code, IngotError
+from ingot.errors import CLASSES, EngineLost, IngotError
 from ingot.tensors import Array, DType
 
 HEADER = struct.Struct("<IB")
@@ -24,7 +24,8 @@ INLINE = (1 << 64) - 1
 """The offset of data that follows in the record itself, and not in an arena."""
 
 _ALIGN = 64
-_CODES = tuple(Code)
+# The classes of errors, by their numbers in a record.
+_ERRORS: tuple[type[IngotError], ...] = (*CLASSES.values(), EngineLost)
 
 
 @dataclass
@@ -142,13 +143,14 @@ class Splitter:
 
 
 def dump_error(error: IngotError) -> bytes:
-    """Return an error's code and text as bytes."""
-    return bytes([_CODES.index(error.code)]) + str(error).encode()
+    """Return an error's class, or that of its code, and its text as bytes."""
+    kind = type(error) if type(error) in _ERRORS else CLASSES[error.code]
+    return bytes([_ERRORS.index(kind)]) + str(error).encode()
 
 
 def load_error(body: memoryview) -> IngotError:
-    """Return the error of :func:`dump_error`, as the class of its code."""
-    return CLASSES[_CODES[body[0]]](bytes(body[1:]).decode(errors="replace"))
+    """Return the error of :func:`dump_error`."""
+    return _ERRORS[body[0]](bytes(body[1:]).decode(errors="replace"))
 
 
 def dumps(content: object) -> bytes:

@@ -17,6 +17,15 @@ def size(count: int) -> str:
     return f"{count} B" if count < 1024 else _scaled(count / 1024, 1024, ("KiB", "MiB", "GiB", "TiB"))
 
 
+def parse_size(text: str) -> int | None:
+    """Parse a number of bytes, such as ``500MB``, ``1.5 GiB`` or ``4096``. None if it is not one."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?(?:([KMGT])(i?)B|B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        return None
+    step = 1024 if match[3] else 1000
+    return int(float(match[1]) * step ** (" KMGT".index(match[2].upper()) if match[2] else 0))
+
+
 def count(number: int) -> str:
     """Return a large count, such as ``70.6 G``."""
     return str(number) if number < 1000 else _scaled(number / 1000, 1000, ("k", "M", "G", "T", "P", "E"))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ingot.errors import NotFound
 from ingot.model_store.references import version_key
-from ingot.runtime.dispatch.pending import Submit
+from ingot.runtime.dispatch.pending import Cancellable, Submit
+from ingot.runtime.dispatch.sequences import Step
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Metrics
-from ingot.tensors import Signature
+from ingot.runtime.repeat import Repeat
+from ingot.runtime.scheduling.entry import Reply
+from ingot.tensors import Array, Signature
+
+LATEST = "latest"
+"""The version that means the highest, unless a model has it as its version."""
 
 
 class Servable(Protocol):
@@ -32,6 +38,27 @@ class Servable(Protocol):
     def signature(self) -> Signature: ...
     @property
     def submit(self) -> Submit: ...
+    @property
+    def sequential(self) -> bool: ...
+    @property
+    def repeat(self) -> Repeat | None: ...
+
+    def drop_sequence(self, step: Step) -> None: ...
+
+    def submit_step(
+        self,
+        step: Step,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+    ) -> Cancellable: ...
+
+    @property
+    def labels(self) -> Sequence[str]: ...
+    @property
+    def last_batch(self) -> Mapping[str, float]: ...
 
     async def ask_statistics(self) -> Statistics: ...
 
@@ -50,26 +77,40 @@ class Catalog(Generic[ModelT_co]):
         self.metrics = metrics
         self._models: dict[str, dict[str, ModelT_co]] = {}
         self._highest: dict[str, ModelT_co] = {}
+        self._aliases: Mapping[tuple[str, str], str] = {}
 
     def get(self, name: str, version: str = "") -> ModelT_co:
-        """Return a model; without a version, the highest version.
+        """Return a model; without a version or with ``latest``, the highest version. A version may be an alias of one.
 
         Raises:
             NotFound: no such name or version is served; the message lists the names or versions that are.
         """
         versions = self._models.get(name)
         if not versions:
-            raise NotFound(f"there is no model '{name}'; this server has: {', '.join(self._models) or 'none'}")
+            others = ", ".join(self._models) or "none"
+            raise NotFound(f"Request for unknown model: '{name}' is not found; this server has: {others}")
         if not version:
             return self._highest[name]
         if version not in versions:
-            raise NotFound(f"model '{name}' has no version '{version}'; this server has: {', '.join(versions)}")
+            version = self._aliases.get((name, version), version)
+        if version not in versions:
+            if version == LATEST:
+                return self._highest[name]
+            raise NotFound(_unknown_version(name, version, ", ".join(versions)))
         return versions[version]
 
     def _list(self, model: ModelT_co) -> None:  # type: ignore[misc]  # covariant: only subclasses add models
         versions = self._models.setdefault(model.name, {})
         versions[model.version] = model
         self._highest[model.name] = versions[max(versions, key=version_key)]
+
+    def _unlist(self, model: ModelT_co) -> None:  # type: ignore[misc]  # covariant: only subclasses remove models
+        versions = self._models[model.name]
+        del versions[model.version]
+        if versions:
+            self._highest[model.name] = versions[max(versions, key=version_key)]
+        else:
+            del self._models[model.name], self._highest[model.name]
 
     def versions(self, name: str) -> list[str]:
         return sorted(self._models.get(name, ()), key=version_key)
@@ -82,3 +123,12 @@ class Catalog(Generic[ModelT_co]):
         """Whether there are models and all of them are loaded, also if one restarts now."""
         models = list(self)
         return bool(models) and all(model.loaded for model in models)
+
+
+def _unknown_version(name: str, version: str, others: str) -> str:
+    """Return the error's text. Clients of Triton match its beginning, which depends on the form of the version."""
+    if version.isdecimal():
+        return f"Request for unknown model: '{name}' version {version} is not found; this server has: {others}"
+    # triton-inference-server/core, GetModelVersionFromString, whose versions are numbers.
+    failed = f"failed to get model version from specified version string '{version}'"
+    return f"{failed}: it is not a version of model '{name}'; this server has: {others}"

@@ -10,6 +10,8 @@ import platform
 from functools import cache
 from pathlib import Path
 
+from ingot.runtime import control_group
+
 
 def cpu_count() -> int:
     """Return the number of cores that this process may use; in a container that is fewer than the machine has.
@@ -20,15 +22,17 @@ def cpu_count() -> int:
     return max(1, math.ceil(min(allowed, quota())))
 
 
-def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the CPU quota of this process's control group in cores; infinity without a limit."""
+def quota(root: Path = control_group.ROOT) -> float:
+    """Return the CPU quota of the control groups around this process, in cores; infinity without a limit."""
     found = math.inf
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (root / "cpu.max").read_text().split()
-        found = math.inf if quota == "max" else int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):  # control groups of version 1
-        quota, period = ((root / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        found = int(quota) / int(period) if int(quota) > 0 else found
+    for folder in control_group.folders("cpu", root):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            found = min(found, int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):  # control groups of version 1
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                found = min(found, int(quota) / int(period))
     return found
 
 
@@ -45,6 +49,31 @@ def has_cuda() -> bool:
         return False
     count = ctypes.c_int(0)
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def gpu_memory_used() -> int:
+    """Return the bytes in use on the first GPU, by all processes; 0 without one. Asks NVIDIA's management library."""
+    nvml = _nvml()
+    if nvml is None:
+        return 0
+    device, found = ctypes.c_void_p(), _NvmlMemory()
+    failed = nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+    return 0 if failed or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(found)) else int(found.used)
+
+
+class _NvmlMemory(ctypes.Structure):
+    """``nvmlMemory_t``."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+@cache
+def _nvml() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
 
 
 @cache

@@ -19,6 +19,7 @@ from ingot.runtime.memory import resident
 
 _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -162,6 +163,10 @@ class Metrics:
             "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
         )
         self.grpc_streams = Gauge("ingot_grpc_streams", "Calls that the fast gRPC server has open", registry=registry)
+        self.traces = Counter("ingot_traces", "Requests that clients had traced", registry=registry)
+        self.shared_regions = Gauge(
+            "ingot_shared_memory_regions", "Regions of shared memory that clients have registered", registry=registry
+        )
         self.grpc_faults = Counter(
             "ingot_grpc_faults",
             "Streams and connections that the fast gRPC server closed for HTTP/2 violations, by error code",
@@ -217,6 +222,67 @@ class Metrics:
             ("file", "result"),
             registry=registry,
         )
+        self.rollouts = Counter(
+            "ingot_rollouts",
+            "Changes of the model that answers, by result: ok, or failed, with the earlier one still answering",
+            (*_MODEL, "result"),
+            registry=registry,
+        )
+        self.memory_budget = Gauge(
+            "ingot_memory_budget_bytes", "Most memory of models, by device", ("device",), registry=registry
+        )
+        self.model_memory = Gauge(
+            "ingot_model_memory_bytes",
+            "Memory that a model took when it was loaded, 0 while it is not, by device; with a memory budget",
+            (*_MODEL, "device"),
+            registry=registry,
+        )
+        self.model_loads = Counter(
+            "ingot_model_loads",
+            "Loads of a model, by reason: start, rollout, or demand (a request came)",
+            (*_MODEL, "reason"),
+            registry=registry,
+        )
+        self.load_seconds = Histograms(
+            "ingot_model_load_seconds",
+            "Time of a load until the model is ready, others' leaving included",
+            _MODEL,
+            buckets=_LOAD_SECONDS,
+            registry=registry,
+        )
+        self.model_evictions = Counter(
+            "ingot_model_evictions", "How often a model left the memory for others", _MODEL, registry=registry
+        )
+        self.demand_waits = Counter(
+            "ingot_demand_waits", "Requests that waited until their model was loaded", _MODEL, registry=registry
+        )
+        self.trial_requests = Counter(
+            "ingot_trial_requests",
+            "Requests during a canary or shadow, by the model that got them, current or candidate, and result",
+            (*_MODEL, "to", "result"),
+            registry=registry,
+        )
+        self.trial_comparisons = Counter(
+            "ingot_trial_comparisons",
+            "Answers of the current model and the candidate, by result: agreed, differed, or dropped (not compared)",
+            (*_MODEL, "result"),
+            registry=registry,
+        )
+        self.trial_weight = Gauge(
+            "ingot_trial_weight_percent", "Share of the requests that a candidate gets", _MODEL, registry=registry
+        )
+        self.trial_worst_error = Gauge(
+            "ingot_trial_worst_error",
+            "Largest error of a candidate's answers, as a share of the largest value of the output",
+            _MODEL,
+            registry=registry,
+        )
+        self.trial_latency_ratio = Gauge(
+            "ingot_trial_latency_ratio",
+            "p99 latency of a candidate over the current model's",
+            _MODEL,
+            registry=registry,
+        )
         self.audit_suppressed = Counter(
             "ingot_audit_suppressed",
             "Refused requests left out of the audit log, as they were too many",
@@ -251,6 +317,34 @@ class Metrics:
             "Engine processes that ended unexpectedly, by reason: a signal, exit, or killed",
             (*_MODEL, "reason"),
             registry=registry,
+        )
+        self.management = Counter(
+            "ingot_management",
+            "Actions of management clients, by action and result: ok, or the code of the error",
+            ("action", "result"),
+            registry=registry,
+        )
+        self.sequences = Gauge(
+            "ingot_sequences", "Open sequences, whose states the server keeps", _MODEL, registry=registry
+        )
+        self.sequence_state_bytes = Gauge(
+            "ingot_sequence_state_bytes", "Memory of the states of open sequences", _MODEL, registry=registry
+        )
+        self.sequences_ended = Counter(
+            "ingot_sequences_ended",
+            "Sequences that are over, by reason: ended by their client, or expired without a request",
+            (*_MODEL, "reason"),
+            registry=registry,
+        )
+        self.cache_hits = Counts("ingot_cache_hits", "Requests answered by the response cache", _MODEL, registry)
+        self.cache_misses = Counts(
+            "ingot_cache_misses", "Requests that the response cache had no response to", _MODEL, registry
+        )
+        self.cache_evictions = Counts(
+            "ingot_cache_evictions", "Responses dropped from the response cache to make room", _MODEL, registry
+        )
+        self.cache_bytes = Gauge(
+            "ingot_cache_bytes", "Memory of the responses in the response cache", _MODEL, registry=registry
         )
         self.fronts = Gauge(
             "ingot_fronts", "Front processes that accept connections; 0 if the server process does", registry=registry

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -17,29 +18,39 @@ from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
 from ingot.padding import Padding
+from ingot.report import units
 from ingot.runtime.devices import cpu_count
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.dispatch.pending import Pending, Submit
+from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
+from ingot.runtime.dispatch.response_cache import ResponseCache
+from ingot.runtime.dispatch.sequences import Sequences, Step
 from ingot.runtime.dispatch.signature_check import CallLimit
-from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.isolation.supervisor import Supervision
+from ingot.runtime.labels import read_labels
 from ingot.runtime.loading import self_test, warmup
 from ingot.runtime.loading.admission import Admission
-from ingot.runtime.loading.choice import Choose, Chooser, Reason, only, warn_of
+from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.threads import Tuned
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.repeat import Repeat
+from ingot.runtime.scheduling.entry import Outcome, Reply
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings import Settings
 from ingot.tensors import Array, Range, Signature
 
 log = logging.getLogger(__name__)
+
+_NUMBERS = itertools.count(1)
 
 
 class State(Enum):
@@ -65,10 +76,12 @@ class Model:
 
     ``load`` and ``close`` block and may run in any thread; everything else belongs to one event loop.
 
-    ``submit`` is :meth:`Dispatcher.submit` while the model is ready, and raises Unavailable otherwise.
+    ``submit`` is :meth:`Dispatcher.submit` while the model is ready, and raises Unavailable otherwise. A ``parkable``
+    model can be loaded again after it was closed; while it is ``parked``, requests wait for that.
 
     ``variant`` is the served variant's name, and ``properties`` describe it and the reason for the choice; both are
-    empty until it is chosen, and for a bare file. ``engine_settings`` describe how the engines run.
+    empty until it is chosen, and for a bare file. ``engine_settings`` describe how the engines run. ``number`` is
+    unique in the process. ``size`` is that of the served files in bytes, known as ``variant`` is.
 
     Args:
         name: the served name.
@@ -78,6 +91,7 @@ class Model:
         settings: device, instances and limits.
         metrics: where to count.
         admission: checks to pass before anything is opened, and properties to report to clients.
+        digest: of the archive; for a bare file another text that changes with its content.
     """
 
     def __init__(
@@ -90,44 +104,58 @@ class Model:
         settings: Settings | None = None,
         metrics: Metrics | None = None,
         admission: Admission | None = None,
+        digest: str = "",
     ):
         self.name = name
         self.version = version
+        self.number = next(_NUMBERS)
+        self.digest = digest or (admission.properties.get("digest", "") if admission else "")
         self.state = State.LOADING
         self.reason = ""
         self.platform = ""
         self.device = ""
+        self.size = 0
         self.variant = ""
         self.properties: Mapping[str, str] = {}
         self.engine_settings: Mapping[str, str] = {}
-        self._choose = choose
+        self._choose: Choose | None = choose
         self._signature = signature
         self._settings = settings or Settings()
+        self.labels = read_labels(self._settings.labels)
         self._admission = admission or Admission(self._settings)
-        self._metrics = metrics = metrics or Metrics()
+        self._metrics = metrics or Metrics()
         self._engine_swap: EngineSwap | None = None
         self._batchable = True
         self._threads = 1
         self._call_limit: CallLimit | None = None
         self._paddings: Mapping[str, Padding] = {}
         self._examples: list[Mapping[str, Array]] = []
-        self._runnable: Runnable
         self._isolated: Sequence[ProcessEngine | Replaceable] = ()
         self._changing = Lock()
         self._recorded: Mapping[int, float] = {}
         self._dispatcher: Dispatcher | None = None
+        self._sequences: Sequences | None = None
+        self._cache: ResponseCache | None = None
+        self._uncertain: str | None = None
+        self._choice_reason: Reason | None = None
+        self._published = False
+        self.parkable = self.parked = False
+        self._latency: Latency | None = None
+        self._padding: PaddingPolicy | None = None
+        self._counted = Statistics()
+        self._diverted: Submit | None = None
+        self._standby: Submit = self._refuse
+        self._own: Submit = self._refuse
         self.submit: Submit = self._refuse
-        labels = (name, version)
-        metrics.in_flight.labels(*labels).set_function(lambda: self._dispatcher.in_flight if self._dispatcher else 0)
-        metrics.queued.labels(*labels).set_function(lambda: self._dispatcher.waiting if self._dispatcher else 0)
-        metrics.ready.labels(*labels).set_function(lambda: self.ready)
 
     @classmethod
-    def of_file(cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics) -> Model:
+    def of_file(
+        cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics, digest: str = ""
+    ) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
         settings = admission.settings
         choose = only(Runnable.of_file(path, settings), settings)
-        return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission)
+        return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission, digest=digest)
 
     @classmethod
     def of_variant(
@@ -156,13 +184,19 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        return self.state is State.READY
+        """Whether requests are accepted: those for a parked model wait until it is loaded."""
+        return self.state is State.READY or (self.parked and self.state is not State.FAILED)
+
+    @property
+    def settings(self) -> Settings:
+        """How it is run."""
+        return self._settings
 
     @property
     def loaded(self) -> bool:
         """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
         lost = self.state is State.FAILED and self._dispatcher is not None
-        return lost or self.state in (State.READY, State.RESTARTING)
+        return lost or self.ready or self.state is State.RESTARTING
 
     @property
     def unavailable(self) -> str:
@@ -179,48 +213,139 @@ class Model:
         """
         if self._signature is None:
             raise self._unavailable()
-        return self._signature
+        return self._signature if self._sequences is None else self._sequences.signature
 
-    def load(self) -> None:
-        """Load the engines, replay the goldens and warm up.
+    @property
+    def sequential(self) -> bool:
+        """Whether its requests are steps of sequences; see :meth:`submit_step`."""
+        return bool(self._settings.states)
+
+    @property
+    def repeat(self) -> Repeat | None:
+        """How it is run again after an answer; None if a request gets one answer."""
+        return self._settings.repeat if self._settings.repeat.inputs else None
+
+    def publish(self) -> None:
+        """Let the metrics of its name and version show this model, instead of the one that had them before."""
+        metrics, labels = self._metrics, (self.name, self.version)
+        metrics.in_flight.labels(*labels).set_function(lambda: self.in_flight)
+        metrics.queued.labels(*labels).set_function(lambda: self.waiting)
+        metrics.ready.labels(*labels).set_function(lambda: self.ready)
+        if self._settings.cache_bytes:
+            metrics.cache_bytes.labels(*labels).set_function(lambda: self.cached_bytes)
+        self._published = True
+        self._show_variant()
+        if self._sequences is not None:
+            self._sequences.publish()
+
+    def withdraw(self, *, successor: bool) -> None:
+        """End what :meth:`publish` began; with a successor only what that does not replace."""
+        metrics, labels = self._metrics, (self.name, self.version)
+        self._published = False
+        if self.variant and self._choice_reason is not None:
+            metrics.variant_info.remove(*labels, self.variant, self._choice_reason)
+        if self._settings.cache_bytes:
+            metrics.cache_bytes.remove(*labels)
+        if not successor:
+            gauges = [metrics.in_flight, metrics.queued, metrics.ready]
+            if self._sequences is not None:
+                gauges += [metrics.sequences, metrics.sequence_state_bytes]
+            for gauge in gauges:
+                gauge.remove(*labels)
+
+    def succeed(self, earlier: Model) -> None:
+        """Leave the open sequences of a model that this one replaces to it until they end."""
+        if self._sequences is not None and earlier._sequences is not None:
+            self._sequences.succeed(earlier._sequences)
+
+    @property
+    def keeps_sequences(self) -> bool:
+        """Whether a sequence is open, which only this model can continue."""
+        return bool(self._sequences)
+
+    def _show_variant(self) -> None:
+        if self._published and self.variant and self._choice_reason is not None:
+            labels = (self.name, self.version, self.variant, self._choice_reason)
+            self._metrics.variant_info.labels(*labels).set(1)
+
+    def load(self, sizes: Sequence[int] = ()) -> None:
+        """Load the engines, replay the goldens and warm up; a parkable model is faster from the second time on.
+
+        Args:
+            sizes: numbers of samples in a batch that traffic is known to have; they are run before it is ready.
 
         Raises:
             IngotError: the model cannot be loaded, or its answers differ from its goldens; the state is then FAILED.
         """
         engines: list[Engine] = []
+        dispatcher: Dispatcher | None = None
+        self.state = State.LOADING
         try:
-            signature = self._open(engines)
-            dispatcher = self._warm(engines, signature)
-            self._isolated = self._supervise(engines)
+            runnable, signature = self._open(engines)
+            self._sequences = self._keep_states(signature)
+            if self._sequences is not None and self._published:
+                self._sequences.publish()
+            if self.repeat is not None:
+                self.repeat.check(self.signature)
+            dispatcher = self._warm(engines, signature, runnable, sizes)
+            self._isolated = self._supervise(engines, runnable)
+            self._cache = self._make_cache(runnable, dispatcher.submit)
         except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
             if self._engine_swap is not None:
                 self._engine_swap.close()
-            for engine in engines:
-                engine.close()
+            if dispatcher is not None:
+                dispatcher.close()
+            else:
+                for engine in engines:
+                    engine.close()
             self.state, self.reason = State.FAILED, str(error)
             if isinstance(error, IngotError):
                 raise
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
-        self._dispatcher, self.submit = dispatcher, dispatcher.submit
+        finally:
+            if not self.parkable:
+                # They hold the archive, which a closed model that something still refers to must not.
+                self._choose, self._admission = None, Admission(self._settings, self._admission.properties)
+        if self.parkable:
+            self._choose = functools.partial(self._choose_again, runnable)
+        self.parked, self._standby = False, self._refuse
+        self._own = dispatcher.submit if self._cache is None else self._cache.submit
+        self._dispatcher, self.submit = dispatcher, self._diverted or self._own
         self.state = State.READY
         self._engine_changed()
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
         log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
 
-    def _open(self, engines: list[Engine]) -> Signature:
+    def _choose_again(self, runnable: Runnable) -> Choice:
+        """Open an engine of the variant that was chosen before, with as many threads."""
+        engine, tested = runnable.start(self._settings.device, self._threads, self.name)
+        return Choice(
+            runnable,
+            engine,
+            reason=self._choice_reason or "",
+            why=self.properties.get("variant_detail", ""),
+            tested=tested,
+        )
+
+    def _open(self, engines: list[Engine]) -> tuple[Runnable, Signature]:
         """Fill ``engines`` with tested engines; if this fails, the caller closes them."""
+        if self._choose is None:
+            raise InternalError(f"model '{self.name}' is loaded once only")
         self._admission.check()
         choice = self._choose()
         engines.append(choice.engine)
         self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
-        self._runnable = choice.runnable
+        self.size = choice.runnable.size
         self._batchable, self._paddings = choice.runnable.batchable, choice.runnable.padding
         self._recorded = choice.runnable.latency
         if (bounds := choice.runnable.bounds) is not None and bounds.bounded:
             self._call_limit = CallLimit(bounds.peak, self._settings.max_call_bytes, self.name)
         signature = self._signature = self._signature or _of_any_size(choice.engine.signature)
         tensors.check_same(signature, choice.engine.signature)
-        tuned = choice.runnable.tune(choice.engine, self._settings, signature)
+        if self._latency is None:
+            tuned = choice.runnable.tune(choice.engine, self._settings, signature)
+        else:
+            tuned = Tuned(choice.engine, self._threads, self.engine_settings["threads_why"])
         self._threads = tuned.threads
         first = engines[0] = tuned.engine
         self.platform, self.device = first.platform, first.device
@@ -237,21 +362,36 @@ class Model:
         if self._engine_swap is not None:
             engines[:] = self._engine_swap.engines
         self._examples = [golden.inputs for golden in choice.runnable.goldens[:1]]
-        if self.variant:
-            self._metrics.variant_info.labels(self.name, self.version, self.variant, choice.reason).set(1)
-        return signature
+        self._choice_reason = choice.reason
+        self._show_variant()
+        return choice.runnable, signature
 
-    def _warm(self, engines: Sequence[Engine], signature: Signature) -> Dispatcher:
+    def _keep_states(self, signature: Signature) -> Sequences | None:
+        settings = self._settings
+        if not settings.states:
+            return None
+        return Sequences(
+            self.name,
+            self.version,
+            signature,
+            settings.states,
+            lambda *request: self.submit(*request),  # which changes with the model's state
+            settings.sequences,
+            self._metrics,
+        )
+
+    def _warm(
+        self, engines: Sequence[Engine], signature: Signature, runnable: Runnable, sizes: Sequence[int]
+    ) -> Dispatcher:
         """Time the engines, run sizes that are slow the first time, and return the dispatcher."""
         limits, warm_time = self._settings.limits, self._settings.warm_time
         limits = replace(limits, max_batch=signature.max_samples(limits.max_batch))
         most, examples = limits.max_batch, self._examples
         known = self._recorded if self.device == "cpu" else {}
-        latency = warmup.measure(engines[0], signature, examples, most, warm_time, known)
-        if left := self_test.run_sizes(engines, signature, examples, latency, most, self_test.SHARE * warm_time):
-            log.info(
-                "model %s: %d batch sizes were not tested within %.1f s", self.name, left, self_test.SHARE * warm_time
-            )
+        latency = self._latency or warmup.measure(engines[0], signature, examples, most, warm_time, known)
+        budget = self_test.SHARE * warm_time
+        if left := self_test.run_sizes(engines, signature, examples, latency, most, budget, sizes):
+            log.info("model %s: %d batch sizes were not tested within %.1f s", self.name, left, budget)
         scheduler = Scheduler(
             limits,
             batching=signature.batch is not None and self._batchable,
@@ -259,9 +399,10 @@ class Model:
             engines=len(engines),
             sample_bytes=warmup.sample_bytes(signature, examples),
         )
-        policy = None
-        if self._paddings and examples:
-            policy = padding.of(engines[0], signature, self._paddings, examples[0], warm_time)
+        if self._paddings and examples and self._latency is None:
+            self._padding = padding.of(engines[0], signature, self._paddings, examples[0], warm_time)
+        if self.parkable:
+            self._latency = latency
         if self._engine_swap is not None:
             self._engine_swap.start()
         served = (self.name, self.version, engines, signature, scheduler)
@@ -269,18 +410,18 @@ class Model:
         settings = self._settings
         return Dispatcher(
             *served,
-            padding=policy,
+            padding=self._padding,
             slo=settings.slo,
             answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
             call_limit=self._call_limit,
             metrics=self._metrics,
+            statistics=self._counted,
             crowded=crowded,
-            inline=not self._runnable.doubt,
+            inline=not runnable.doubt,
         )
 
-    def _supervise(self, engines: Sequence[Engine]) -> Sequence[ProcessEngine | Replaceable]:
+    def _supervise(self, engines: Sequence[Engine], runnable: Runnable) -> Sequence[ProcessEngine | Replaceable]:
         """Keep the processes of engines running; return the engines that have one."""
-        runnable = self._runnable
         isolated = [engine for engine in engines if isinstance(engine, ProcessEngine | Replaceable) and engine.isolated]
         if runnable.isolation is None or not isolated:
             if runnable.doubt:
@@ -320,15 +461,77 @@ class Model:
                 self.state = State.RESTARTING
             if self.state in (State.RESTARTING, State.FAILED):
                 if not all(engine.down for engine in self._isolated):
-                    self.state, self.reason, self.submit = State.READY, "", self._dispatcher.submit
+                    self.state, self.reason, self.submit = State.READY, "", self._diverted or self._own
                     return
                 failed = all(engine.failed for engine in self._isolated)
                 self.reason = f"its engine process {self._isolated[-1].down}"
                 self.state = State.FAILED if failed else State.RESTARTING
 
+    def _make_cache(self, runnable: Runnable, accept: Submit) -> ResponseCache | None:
+        """Return the cache of responses, if there is to be one, and let the properties show it."""
+        limit = self._settings.cache_bytes
+        if not limit:
+            return None
+        if self._uncertain is None:  # so it is loaded for the first time
+            self._uncertain = self._uncertainty(runnable)
+            if self._uncertain:
+                log.warning("model %s: its responses are not cached: %s", self.name, self._uncertain)
+        shown = f"off: {self._uncertain}" if self._uncertain else units.size(limit)
+        self.properties = {**self.properties, "response_cache": shown}
+        if self._uncertain:
+            return None
+        return ResponseCache(limit, accept, self._counted, (self.name, self.version), self._metrics)
+
+    def _uncertainty(self, runnable: Runnable) -> str:
+        """Return why equal requests may have different responses; empty if they cannot."""
+        if self.sequential:
+            return "they depend on the states of sequences"
+        return "a request has several" if self.repeat is not None else runnable.uncertainty()
+
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the final engines serve; return whether they do."""
         return self._engine_swap is None or self._engine_swap.wait(timeout)
+
+    def divert(self, submit: Submit | None) -> None:
+        """Let a function accept the requests while the model is ready, instead of the model itself; None ends that."""
+        with self._changing:
+            self._diverted = submit
+            if self.state is State.READY and self._dispatcher is not None:
+                self.submit = submit or self._own
+
+    @property
+    def diverted(self) -> bool:
+        """Whether another function accepts its requests; see :meth:`divert`."""
+        return self._diverted is not None
+
+    @property
+    def accept(self) -> Submit:
+        """Accepts requests for this model alone, without its cache; see :meth:`divert`."""
+        if self.state is not State.READY or self._dispatcher is None:
+            return self._refuse
+        return self._dispatcher.submit
+
+    @property
+    def last_use(self) -> float:
+        """When the last batch or the last response from the cache was ready: seconds of a monotonic clock, or 0."""
+        cache = self._cache  # which close() sets to None in a thread
+        return max(self.last_batch.get("COMPUTE_END", 0.0), 0.0 if cache is None else cache.last_hit)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the cached responses."""
+        cache = self._cache
+        return 0 if cache is None else cache.nbytes
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that are accepted and not answered."""
+        return 0 if self._dispatcher is None else self._dispatcher.in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for an engine."""
+        return 0 if self._dispatcher is None else self._dispatcher.waiting
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, batched with others if the model allows it.
@@ -349,6 +552,30 @@ class Model:
         finally:
             pending.cancel()  # no effect unless the client left
 
+    @property
+    def last_batch(self) -> Mapping[str, float]:
+        """The times of the last batch; see :attr:`Dispatcher.last_batch`."""
+        return {} if self._dispatcher is None else self._dispatcher.last_batch
+
+    def submit_step(
+        self,
+        step: Step,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+    ) -> Cancellable:
+        """Submit a request of a sequence; see :meth:`Sequences.submit`."""
+        if self._sequences is None:
+            raise self._unavailable()
+        return self._sequences.submit(step, inputs, reply, timeout, priority, client)
+
+    def drop_sequence(self, step: Step) -> None:
+        """Drop the sequence of a step; see :meth:`Sequences.drop`."""
+        if self._sequences is not None:
+            self._sequences.drop(step)
+
     def _refuse(self, *args: object, **named: Any) -> Pending:
         """Replace ``submit`` while the model is not ready."""
         raise self._unavailable()
@@ -367,9 +594,10 @@ class Model:
             "device": self.device,
             "variant": self.variant,
             "engine": dict(self.engine_settings),
+            "cached": self._cache is not None,
         }
         if self._dispatcher is None:
-            return Statistics(described=described)
+            return self._counted.copy(Duration(), described)
         return self._dispatcher.statistics(described)
 
     @property
@@ -393,29 +621,41 @@ class Model:
     def resume(self) -> None:
         """Serve again after :meth:`suspend`."""
         if self.state is State.STUCK and self._dispatcher is not None:
-            self.state, self.reason, self.submit = State.READY, "", self._dispatcher.submit
+            self.state, self.reason, self.submit = State.READY, "", self._diverted or self._own
 
-    async def drain(self) -> None:
-        """Refuse new requests and wait until those in flight are answered."""
+    async def drain(self, standby: Submit | None = None) -> None:
+        """Refuse new requests and wait until those in flight are answered.
+
+        Args:
+            standby: accepts new requests from now until the model is loaded again; it is parkable.
+        """
         with self._changing:
+            self.parked, self._standby = standby is not None, standby or self._refuse
             # Also a model that is stuck, or failed while it was served: it must not become ready again.
             if self._dispatcher is not None and self.state is not State.UNLOADED:
                 self.state = State.DRAINING
-        self.submit = self._refuse
+        self.submit = self._standby
         if self._dispatcher is not None:
             await self._dispatcher.wait_quiet()
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop the workers and free the engines; call it after ``drain``.
+        """Stop the workers and free the engines; call it after ``drain``. Closing twice does nothing.
 
         Args:
             timeout: seconds to wait for an engine call that ``drain`` did not wait for.
         """
-        if self._engine_swap is not None:
-            self._engine_swap.close(timeout)
-        self.submit = self._refuse
-        if self._dispatcher is not None:
-            self._dispatcher.close(timeout)
+        self.submit = self._standby
+        with self._changing:  # a server may stop while the model is being replaced
+            dispatcher, self._dispatcher = self._dispatcher, None
+            swap, self._engine_swap = self._engine_swap, None
+        if swap is not None:
+            swap.close(timeout)
+        if self._sequences is not None:
+            self._sequences.close()
+        if dispatcher is not None:
+            dispatcher.close(timeout)
+        self._isolated, self._examples = (), []
+        self._own, self._cache = self._refuse, None
         if self.state is not State.FAILED:
             self.state = State.UNLOADED
 

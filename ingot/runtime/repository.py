@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, locate
 from ingot.model_store.references import Reference, served_name_from, written_name
 from ingot.runtime.catalog import Catalog
+from ingot.runtime.deployment import Deployment, is_onnx, stamp
 from ingot.runtime.loading.admission import Gate
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
+from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from ingot.model_store.trust.policy import Policy
 
 _CODE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_]\w*)")
 _INPUT = "'NAME:float32[batch,...]'"
+_REPLACED = 256
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
 class Repository(Catalog[Model]):
     """The models that run in this process.
 
+    ``deployments`` are the served sources by name and version, also those that are unloaded. ``held`` are all models
+    that may have engines: also those that are loaded to take over, and those that drain.
+
     Args:
         store: resolves references; by default the user's.
-        settings: how every model is run.
+        settings: how models without their own settings are run.
         metrics: shared by all models.
         policy: whose signatures are accepted; by default no signature is required.
         transferring: displays the progress of a download; by default it is logged.
@@ -51,8 +59,13 @@ class Repository(Catalog[Model]):
         super().__init__(metrics or Metrics())
         self._gate = Gate(policy, settings or Settings(), self.metrics)
         self._downloads = Downloads(self._store, self._gate, transferring)
+        self.deployments: dict[tuple[str, str], Deployment] = {}
+        self.held: list[Model] = []
+        self._numbers: dict[int, Deployment] = {}
+        # The outputs of models that were replaced: of the last ones, since only requests on their way name them.
+        self._replaced: dict[int, tuple[TensorSpec, ...]] = {}
 
-    def add(self, source: str | Archive) -> Model:
+    def add(self, source: str | Archive, settings: Settings | None = None) -> Model:
         """Add a model that is still to be loaded.
 
         Args:
@@ -60,6 +73,7 @@ class Repository(Catalog[Model]):
                 into the store under a reserved name, an archive file (``./digits.ingot``,
                 ``s3://bucket/digits.ingot``), each with or without ``#variant``, or an ``.onnx`` file; ``NAME=SOURCE``
                 serves it under another name.
+            settings: how this model is run, instead of the repository's.
 
         Raises:
             NotFound: there is no such reference or file.
@@ -67,41 +81,155 @@ class Repository(Catalog[Model]):
             AlreadyExists: the name and version are served already.
             Untrusted: the policy requires a signature that is missing.
         """
-        model = self._model(source)
-        if model.version in self._models.get(model.name, ()):
+        deployment, model = self.open(source, settings)
+        if (model.name, model.version) in self.deployments:
             raise AlreadyExists(
                 f"two models are called '{model.name}' version {model.version}; rename one: other=SOURCE"
             )
-        self._list(model)
+        self.deployments[model.name, model.version] = deployment
+        self.put(deployment, model)
         return model
 
+    def find(self, name: str, version: str = "") -> list[Deployment]:
+        """Return the deployments of a name, or of ``name:version``.
+
+        Raises:
+            NotFound: there is none.
+        """
+        name, _, tag = name.partition(":")
+        wanted = version or tag
+        found = [
+            deployment
+            for deployment in self.deployments.values()
+            if deployment.name == name and wanted in ("", deployment.tag)
+        ]
+        if not found:
+            served = ", ".join(f"{each.name}:{each.tag}" for each in self.deployments.values()) or "none"
+            raise NotFound(f"there is no model '{name}{wanted and f':{wanted}'}'; this server has: {served}")
+        return found
+
+    def numbered(self, number: int) -> Model:
+        """Return the model with a number, or the one that took over from it.
+
+        Raises:
+            NotFound: it was unloaded.
+            Unavailable: the one that took over has other outputs, which the sender of the number does not know yet.
+        """
+        deployment = self._numbers.get(number)
+        model = deployment.current if deployment is not None else None
+        if model is None:
+            raise NotFound("the model was unloaded")
+        if model.number != number and model.signature.outputs != self._replaced[number]:
+            raise Unavailable(f"model '{model.name}' has just been replaced by one with other outputs; send it again")
+        return model
+
+    def successor(self, model: Model) -> Model | None:
+        """Return the model that answers instead of one that was replaced."""
+        found = self.deployments.get((model.name, model.version))
+        return None if found is None or found.current is model else found.current
+
+    def use(self, settings: Settings) -> None:
+        """Run models without their own settings with these, from the next one on."""
+        self._gate.settings = settings
+
+    def name(self, deployment: Deployment, aliases: frozenset[str]) -> None:
+        """Let clients use aliases as the version of a deployment."""
+        deployment.aliases = aliases
+        self._aliases = {
+            (each.name, alias): each.tag
+            for each in self.deployments.values()
+            for alias in each.aliases
+            if each.current is not None
+        }
+
+    @property
+    def aliases(self) -> list[tuple[str, str, str]]:
+        """The name, alias and version of each."""
+        return [(name, alias, version) for (name, alias), version in self._aliases.items()]
+
+    def put(self, deployment: Deployment, model: Model) -> Model | None:
+        """Let a model answer from the next request on; return the one that did before, which is to be drained."""
+        old, deployment.current = deployment.current, model
+        if model not in self.held:
+            self.held.append(model)
+        if old is not None:
+            old.withdraw(successor=True)
+            model.succeed(old)
+            self._replaced[old.number] = old.signature.outputs
+            if len(self._replaced) > _REPLACED:
+                first = next(iter(self._replaced))
+                del self._replaced[first], self._numbers[first]
+        self._numbers[model.number] = deployment
+        self._list(model)
+        model.publish()
+        return old
+
+    def take_off(self, deployment: Deployment) -> Model | None:
+        """Let no model answer for a deployment; return the one that did, which is to be drained."""
+        old, deployment.current = deployment.current, None
+        if old is not None:
+            self._unlist(old)
+            old.withdraw(successor=False)
+            del self._numbers[old.number]
+        return old
+
+    def drop(self, model: Model) -> None:
+        """Forget a model that is closed."""
+        self.held.remove(model)
+
     async def drain(self) -> None:
-        for model in self:
+        for model in [*self.held]:
             await model.drain()
 
     def close(self, timeout: float | None = None) -> None:
-        for model in self:
+        for model in [*self.held]:
             model.close(timeout)
 
-    def _model(self, source: str | Archive) -> Model:
+    def open(
+        self, source: str | Archive, settings: Settings | None = None, *, tag: str = ""
+    ) -> tuple[Deployment, Model]:
+        """Return what a source means now, as a model that is not loaded; arguments and errors as for :meth:`add`.
+
+        Args:
+            source: see :meth:`add`.
+            settings: see :meth:`add`.
+            tag: for a reference without tag and digest, instead of its highest version.
+        """
+        located, model = self._model(source, settings, tag)
+        return Deployment(name=model.name, tag=model.version, source=source, located=located, settings=settings), model
+
+    def renewed(self, deployment: Deployment) -> Model:
+        """Return a model of what a deployment's source means now, not loaded; errors as for :meth:`add`."""
+        return self._model(deployment.source, deployment.settings, deployment.tag)[1]
+
+    def _model(self, source: str | Archive, settings: Settings | None, tag: str = "") -> tuple[Located | None, Model]:
+        of_archive = functools.partial(self._of_archive, settings)
         if isinstance(source, Archive):
-            return self._of_archive(source.name, "1", source, Reference(source.name))
+            return None, of_archive(source.name, "1", source, Reference(source.name))
         match = _NAMED.fullmatch(source)
         name, source = (match["name"], match["source"]) if match else (None, source)
         with _exported_first(source):
             located = locate(source, self._store)
-        if located.path is not None and located.path.suffix == ".onnx":
-            if not os.path.isfile(located.path):  # noqa: PTH113 - Path.is_file raises on names that are too long
-                raise NotFound(f"there is no file {located.name}")
-            if located.variant is not None:
-                raise InvalidArgument(f"'{source}': an .onnx file has no variants; leave #{located.variant} out")
-            served = (name or served_name_from(located.path.stem), "1")
-            admission = self._gate.admit_file(located.path, served)
-            return Model.of_file(*served, located.path, admission, self.metrics)
+        if is_onnx(located):
+            return located, self._of_file(located, name, settings)
+        if tag and located.reference is not None and located.reference.tag is located.reference.digest is None:
+            located = replace(located, reference=replace(located.reference, tag=tag))
         archive, found = self._find(located)
         if located.place:
-            return self._of_archive(name or written_name(located.name), found.tag or "1", archive, found)
-        return self._of_archive(name or found.name, found.tag or "1", archive, found, located.name)
+            return located, of_archive(name or written_name(located.name), found.tag or "1", archive, found)
+        return located, of_archive(name or found.name, found.tag or "1", archive, found, located.name)
+
+    def _of_file(self, located: Located, name: str | None, settings: Settings | None) -> Model:
+        path = located.path
+        if path is None or not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises on names that are too long
+            raise NotFound(f"there is no file {located.name}")
+        if located.variant is not None:
+            raise InvalidArgument(
+                f"'{located.name}#{located.variant}': an .onnx file has no variants; leave #{located.variant} out"
+            )
+        served = (name or served_name_from(path.stem), "1")
+        admission = self._gate.admit_file(path, served, settings)
+        return Model.of_file(*served, path, admission, self.metrics, stamp(path))
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
@@ -109,9 +237,17 @@ class Repository(Catalog[Model]):
         with _exported_first(located.name):
             return located.find()
 
-    def _of_archive(self, name: str, version: str, archive: Archive, found: Reference, file: str = "") -> Model:
+    def _of_archive(
+        self,
+        settings: Settings | None,
+        name: str,
+        version: str,
+        archive: Archive,
+        found: Reference,
+        file: str = "",
+    ) -> Model:
         served = (name.rpartition("/")[2], version)  # a slash would split the URL
-        admission = self._gate.admit(archive, found, served, file=file)
+        admission = self._gate.admit(archive, found, served, file=file, settings=settings)
         archive = archive.unpacked()
         if found.variant is None:
             return Model.of_archive(*served, archive, admission, self.metrics)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ingot.runtime import devices
+from ingot.runtime.canary import Plan
+from ingot.runtime.dispatch.sequences import SequenceLimits
+from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.scheduler import Limits
 
 VariantChoice = Literal["measured", "preferred"]
@@ -31,6 +35,11 @@ class Settings:
     ``warm_time`` is how many seconds batch sizes are timed before a model is ready.
     ``isolate`` selects the models whose engines run in separate processes: ``all``, ``none``, or ``auto``, those
     that are not proved harmless. ``engine_memory_mb`` is the most private memory of such a process; None is unlimited.
+    ``states`` are inputs that the server keeps between the requests of a sequence, each with the output that is its
+    next value, and ``sequences`` limits them. ``repeat`` is how the model runs again after each answer.
+    ``labels`` is a file with the names of classes, in the order of an output's values.
+    ``canary`` is how a new version is tried before it takes over; without steps, it takes over at once.
+    ``cache_bytes`` is the memory for responses that answer equal requests again; 0 for none.
     ``load_timeout`` is how many seconds such a process may take until its model is ready; None is unlimited.
     """
 
@@ -51,6 +60,12 @@ class Settings:
     isolate: Isolate = "auto"
     engine_memory_mb: int | None = None
     load_timeout: float | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
+    sequences: SequenceLimits = field(default_factory=SequenceLimits)
+    repeat: Repeat = field(default_factory=Repeat)
+    labels: Path | None = None
+    canary: Plan = field(default_factory=Plan)
+    cache_bytes: int = 0
 
     @property
     def threads(self) -> int:

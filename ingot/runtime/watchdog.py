@@ -112,11 +112,11 @@ class Watchdog:
     def _check_calls(self) -> None:
         seen, self._calls = self._calls, {}
         for model in self._models:
+            ended = False
             for worker in model.workers:
                 number, entries = worker.calls, worker.running
                 call = seen.get(worker)
-                if call is not None and call.given_up and (entries is None or call.number != number):
-                    self._resume(model)
+                ended |= call is not None and call.given_up and (entries is None or call.number != number)
                 if entries is None or worker.calls != number:
                     continue
                 if call is None or call.number != number:
@@ -124,6 +124,9 @@ class Watchdog:
                 else:
                     self._judge(model, worker, call, entries)
                 self._calls[worker] = call
+            # Other instances of the model may still be stuck.
+            if ended and not any(worker in self._calls and self._calls[worker].given_up for worker in model.workers):
+                self._resume(model)
 
     def _judge(self, model: Model, worker: Worker, call: _Call, entries: list[Entry]) -> None:
         """End a batch that is over its limit, or whose requests are all cancelled or past their deadlines."""

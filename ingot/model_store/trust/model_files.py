@@ -144,7 +144,7 @@ def excluded(path: Path, bundle: Path, more: Collection[str]) -> frozenset[str]:
     if path.is_file():
         return frozenset()
     inside = os.path.relpath(os.path.realpath(bundle), os.path.realpath(path))
-    own = () if inside.startswith("..") else (inside,)
+    own = () if Path(inside).parts[0] == os.pardir else (inside,)
     named = (os.path.relpath(item, path.absolute()) if item.startswith("/") else item for item in more)
     return frozenset((*ALWAYS_IGNORED, *own, *map(os.path.normpath, named)))
 

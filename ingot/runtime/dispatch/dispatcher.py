@@ -60,6 +60,7 @@ class Dispatcher:
         answer_limit: of each request's outputs.
         call_limit: of the memory of each engine call, if it can be predicted.
         metrics: where requests and batches are counted.
+        statistics: earlier counts of the model, which are continued.
         crowded: whether engine calls occupy all available cores.
         inline: whether short calls may run in the event loop, which a call without bounds could block.
     """
@@ -77,6 +78,7 @@ class Dispatcher:
         answer_limit: AnswerLimit = AnswerLimit(),  # noqa: B008 - it is frozen
         call_limit: CallLimit | None = None,
         metrics: Metrics | None = None,
+        statistics: Statistics | None = None,
         crowded: bool = False,
         inline: bool = True,
     ):
@@ -96,7 +98,8 @@ class Dispatcher:
         self._fill = metrics.padding_elements.labels(name, version, "padding")
         most = scheduler.limits.max_batch if scheduler.batching else None
         self._check = SignatureCheck(signature, padding, most, call_limit)
-        self._statistics = Statistics()
+        self._statistics = statistics or Statistics()
+        self._last_batch = 0.0, BatchTimings()  # when its answers began, and its timings
         self._expiry = Expiry(name)
         self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
         suspects = Suspects() if self._isolated else None
@@ -368,9 +371,11 @@ class Dispatcher:
         self, instance: Worker, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: BatchTimings
     ) -> None:
         self._idle.append(instance)
+        now = time.perf_counter()
+        self._last_batch = now, spent
         failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
         try:
-            self._scheduler.finish(entries, time.perf_counter(), None if failed else seconds)
+            self._scheduler.finish(entries, now, None if failed else seconds)
         except Exception:  # a failure to learn from a batch must not keep it from its clients
             log.exception("model %s: the latency model could not learn from a batch", self._name)
         for entry, outcome in zip(entries, outcomes, strict=True):
@@ -391,6 +396,19 @@ class Dispatcher:
         if spent.padded:
             self._elements.inc(spent.elements)
             self._fill.inc(spent.padded - spent.elements)
+
+    @property
+    def last_batch(self) -> dict[str, float]:
+        """When the last batch was joined, run and split: seconds of a monotonic clock, by Triton's names for them."""
+        ended, spent = self._last_batch
+        ran = ended - spent.splitting
+        began = ran - spent.running
+        return {
+            "COMPUTE_START": began - spent.joining,
+            "COMPUTE_INPUT_END": began,
+            "COMPUTE_OUTPUT_START": ran,
+            "COMPUTE_END": ended,
+        }
 
     def statistics(self, described: Mapping[str, Any]) -> Statistics:
         """Return the counts so far and the state of the scheduler, merged with ``described``."""

@@ -47,12 +47,16 @@ class Statistics:
     ``answered`` and ``failed`` count requests, refused ones included; their time is from submission to answer.
     ``samples`` are those of answered requests, ``calls`` those of the engine. A request's time in the engine is that of
     its whole batch: ``stages`` counts it for every request, ``by_samples`` once per batch, by batch size. ``last`` is
-    the time of the last answer in seconds since 1970, or 0. ``described`` holds other properties of the model.
+    the time of the last answer in seconds since 1970, or 0. ``cache_hit`` and ``cache_miss`` count requests and
+    the time in the response cache; hits are in ``answered``, but not in ``samples``. ``described`` holds other
+    properties of the model.
     """
 
     answered: Duration = field(default_factory=Duration)
     failed: Duration = field(default_factory=Duration)
     queued: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
     stages: Stages = field(default_factory=Stages)
     by_samples: dict[int, Stages] = field(default_factory=dict)
     samples: int = 0
@@ -90,6 +94,8 @@ class Statistics:
             answered=replace(self.answered),
             failed=replace(self.failed),
             queued=queued,
+            cache_hit=replace(self.cache_hit),
+            cache_miss=replace(self.cache_miss),
             stages=self.stages.copy(),
             by_samples={samples: stages.copy() for samples, stages in sorted(self.by_samples.items())},
             described=described,

@@ -27,6 +27,7 @@ _IDENTITY = (
     b"b\x0b\n\x01y\x12\x06\n\x04\x08\x01\x12\x00B\x04\n\x00\x10\r"
 )
 _SHARED = ("session.use_env_allocators", "1")
+_OUTSIDE = ("session.use_device_allocator_for_initializers", "1")
 _SHRINK = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _POWERS_OF_TWO = 0
 
@@ -84,7 +85,17 @@ def use(options: Any) -> bool:
     if _arena.session is None:
         return False
     options.add_session_config_entry(*_SHARED)
+    options.add_session_config_entry(*_OUTSIDE)
     return True
+
+
+def prepare() -> None:
+    """Import ONNX Runtime and open the shared arena, which take memory that is not a model's.
+
+    Raises:
+        Unsupported: ONNX Runtime is not installed.
+    """
+    use(ort_session.package().SessionOptions())
 
 
 def give_back() -> bool:

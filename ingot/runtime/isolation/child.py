@@ -74,9 +74,9 @@ def _serve(link: Link, control: socket.socket, parent: int) -> None:
     options = how["options"]
     unpacks = options.get("format", "onnx") != "onnx"
     measures = confinement.before_loading(parent, limit, gpu=how["gpu"], unpacks=unpacks)
-    calls = _Calls(limit)
+    calls = _EngineCalls(limit)
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
-    opened = calls.attempt(lambda: calls.open(how))
+    opened = calls.attempt(lambda: calls.open(how), "loading it")
     if isinstance(opened, IngotError):
         link.send(Kind.ERROR, dump_error(opened))
         return
@@ -88,7 +88,7 @@ def _serve(link: Link, control: socket.socket, parent: int) -> None:
         _answer(link, calls, opened, body)
 
 
-def _answer(link: Link, calls: _Calls, engine: Engine, body: memoryview) -> None:
+def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -> None:
     (count,) = struct.unpack_from("<I", body)
     link.free([*struct.unpack_from(f"<{count}Q", body, 4)])
     inputs = link.tensors(body[4 + 8 * count :])
@@ -100,7 +100,7 @@ def _answer(link: Link, calls: _Calls, engine: Engine, body: memoryview) -> None
         calls.sweeper.check(now, idle=True)
 
 
-class _Calls:
+class _EngineCalls:
     """The engine, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit.
 
     Without a limit, the memory of each call is limited once the engine is open.
@@ -126,8 +126,8 @@ class _Calls:
             confinement.limit_calls(self._limit)
         return self.engine
 
-    def attempt(self, call: Any) -> Any:
-        """Return the result of a call, or its failure as an IngotError.
+    def attempt(self, call: Any, cause: str = "this input") -> Any:
+        """Return the result of a call, or its failure as an IngotError; ``cause`` is named if memory is lacking.
 
         Raises:
             OSError: the connection failed.
@@ -138,9 +138,9 @@ class _Calls:
         reported = isinstance(outcome, InternalError | TooLarge | RuntimeError)
         if isinstance(outcome, MemoryError) or (reported and any(word in str(outcome) for word in _MEMORY)):
             if self._limit is None:
-                return TooLarge(f"this input needs more memory than there is: {outcome}")
+                return TooLarge(f"{cause} needs more memory than there is: {outcome}")
             return TooLarge(
-                f"this input makes the model need more memory than {self._setting[0]}, {self._limit >> 20} MiB "
+                f"{cause} makes the model need more memory than {self._setting[0]}, {self._limit >> 20} MiB "
                 f"({self._setting[1]})"
             )
         if isinstance(outcome, Exception) and not isinstance(outcome, IngotError):
@@ -153,7 +153,7 @@ class _Calls:
             self.engine.terminate()
 
 
-def _obey(control: socket.socket, calls: _Calls) -> None:
+def _obey(control: socket.socket, calls: _EngineCalls) -> None:
     """Pass on the server's requests to end a call; end with the server, also during one."""
     while True:
         try:

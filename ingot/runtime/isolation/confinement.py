@@ -44,7 +44,7 @@ _PREFIXES = ("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "DNNL
 _SECRETS = ("PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "_KEY")
 
 
-class _Calls(NamedTuple):
+class _SystemCalls(NamedTuple):
     """The numbers of system calls on one processor architecture."""
 
     machine: int  # AUDIT_ARCH_... of audit.h
@@ -62,14 +62,14 @@ class _Calls(NamedTuple):
 # pidfd_send_signal, pidfd_getfd, process_madvise, io_uring_setup, bpf, perf_event_open, userfaultfd, add_key,
 # request_key, keyctl, mount, umount2, unshare, setns, init_module, finit_module, kexec_load, open_by_handle_at, setsid,
 # setpgid.
-_NUMBERS: Mapping[str, _Calls] = {
-    "x86_64": _Calls(
+_NUMBERS: Mapping[str, _SystemCalls] = {
+    "x86_64": _SystemCalls(
         0xC000003E, 317, 41, 62, 234, 56, 435,
         (101, 310, 311, 200, 129, 297, 434, 424, 438, 440, 425, 321, 298, 323, 248, 249, 250, 165, 166, 272, 308, 175,
          313, 246, 304, 112, 109),
         (59, 322, 57, 58),
     ),
-    "aarch64": _Calls(
+    "aarch64": _SystemCalls(
         0xC00000B7, 277, 198, 129, 131, 220, 435,
         (117, 270, 271, 130, 138, 240, 434, 424, 438, 440, 425, 280, 241, 282, 217, 218, 219, 40, 39, 97, 268, 105,
          273, 104, 265, 157, 154),
@@ -206,7 +206,7 @@ def _last_rules() -> list[bytes]:
     ]
 
 
-def _start(calls: _Calls) -> list[bytes]:
+def _start(calls: _SystemCalls) -> list[bytes]:
     """Load the call's number. On x86-64, bit 30 would select other numbers for the same calls."""
     return [
         _step(_LOAD, _AT_MACHINE),

@@ -162,7 +162,11 @@ class EngineProcess:
 
     def _await_end(self) -> None:
         """Wait until the process ends, or until some time after it closed its connection."""
-        with contextlib.closing(_Handle(os.pidfd_open(self._process.pid))) as process:
+        try:
+            handle = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:  # kill() has noticed that it ended
+            return
+        with contextlib.closing(_Handle(handle)) as process:
             poll = select.poll()
             poll.register(process.fileno(), select.POLLIN)
             poll.register(self._link.connection.fileno(), 0)  # POLLHUP, which is always reported

@@ -44,16 +44,24 @@ class Gate:
 
     Args:
         policy: whose signatures are accepted; None admits everything.
-        settings: how models are run.
+        settings: how models without their own settings are run.
         metrics: where checks are counted.
     """
 
     def __init__(self, policy: Policy | None, settings: Settings, metrics: Metrics):
         self._policy = policy
-        self._settings = settings
+        self.settings = settings
         self._checks = metrics.signature_checks
 
-    def admit(self, archive: Archive, reference: Reference, served: tuple[str, str], *, file: str = "") -> Admission:
+    def admit(
+        self,
+        archive: Archive,
+        reference: Reference,
+        served: tuple[str, str],
+        *,
+        file: str = "",
+        settings: Settings | None = None,
+    ) -> Admission:
         """Check an archive against the policy. Its signatures are read now, its blobs when the model is loaded.
 
         Args:
@@ -62,19 +70,21 @@ class Gate:
                 archive's own name.
             served: the model's name and version for clients.
             file: the archive file, for messages.
+            settings: the model's own, instead of those of every model.
 
         Raises:
             Untrusted: the policy does not trust it.
         """
+        settings = settings or self.settings
         properties = {"digest": archive.digest}
         if self._policy is None:
-            return self._unchecked(served, properties)
+            return self._unchecked(served, properties, settings)
         verdict = self._judge(self._check(self._policy, archive, reference, served[0], file), served)
         if verdict.signed_by:
             properties["signed_by"] = verdict.signed_by
         # No signature covers the derived cache: anyone who can write to the store could place another model there.
-        allow_code = self._settings.allow_code or verdict.allow_code
-        settings = replace(self._settings, allow_code=allow_code, derived_cache=False)
+        allow_code = settings.allow_code or verdict.allow_code
+        settings = replace(settings, allow_code=allow_code, derived_cache=False)
         if not isinstance(archive.blobs, BlobFolder):  # its digests are checked while it is unpacked
             return Admission(settings, properties)
         return Admission(settings, properties, lambda: check_blobs(archive, reference.variant, served[0]))
@@ -93,21 +103,22 @@ class Gate:
         if self._policy is not None:
             self._policy.check(archive, reference)
 
-    def admit_file(self, path: Path, served: tuple[str, str]) -> Admission:
-        """Check a bare ``.onnx`` file, which carries no signature, against the policy.
+    def admit_file(self, path: Path, served: tuple[str, str], settings: Settings | None = None) -> Admission:
+        """Check a bare ``.onnx`` file, which carries no signature, against the policy; arguments as for :meth:`admit`.
 
         Raises:
             Untrusted: the policy requires a signature for models of this name.
         """
+        settings = settings or self.settings
         if self._policy is None:
-            return self._unchecked(served, {})
+            return self._unchecked(served, {}, settings)
         policy = self._policy
         self._judge(lambda: policy.check_bare(served[0], path), served)
-        return Admission(self._settings)
+        return Admission(settings)
 
-    def _unchecked(self, served: tuple[str, str], properties: Mapping[str, str]) -> Admission:
+    def _unchecked(self, served: tuple[str, str], properties: Mapping[str, str], settings: Settings) -> Admission:
         self._checks.labels(*served, "unchecked").inc()
-        return Admission(self._settings, properties)
+        return Admission(settings, properties)
 
     @staticmethod
     def _check(policy: Policy, archive: Archive, found: Reference, name: str, file: str) -> Callable[[], Verdict]:

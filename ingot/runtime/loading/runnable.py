@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ingot import arrays
 from ingot.bounds import Bounds, bounds_of
+from ingot.bounds.randomness import random_of
 from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
@@ -35,7 +36,8 @@ class Runnable:
     name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it. ``prepacked``
     describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
     ``latency`` what was recorded on this machine. ``isolation`` is why and how engines run in separate processes,
-    and ``doubt`` why they might end or freeze the process that runs them; ``bounds`` are those of an ONNX graph.
+    and ``doubt`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
+    ``bounds`` are its bounds. ``size`` is that of its files, in bytes.
     """
 
     open: OpenEngine
@@ -50,6 +52,8 @@ class Runnable:
     isolation: Isolation | None = None
     doubt: str = ""
     bounds: Bounds | None = None
+    size: int = 0
+    graph: Path | None = None
 
     @classmethod
     def of_file(cls, path: Path, settings: Settings) -> Runnable:
@@ -62,6 +66,8 @@ class Runnable:
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
+            size=path.stat().st_size,
+            graph=path,
         )
 
     @classmethod
@@ -99,7 +105,13 @@ class Runnable:
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
+            size=variant.size,
+            graph=variant.path() if form == "onnx" else None,
         )
+
+    def uncertainty(self) -> str:
+        """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""
+        return "its format is not ONNX, so it may be random" if self.graph is None else random_of(self.graph)
 
     def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
         """Open the engine that is ready soonest; return it and whether it was tested.

@@ -25,6 +25,7 @@ def run_sizes(
     latency: Latency,
     most: int,
     budget: float,
+    seen: Sequence[int] = (),
 ) -> int:
     """Run the batch sizes of later traffic, so that no client waits for compilation or allocation.
 
@@ -38,6 +39,7 @@ def run_sizes(
         latency: the measurements; batches are no larger than its best size.
         most: samples of the largest batch.
         budget: seconds for all engines together; remaining sizes first run in traffic.
+        seen: sizes that the traffic of the model's predecessor had; they are run first.
 
     Returns:
         The number of remaining sizes, over all engines.
@@ -48,7 +50,10 @@ def run_sizes(
     example = examples[0] if examples else zeros(signature)
     left = 0
     for index, engine in enumerate(engines):
-        sizes = _sizes(engine, latency, most) if signature.batch is not None else [1]
+        sizes = [1]
+        if signature.batch is not None:
+            wanted = (samples for samples in seen if samples <= most)
+            sizes = list(dict.fromkeys([*wanted, *_sizes(engine, latency, most)]))
         if index == 0:
             sizes = [samples for samples in sizes if samples not in latency.known]
         for done, samples in enumerate(sizes):

@@ -12,7 +12,7 @@ from itertools import accumulate
 _PAYS = 1.05
 # Weight of one observation: one part adjusts all sizes, since a machine slows down as a whole, and one part adjusts the
 # sizes from which the estimate was interpolated.
-_SHARE = 0.1
+_WEIGHT = 0.1
 # Largest deviation that one observation can show: a machine that was briefly busy says nothing about the model.
 _CLIP = 1.5
 # Known sizes differ at least by this factor; a new size is tried once this many times as many samples wait.
@@ -183,9 +183,9 @@ class Latency:
             self._try(above, factor)  # the earlier trial was disturbed
             return
         self.spread += 0.05 * (abs(factor - 1) - self.spread)
-        self._pace *= factor**_SHARE
+        self._pace *= factor**_WEIGHT
         for near, share in between:
-            self._seconds[near] *= factor ** (share * _SHARE)
+            self._seconds[near] *= factor ** (share * _WEIGHT)
             self._straighten(near)
 
     def _count(self) -> None:

@@ -15,10 +15,10 @@ from ingot.runtime.scheduling.latency_model import Latency
 
 # Number of empty groups whose recent load is remembered.
 _REMEMBERED = 64
-# Number of groups that are searched for an entry that has waited long.
+# Number of groups that are searched for an entry that has waited long, and of clients that are compared.
 _INSPECTED = 64
 # Clients without entries whose share is remembered, so that it does not start again with each request.
-_SHARES = 1024
+_REMEMBERED_CLIENTS = 1024
 # Entries of a client that are inspected to find one of a given group.
 _SEARCHED = 16
 
@@ -80,8 +80,9 @@ class Clients:
 
     def __init__(self, few: int):
         self._known: dict[Hashable, Client] = {}
+        self._waiting: dict[Hashable, Client] = {}  # those with entries
+        self._hurried: dict[Hashable, Client] = {}  # those whose requests have deadlines, the latest last
         self._few = few
-        self._waiting = 0  # clients with entries
         self._many = 0  # clients with more than `few` samples
         self._virtual = 0.0
         self._reserved: dict[Hashable, int] = {}
@@ -94,7 +95,7 @@ class Clients:
     @property
     def uneven(self) -> bool:
         """Whether the next entry depends on the clients' shares."""
-        return self._many > 0 and self._waiting > 1
+        return self._many > 0 and len(self._waiting) > 1
 
     def held(self, key: Hashable) -> tuple[int, int]:
         """Return how many entries of a client wait, and the bytes that it holds, with those that are reserved."""
@@ -118,7 +119,7 @@ class Clients:
             client = self._join(entry.client)
         tickets = client.tickets
         if not tickets:
-            self._waiting += 1
+            self._waiting[entry.client] = client
             if client.served < self._virtual:
                 client.served = self._virtual
         if not tickets or ticket > tickets[-1]:
@@ -141,37 +142,42 @@ class Clients:
         if after <= self._few < before:
             self._many -= 1
         if not tickets:
-            self._waiting -= 1
+            del self._waiting[entry.client]
 
     def expect(self, key: Hashable, allowed: float, now: float) -> None:
         """Record how much time a client's requests allow."""
         client = self._known.get(key) or self._join(key)
         client.allowed, client.seen = allowed, now
+        self._hurried.pop(key, None)
+        self._hurried[key] = client
 
     def tightest(self, entry: Entry, since: float) -> float:
-        """Return the least time that requests of other clients have allowed since then."""
-        own = self._known.get(entry.client)
-        return min(
-            (item.allowed for item in self._known.values() if item is not own and item.seen > since), default=math.inf
-        )
+        """Return the least time that requests of other clients have allowed since then; of many, of the latest."""
+        own, least = self._known.get(entry.client), math.inf
+        for client in itertools.islice(reversed(self._hurried.values()), _INSPECTED):
+            if client.seen <= since:
+                break
+            if client is not own:
+                least = min(least, client.allowed)
+        return least
 
     def _join(self, key: Hashable) -> Client:
         """Add a client, and forget those without entries if there are many."""
-        if len(self._known) >= max(_SHARES, 2 * self._waiting):
-            self._known = {name: client for name, client in self._known.items() if client.tickets}
+        if len(self._known) >= max(_REMEMBERED_CLIENTS, 2 * len(self._waiting)):
+            self._known, self._hurried = dict(self._waiting), {}
         client = self._known[key] = Client()
         return client
 
     def first(self) -> Entry:
         """Return the most urgent entry of the client with the least share, among those of the highest priority."""
-        client = min((client for client in self._known.values() if client.tickets), key=_rank)
+        client = min(self._waiting.values(), key=_rank)
         self._virtual = max(self._virtual, client.served)
         return client.tickets[0][3]
 
     def fair(self, group: tuple[Any, ...], seconds: float) -> Iterator[Entry]:
         """Yield the waiting entries of a group in the order in which they are due, at ``seconds`` per sample."""
         heads = []
-        for order, client in enumerate(self._known.values()):
+        for order, client in enumerate(self._waiting.values()):
             entries = _of_group(client, group)
             if (ticket := next(entries, None)) is not None:
                 heads.append((ticket[0], client.served, ticket[1:3], order, ticket[3], entries))
@@ -192,15 +198,18 @@ class Clients:
     def ahead(self, entry: Entry) -> int | None:
         """Return about how many waiting samples run before a new entry: its client's own, and as many of each other.
 
-        Returns None if the order is that of the entries.
+        Some of the others are inspected, and the rest are extrapolated. Returns None if the order is
+        that of the entries.
         """
-        own = self._known.get(entry.client)
-        before = 0 if own is None else own.samples
-        if not self._many or self._waiting + (not before) < 2:
+        own = self._waiting.get(entry.client)
+        others = len(self._waiting) - (own is not None)
+        if not self._many or not others:
             return None
+        before = 0 if own is None else own.samples
         share = before + entry.samples
-        others = (client.samples for client in self._known.values() if client is not own)
-        return before + sum(min(share, samples) for samples in others)
+        some = list(itertools.islice(self._waiting.values(), _INSPECTED))
+        found = [min(share, client.samples) for client in some if client is not own]
+        return before + sum(found) * others // max(1, len(found))
 
 
 def _rank(client: Client) -> tuple[int, float, Ticket]:

@@ -32,7 +32,7 @@ _LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
 # One of so many batches begins with an entry of a low priority that has waited for so many seconds, if there is one.
 _AGED_EVERY, _AGED = 8, 10.0
 # A client may use this multiple of the free room in the queue: seven eighths of the queue if it is alone.
-_SHARE = 7
+_TIMES_FREE = 7
 # Clients are served by their shares once one of them has more than 1/_FEW of a batch waiting.
 _FEW = 4
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
@@ -106,7 +106,7 @@ class Scheduler:
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
         self._queue = Queue(max(1, limits.max_batch // _FEW))
-        self._taken = 0
+        self._started = 1  # batches, counted for those that begin with an entry that has waited long
         self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and size, by id of the batch
         self._allowed = PATIENCE  # average time that requests allow, in seconds
         self._confirmed: float | None = None  # when a batch last ended
@@ -179,7 +179,7 @@ class Scheduler:
         waiting, limits, queue = self._queue.count, self.limits, self._queue
         if waiting >= limits.max_queue or (waiting and queue.nbytes + nbytes > limits.max_queue_bytes):
             raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
-        room, free = _SHARE * (limits.max_queue - waiting), _SHARE * (limits.max_queue_bytes - queue.nbytes)
+        room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - queue.nbytes)
         if client is None or (waiting < room and queue.nbytes + nbytes <= free):
             return
         entries, held = queue.clients.held(client)
@@ -206,8 +206,7 @@ class Scheduler:
         Sets :attr:`wake`, and adds to :attr:`late`.
         """
         self.wake = None
-        self._taken += 1
-        aged = self._taken % _AGED_EVERY == 0
+        aged = self._started % _AGED_EVERY == 0
         while (found := (aged and self._queue.aged(now - _AGED)) or self._queue.next()) is not None:
             group, first = found
             group.cap = self._cap_of(group.latency, group.most)
@@ -382,6 +381,7 @@ class Scheduler:
             batch, samples = self._fill(group, first, now)
         group.running += samples
         group.started = now
+        self._started += 1
         self._running[id(batch)] = (now + group.latency(samples), group, samples)
         return batch
 

@@ -216,6 +216,7 @@ class TestAgainstOnnx:
         assert set(onnx_wire.locations(made.SerializeToString())) == set(seen(made))
 
     @given(made=models(), extra=models(), position=st.floats(0, 1), byte=st.integers(0, 255), cut=st.booleans())
+    @pytest.mark.matrix
     def test_of_damaged_and_merged_graphs_none_is_missed(
         self, made: ModelProto, extra: ModelProto, position: float, byte: int, cut: bool
     ) -> None:

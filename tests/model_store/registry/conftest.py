@@ -1,11 +1,31 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.model_store.registry.fake import Fake
+from tests.model_store.registry.proxy import Server, serving
+from tests.model_store.samples import archive
 from tests.support import RequireTool
+
+MODEL = archive(weights=(b"w" * 5000,))
+
+
+@pytest.fixture
+def fake() -> Fake:
+    """A registry with the archive ``tiny:1``."""
+    registry = Fake()
+    registry.put(MODEL, "1")
+    return registry
+
+
+@pytest.fixture
+def server(fake: Fake) -> Iterator[Server]:
+    with serving(answer=fake) as server:
+        yield server
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store.registry import Registry, Retries
 from ingot.model_store.registry.addresses import is_public
+from tests.model_store.registry.conftest import MODEL
 from tests.model_store.registry.fake import Fake
 from tests.model_store.registry.proxy import Asked, Fault, Reply, Server, serving
 from tests.model_store.samples import archive
 from tests.support import RequireTool, RunIngot, refused, succeeded
 
-MODEL = archive(weights=(b"w" * 5000,))
 QUICK = Retries(tries=2, first=0.001)
 PUBLIC, CLOSED = "93.184.215.14", "93.184.215.15"
 
@@ -67,19 +67,6 @@ def storage() -> Iterator[Server]:
     blobs = Fake()
     blobs.put(MODEL, "1")
     with serving(answer=lambda asked: Reply(200, body=blobs.blobs[asked.path.rpartition("/")[2]])) as server:
-        yield server
-
-
-@pytest.fixture
-def fake() -> Fake:
-    registry = Fake()
-    registry.put(MODEL, "1")
-    return registry
-
-
-@pytest.fixture
-def server(fake: Fake) -> Iterator[Server]:
-    with serving(answer=fake) as server:
         yield server
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-from collections.abc import Iterator
 from threading import Thread
 
 import pytest
@@ -13,26 +12,13 @@ import pytest
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Unavailable, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.registry import Credentials, Registry, Retries
+from tests.model_store.registry.conftest import MODEL
 from tests.model_store.registry.fake import Fake, digest
 from tests.model_store.registry.proxy import Asked, Reply, Server, serving
 from tests.model_store.samples import archive
 
-MODEL = archive(weights=(b"w" * 5000,))
 OTHER = {"mediaType": manifest.MANIFEST, "digest": "sha512:" + "0" * 128, "size": 3, "artifactType": "of/another"}
 QUICK = Retries(tries=2, first=0.001)
-
-
-@pytest.fixture
-def fake() -> Fake:
-    registry = Fake()
-    registry.put(MODEL, "1")
-    return registry
-
-
-@pytest.fixture
-def server(fake: Fake) -> Iterator[Server]:
-    with serving(answer=fake) as server:
-        yield server
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.support import ROOT
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.matrix
 def test_eight_processes_that_are_killed_at_random(tmp_path: Path, seconds: int) -> None:
     command = [sys.executable, "-m", "tests.model_store.chaos", str(tmp_path / "run" / "store"), str(seconds), "5"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=seconds + 120)

@@ -289,6 +289,7 @@ while won < 10:
 """
 
 
+@pytest.mark.matrix
 def test_of_many_writers_each_swap_has_one_winner(store: Store) -> None:
     store.promote("tiny:1", "prod")
     command = [sys.executable, "-c", SWAPPER, str(store.root)]

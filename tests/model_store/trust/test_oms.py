@@ -25,6 +25,7 @@ from ingot.model_store.trust.policy import Policy
 from ingot.model_store.trust.signing import encoding
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY, OTHER, encode
+from tests.support import matrix
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
@@ -110,7 +111,7 @@ def reference(tmp_path: Path) -> ModelSigning:
 
 
 class TestWithTheReferenceImplementation:
-    @pytest.mark.parametrize("key", [KEY, *LARGE], ids=lambda key: str(key.public.curve))
+    @pytest.mark.parametrize("key", matrix(KEY, *LARGE), ids=lambda key: str(key.public.curve))
     def test_it_verifies_ours(self, model: Path, key: PrivateKey, reference: ModelSigning) -> None:
         bundle = write(model, oms.sign(model, key, out=oms.beside(model)))
         answer = reference("verify", key, "--signature", bundle, model)
@@ -327,6 +328,7 @@ class TestVerify:
 
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.dictionaries(st.sampled_from(["_type", "subject", "predicateType", "resources", "serialization"]), JSON))
+    @pytest.mark.matrix
     def test_any_change_of_a_signed_statement_leads_to_a_verdict(
         self, model: Path, tmp_path: Path, change: dict[str, Any]
     ) -> None:

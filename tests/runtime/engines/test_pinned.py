@@ -52,6 +52,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
     assert not fake.held
 
 
+@pytest.mark.matrix
 def test_pinned_memory_lives_as_long_as_its_last_view(library: FakeLibrary) -> None:
     array = pinned.empty((4, 3), np.dtype(np.float32))
     array[:] = 7

@@ -167,6 +167,7 @@ def test_values_that_an_operator_refuses_are_the_callers_fault_and_other_failure
 
 
 class TestOwnOperators:
+    @pytest.mark.matrix
     def test_an_operator_made_of_pytorch_runs_without_its_source(self) -> None:
         made = lowered(Custom(halved), "x:float32[batch]")
         assert made.packed.requires == {"engine": "torch", "torch": made.packed.requires["torch"]}
@@ -177,6 +178,7 @@ class TestOwnOperators:
         code += "print(engine.run({'x': np.ones(2, np.float32)})['output'])"
         assert run_python(code) == "[1.5 1.5]\n"
 
+    @pytest.mark.matrix
     def test_another_one_is_named_wherever_it_is_missing(self) -> None:
         made = lowered(Custom(sorted_by_numpy), "x:float32[batch]")
         assert made.errors()["output"] == 0
@@ -188,6 +190,7 @@ class TestOwnOperators:
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
         assert "Unsupported: the model needs the operator ingot_tests::sorted" in result.stderr
 
+    @pytest.mark.matrix
     def test_one_that_only_this_program_defines_runs_in_this_process(self, caplog: pytest.LogCaptureFixture) -> None:
         made = archive(lowered(Custom(sorted_by_numpy), "x:float32[batch]"))
         model = Repository(settings=Settings(device="cpu", allow_code=True)).add(made)
@@ -201,6 +204,7 @@ class TestOwnOperators:
         with pytest.raises(Unsupported, match="needs the operator ingot_tests::sorted"):
             strict.load()
 
+    @pytest.mark.matrix
     def test_one_whose_body_fixes_a_dimension_is_left_to_onnx(self) -> None:
         layer = nn.GRU(2, 3)
         with recurrent.opaque():

@@ -100,6 +100,7 @@ def test_a_file_that_is_not_a_model_is_refused_as_in_this_process(tmp_path: Path
         load_engine(path, isolation=Isolation(why="a test"))
 
 
+@pytest.mark.matrix
 def test_a_batch_joined_in_shared_memory_is_not_copied_and_outputs_are_released(tmp_path: Path) -> None:
     with opened(onnx_models.affine(tmp_path)) as engine:
         inputs = engine._supervisor.inputs
@@ -144,6 +145,7 @@ def test_a_killed_process_is_replaced_though_nobody_calls(tmp_path: Path) -> Non
         assert engine.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
 
 
+@pytest.mark.matrix
 def test_a_process_that_fails_its_test_does_not_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     failures = iter([True, True])
 
@@ -206,6 +208,7 @@ def test_without_supervision_the_engine_ends_with_its_process(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models.endless_run])
+@pytest.mark.matrix
 def test_loading_has_a_limit(tmp_path: Path, endless: Any) -> None:
     with (
         pytest.raises(EngineLost if endless is onnx_models.endless_run else DeadlineExceeded, match="was killed"),

@@ -1,0 +1,477 @@
+"""Sequences: requests that follow each other, of a model whose state the server keeps between them.
+
+Some of the model's outputs are inputs of the next request, such as the hidden state of a recurrent layer or a cache of
+attention keys. Clients see neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ingot import tensors
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
+from ingot.report.units import size, written
+from ingot.runtime.dispatch.pending import Cancellable
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
+from ingot.tensors import Array, Signature, TensorSpec, symbols
+
+Arrays = Mapping[str, Array]
+
+
+class Step(NamedTuple):
+    """What a request says about its sequence.
+
+    Attributes:
+        sequence: 16 bytes that identify it.
+        start: whether it is the first of the sequence; a sequence of this name that is open is dropped.
+        end: whether it is the last.
+    """
+
+    sequence: bytes
+    start: bool
+    end: bool
+
+    @classmethod
+    def of(cls, name: int | str, start: bool, end: bool) -> Step:
+        """Return a step of the sequence that clients call ``name``; the number 1 and the text "1" are different."""
+        return cls(_digest(f"{type(name).__name__}:{name}".encode()), start, end)
+
+    def owned_by(self, client: Hashable) -> Step:
+        """Return the step of the client's own sequence of this name.
+
+        Clients with a key or certificate cannot reach each other's sequences. Others are known by their connection
+        only, and a sequence may use several.
+        """
+        if not isinstance(client, str):
+            return self
+        return self._replace(sequence=_digest(self.sequence + client.encode()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceLimits:
+    """How much state is kept for one model.
+
+    Attributes:
+        sequences: most open ones.
+        nbytes: most bytes of their states.
+        idle: seconds without a request after which a sequence is dropped.
+        waiting: most requests that wait for earlier ones of their sequences.
+    """
+
+    sequences: int = 1024
+    nbytes: int = 256 << 20
+    idle: float = 60.0
+    waiting: int = 1000
+
+
+class Sequences:
+    """Keeps the states of a model's sequences. All of it belongs to one event loop.
+
+    The requests of one sequence run one after the other; those of different ones share batches. A request that fails
+    or is cancelled leaves the state as it was.
+
+    Args:
+        name: the model's.
+        version: the model's.
+        signature: the model's, with its states.
+        states: the output that is each input's next value.
+        submit: accepts a request for the model, as :meth:`Dispatcher.submit` does.
+        limits: of the states.
+        metrics: where sequences are counted.
+
+    Attributes:
+        signature: the model's without its states, as clients see it.
+
+    Raises:
+        InvalidArgument: ``states`` do not fit the signature.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        signature: Signature,
+        states: Mapping[str, str],
+        submit: Callable[..., Cancellable],
+        limits: SequenceLimits,
+        metrics: Metrics,
+    ):
+        self.signature = without(signature, states)
+        self._model = f"model '{name}'"
+        self._full = signature
+        self._states = states
+        self._hidden = frozenset(states.values())
+        self._specs = [spec for spec in signature.inputs if spec.name in states]
+        self._submit = submit
+        self._limits = limits
+        self._open: dict[bytes, _Sequence] = {}
+        self._waiting = 0
+        self._nbytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._earlier: list[Sequences] = []
+        self._ended = functools.partial(metrics.sequences_ended.labels, name, version)
+        self._gauges = metrics.sequences.labels(name, version), metrics.sequence_state_bytes.labels(name, version)
+
+    def publish(self) -> None:
+        """Let the metrics of the model's name and version show these sequences."""
+        count, nbytes = self._gauges
+        count.set_function(lambda: sum(len(each._open) for each in (self, *self._earlier)))
+        nbytes.set_function(lambda: sum(each._nbytes for each in (self, *self._earlier)))
+
+    def succeed(self, earlier: Sequences) -> None:
+        """Leave the open sequences of a model that was replaced to it until they end; new ones begin here."""
+        self._earlier = [each for each in (earlier, *earlier._earlier) if each]
+
+    def __bool__(self) -> bool:
+        """Return whether a sequence is open."""
+        return bool(self._open)
+
+    def submit(
+        self,
+        step: Step,
+        inputs: Arrays,
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+    ) -> Cancellable:
+        """Accept a request and return at once; see :meth:`Dispatcher.submit`.
+
+        Raises:
+            InvalidArgument: the sequence is not open, or the inputs do not fit it.
+            Unavailable: too many sequences are open, or too many requests wait.
+            IngotError: what the model raises.
+        """
+        loop = asyncio.get_running_loop()
+        if not inputs.keys().isdisjoint(self._states):
+            tensors.check_inputs(self.signature, inputs)  # it refuses states, which clients do not send
+        sequence = self._open.get(step.sequence)
+        if sequence is None:
+            keeper = self._keeper(step) if self._earlier else None
+            if keeper is not None and not step.start:
+                return keeper.submit(step, inputs, reply, timeout, priority, client)
+            if keeper is not None:
+                keeper.drop(step)
+            sequence = self._begin(step)
+        turn = _Turn(self, sequence, step, inputs, reply, priority, client)
+        if timeout is not None:
+            turn.deadline = loop.time() + timeout
+        if sequence.running is None:
+            try:
+                self._run(turn)
+            except IngotError:
+                self._forget_unstarted(sequence)
+                raise
+        elif self._waiting >= self._limits.waiting:
+            raise Unavailable(
+                f"{self._waiting} requests to {self._model} wait for earlier ones of their sequences; retry later"
+            )
+        else:
+            self._waiting += 1
+            sequence.turns.append(turn)
+            if timeout is not None:
+                turn.timer = loop.call_later(timeout, turn.expire)
+        self._used(sequence)
+        return turn
+
+    def drop(self, step: Step) -> None:
+        """End the sequence of a step; does nothing if it is not open."""
+        sequence = self._open.get(step.sequence)
+        if sequence is None and (keeper := self._keeper(step)) is not None:
+            keeper.drop(step)
+        elif sequence is not None and sequence.state is not None:
+            self._keep(sequence, None)
+            self._forget_unstarted(sequence)
+            self._ended("ended").inc()
+
+    def _keeper(self, step: Step) -> Sequences | None:
+        """Return the sequences of a replaced model that have the one of a step."""
+        self._earlier = [each for each in self._earlier if each]
+        return next((each for each in self._earlier if step.sequence in each._open), None)
+
+    def close(self) -> None:
+        """Drop all sequences."""
+        self._earlier = []
+        if self._timer is not None:
+            self._timer.cancel()
+        self._open.clear()
+        self._nbytes = 0
+
+    def _begin(self, step: Step) -> _Sequence:
+        if not step.start:
+            raise InvalidArgument(
+                f"the sequence is not open; send sequence_start with its first request to {self._model}. "
+                f"A sequence ends with sequence_end, after {written(self._limits.idle)} without a request, and when "
+                "the model is loaded again"
+            )
+        if len(self._open) >= self._limits.sequences:
+            raise Unavailable(
+                f"{len(self._open)} sequences are open, as many as {self._model} keeps (--max-sequences); end one, or "
+                "retry later"
+            )
+        sequence = self._open[step.sequence] = _Sequence(step.sequence)
+        return sequence
+
+    def _run(self, turn: _Turn) -> None:
+        sequence, loop = turn.sequence, asyncio.get_running_loop()
+        if turn.step.start:
+            self._keep(sequence, None)
+            state = self._initial(turn.inputs)
+        elif sequence.state is None:
+            raise InvalidArgument(
+                f"the sequence has ended; send sequence_start with its first request to {self._model}"
+            )
+        else:
+            state = sequence.state
+            self._check_sizes(turn.inputs, state)
+        timeout = None if turn.deadline is None else max(0.0, turn.deadline - loop.time())
+        reply = functools.partial(self._answered, turn)
+        turn.work = self._submit({**turn.inputs, **state}, reply, timeout, turn.priority, None, turn.client)
+        sequence.running = turn
+
+    def _answered(self, turn: _Turn, outcome: Outcome) -> None:
+        sequence, step = turn.sequence, turn.step
+        if not isinstance(outcome, IngotError):
+            # The outputs are parts of a batch, which a reference would keep.
+            state = {name: np.array(outcome[output]) for name, output in self._states.items()}
+            nbytes = sum(map(size_of, state.values()))
+            if not step.end and self._nbytes - sequence.nbytes + nbytes > self._limits.nbytes:
+                outcome = TooLarge(
+                    f"the states of the sequences of {self._model} would take more than {size(self._limits.nbytes)} "
+                    "(--max-state-mb); end sequences that are not used"
+                )
+            else:
+                self._keep(sequence, None if step.end else state, nbytes)
+        if not isinstance(outcome, IngotError):
+            outcome = {name: array for name, array in outcome.items() if name not in self._hidden}
+            if step.end:
+                self._ended("ended").inc()
+        sequence.running = None
+        reply = turn.finish()
+        self._next(sequence)
+        reply(outcome)
+
+    def left(self, turn: _Turn) -> None:
+        """Continue after a request that was cancelled or expired."""
+        sequence = turn.sequence
+        if sequence.running is turn:
+            sequence.running = None
+            self._next(sequence)
+        else:
+            sequence.turns.remove(turn)
+            self._waiting -= 1
+
+    def _next(self, sequence: _Sequence) -> None:
+        """Run the next request of a sequence."""
+        while sequence.turns and sequence.running is None:
+            turn = sequence.turns.popleft()
+            self._waiting -= 1
+            try:
+                self._run(turn)
+            except IngotError as error:
+                turn.finish()(error)
+        self._forget_unstarted(sequence)
+
+    def _forget_unstarted(self, sequence: _Sequence) -> None:
+        """Close a sequence that has no state, nor a request that may give it one."""
+        if sequence.state is None and sequence.running is None and self._open.get(sequence.key) is sequence:
+            del self._open[sequence.key]
+
+    def _keep(self, sequence: _Sequence, state: Arrays | None, nbytes: int = 0) -> None:
+        nbytes = 0 if state is None else nbytes
+        self._nbytes += nbytes - sequence.nbytes
+        sequence.state, sequence.nbytes = state, nbytes
+
+    def _initial(self, inputs: Arrays) -> Arrays:
+        """Return zeros; dimensions that the inputs do not have begin with their least size."""
+        sizes = self._sizes(inputs)
+
+        def begin(spec: TensorSpec) -> Array:
+            shape = [dim if isinstance(dim, int) else sizes.get(dim, self._full.range(dim).low) for dim in spec.shape]
+            if spec.dtype.numpy.kind == "O":
+                return np.full(shape, b"", object)
+            return np.zeros(shape, spec.dtype.numpy)
+
+        return {spec.name: begin(spec) for spec in self._specs}
+
+    def _check_sizes(self, inputs: Arrays, state: Arrays) -> None:
+        sizes = self._sizes(inputs)
+        for spec in self._specs:
+            for dim, kept in zip(spec.shape, state[spec.name].shape, strict=True):
+                if isinstance(dim, str) and sizes.get(dim, kept) != kept:
+                    raise InvalidArgument(
+                        f"dimension '{dim}' of the request is {sizes[dim]}, and its sequence began with {kept}; start "
+                        "a sequence for each size"
+                    )
+
+    def _sizes(self, inputs: Arrays) -> Mapping[str, int]:
+        """Return the sizes of named dimensions; wrong inputs are refused later."""
+        return {
+            dim: found
+            for spec in self.signature.inputs
+            if spec.name in inputs
+            for dim, found in zip(spec.shape, inputs[spec.name].shape, strict=False)
+            if isinstance(dim, str)
+        }
+
+    def _used(self, sequence: _Sequence) -> None:
+        """Note that a sequence is in use: the one that is idle for longest comes first."""
+        loop = asyncio.get_running_loop()
+        if self._open.pop(sequence.key, None) is None:
+            return
+        self._open[sequence.key] = sequence
+        sequence.used = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_later(self._limits.idle, self._expire)
+
+    def _expire(self) -> None:
+        """Drop sequences that are idle for too long."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for sequence in list(self._open.values()):
+            if sequence.running is not None:
+                self._used(sequence)
+                continue
+            left = sequence.used + self._limits.idle - loop.time()
+            if left > 0:
+                self._timer = self._timer or loop.call_later(left, self._expire)
+                return
+            self._keep(sequence, None)
+            self._forget_unstarted(sequence)
+            self._ended("expired").inc()
+
+
+class _Sequence:
+    """An open sequence; ``state`` is None until its first request is answered."""
+
+    __slots__ = ("key", "nbytes", "running", "state", "turns", "used")
+
+    def __init__(self, key: bytes):
+        self.key = key
+        self.state: Arrays | None = None
+        self.nbytes = 0
+        self.running: _Turn | None = None
+        self.turns: deque[_Turn] = deque()
+        self.used = 0.0
+
+
+class _Turn:
+    """One request of a sequence, which waits for those before it; ``work`` is the model's part of it."""
+
+    __slots__ = (
+        "_owner", "client", "deadline", "done", "inputs", "priority", "reply", "sequence", "step", "timer", "work"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        owner: Sequences,
+        sequence: _Sequence,
+        step: Step,
+        inputs: Arrays,
+        reply: Reply,
+        priority: int,
+        client: Hashable,
+    ):
+        self._owner = owner
+        self.sequence = sequence
+        self.step = step
+        self.inputs = inputs
+        self.reply = reply
+        self.priority = priority
+        self.client = client
+        self.deadline: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.work: Cancellable | None = None
+        self.done = False
+
+    def finish(self) -> Reply:
+        """Return the reply to call, once; it leads back to the request, so no reference to it is kept."""
+        self.done = True
+        if self.timer is not None:
+            self.timer.cancel()
+        reply, self.reply = self.reply, _ignore
+        return reply
+
+    def cancel(self) -> None:
+        """Drop the request, as its client left."""
+        if self.done:
+            return
+        self.finish()
+        if self.work is not None:
+            self.work.cancel()
+        self._owner.left(self)
+
+    def expire(self) -> None:
+        """Fail while earlier requests of the sequence still run; one that runs is failed by the model."""
+        if not self.done and self.work is None:
+            reply = self.finish()
+            self._owner.left(self)
+            reply(DeadlineExceeded("earlier requests of the sequence were not answered within the timeout"))
+
+
+def without(signature: Signature, states: Mapping[str, str]) -> Signature:
+    """Return a signature without its states.
+
+    Args:
+        signature: the model's.
+        states: the output that is each input's next value.
+
+    Raises:
+        InvalidArgument: an input or output does not exist, they differ, or the first value is not known.
+    """
+    inputs, outputs = ({spec.name: spec for spec in side} for side in (signature.inputs, signature.outputs))
+    for name, output in states.items():
+        for what, tensor, known in (("input", name, inputs), ("output", output, outputs)):
+            if tensor not in known:
+                raise InvalidArgument(
+                    f"the model has no {what} '{tensor}' for the state '{name}={output}'; it has {', '.join(known)}"
+                )
+        before, after = inputs[name], outputs[output]
+        if before.dtype is not after.dtype or len(before.shape) != len(after.shape):
+            raise InvalidArgument(f"the output {after} cannot be the next value of the input {before}: they differ")
+    rest = replace(
+        signature,
+        inputs=tuple(spec for spec in signature.inputs if spec.name not in states),
+        outputs=tuple(spec for spec in signature.outputs if spec.name not in states.values()),
+    )
+    if not rest.inputs or not rest.outputs:
+        raise InvalidArgument("the model has no inputs or no outputs except its states")
+    for name in states:
+        for dim in set(symbols([inputs[name]])) - set(rest.symbols):
+            bounds = signature.range(dim)
+            if bounds.low not in (0, bounds.high):
+                raise InvalidArgument(
+                    f"the first size of dimension '{dim}' of the state '{name}' is not known: no other input has it. "
+                    f"Export the model with a range that begins at 0: {dim}=0.."
+                )
+    return rest
+
+
+def parse_pairs(text: str | None) -> dict[str, str]:
+    """Parse ``input=output,input=output``.
+
+    Raises:
+        InvalidArgument: an input or an output occurs twice.
+    """
+    pairs = [part.split("=") for part in (text or "").split(",") if part]
+    found = {name.strip(): output.strip() for name, output in pairs}
+    if len(set(found.values())) < len(pairs):
+        raise InvalidArgument(f"'{text}' has an input or an output twice")
+    return found
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _ignore(_: Outcome) -> None:
+    """Replace a reply that was called."""

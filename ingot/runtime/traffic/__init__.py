@@ -1,0 +1,1 @@
+"""Traffic shared between the model that answers and a candidate."""
