@@ -7,6 +7,9 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := cpu,export,demo,dev
 SECONDS := 60
 
+# Otherwise each of the hundreds of processes that tests start compiles Ingot.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-matrix test-long fuzz lint tools protos lock hashes sbom audit dist clean
 
@@ -36,11 +39,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	@$(BIN)/ingot demo $(ARGS)
 
+# One more than the cores, as tests wait for processes that they start; four need some 6 GB.
+WORKERS := $(shell cores=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( cores < 3 ? cores + 1 : 4 )))
 test: lint tools
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-matrix: $(INSTALLED) tools
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m 'matrix and not long' $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'matrix and not long' $(ARGS)
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/pytest -m long $(ARGS)

@@ -1,17 +1,21 @@
-"""The table of the server's settings in docs/serving.md, generated from ``ServerConfig``.
+"""What the docs have of the server's settings, generated from ``ServerConfig``: a table, and a JSON Schema.
 
-``python scripts/settings_table.py`` writes it into the page; a test checks that it is current.
+``python scripts/settings_table.py`` writes the table into docs/serving.md, and docs/ingot.schema.json; a test checks
+that both are current.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from ingot.server.config import ServerConfig
-from ingot.server.settings import Setting
+from ingot.server.config.file import schema
+from ingot.server.config.setting import Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
+SCHEMA = PAGE.with_name("ingot.schema.json")
 _HEAD = "| setting | option | variable | default | takes | |\n|---|---|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(\|.*\n)*")
 
@@ -26,7 +30,8 @@ def _row(setting: Setting) -> str:
     if setting.default is True:
         option = f"{option}, `--no-{setting.option.removeprefix('--')}`"
     takes = setting.takes if not setting.duration else f"a time, {setting.takes}"
-    text = " ".join(filter(None, (f"{setting.help}.", setting.more)))
+    own = "[Per model](configuration.md#keys)." if setting.per_model else ""
+    text = " ".join(filter(None, (f"{setting.help}.", setting.more, own)))
     cells = (f"`{setting.name}`", option, f"`{setting.variable}`", setting.shown_default, takes, text)
     return f"| {' | '.join(cells)} |\n"
 
@@ -36,5 +41,11 @@ def updated(page: str) -> str:
     return _TABLE.sub(lambda _: table(), page, count=1)
 
 
+def schema_text() -> str:
+    """Return the schema as ``ingot config schema`` prints it."""
+    return f"{json.dumps(schema(), indent=2)}\n"
+
+
 if __name__ == "__main__":
     PAGE.write_text(updated(PAGE.read_text()))
+    SCHEMA.write_text(schema_text())

@@ -28,6 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell without job control starts background processes, and thus their children, with this signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Under nohup the tests ignore SIGHUP, and so would the servers that they start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # The duration of one example means nothing on a busy machine.
 settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ingot")

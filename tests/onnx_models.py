@@ -241,3 +241,48 @@ def sized(folder: Path, operator: str) -> Path:
 
 def _cast(name: str, result: str) -> onnx.NodeProto:
     return helper.make_node("Cast", [name], [result], to=TensorProto.FLOAT)
+
+
+def running_sum(folder: Path) -> Path:
+    """FP32, two states: total [batch, 3], past [batch, seen, 3].
+
+    y = total_next = total + x; past_next has x behind past; n is the sum of past_next, so it equals y in a sequence.
+    """
+    kind = TensorProto.FLOAT
+    axis = numpy_helper.from_array(np.array([1], np.int64), "axis")
+    nodes = [
+        helper.make_node("Add", ["total", "x"], ["total_next"]),
+        helper.make_node("Identity", ["total_next"], ["y"]),
+        helper.make_node("Unsqueeze", ["x", "axis"], ["row"]),
+        helper.make_node("Concat", ["past", "row"], ["past_next"], axis=1),
+        helper.make_node("ReduceSum", ["past_next", "axis"], ["n"], keepdims=0),
+    ]
+    row, past, more = ("batch", 3), ("batch", "seen", 3), ("batch", "more", 3)
+    inputs = [("x", kind, row), ("total", kind, row), ("past", kind, past)]
+    outputs = [("y", kind, row), ("n", kind, row), ("total_next", kind, row), ("past_next", kind, more)]
+    return save(folder / "running_sum.onnx", nodes, inputs, outputs, [axis])
+
+
+def stepper(folder: Path) -> Path:
+    """n_next = n + 1: INT64 [batch, 1]; y = total_next = total + n_next, with the state total; done = n_next >= 5."""
+    constants = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in (("one", 1), ("five", 5))]
+    nodes = [
+        helper.make_node("Add", ["n", "one"], ["n_next"]),
+        helper.make_node("Add", ["total", "n_next"], ["total_next"]),
+        helper.make_node("Identity", ["total_next"], ["y"]),
+        helper.make_node("GreaterOrEqual", ["n_next", "five"], ["done"]),
+    ]
+    kind, shape = TensorProto.INT64, ("batch", 1)
+    outputs = [(name, kind, shape) for name in ("y", "n_next", "total_next")]
+    inputs = [("n", kind, shape), ("total", kind, shape)]
+    path = folder / "stepper.onnx"
+    return save(path, nodes, inputs, [*outputs, ("done", TensorProto.BOOL, shape)], constants)
+
+
+def matmuls(path: Path, width: int, count: int) -> Path:
+    """y = x multiplied by a matrix of ones so many times: FP32 [batch, width]."""
+    kind, shape = TensorProto.FLOAT, ("batch", width)
+    values = ["x", *(f"h{index}" for index in range(1, count)), "y"]
+    nodes = [helper.make_node("MatMul", [value, "W"], [product]) for value, product in pairwise(values)]
+    constant = numpy_helper.from_array(np.ones((width, width), np.float32), "W")
+    return save(path, nodes, [("x", kind, shape)], [("y", kind, shape)], [constant])

@@ -36,7 +36,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     cli = (ROOT / "docs" / "cli.md").read_text()
     section = re.search(rf"^## .*`ingot {name}`.*?(?=^## |\Z)", cli, re.MULTILINE | re.DOTALL)
     assert section is not None, f"docs/cli.md has no section on ingot {name}"
-    settings = ServerConfig.settings() if name == "serve" else {}
+    settings = ServerConfig.settings() if name in ("serve", "config") else {}
     group = getattr(COMMANDS[name], "commands", {})
     for parameter in (*COMMANDS[name].params, *(item for command in group.values() for item in command.params)):
         if parameter.name in settings:  # these are in docs/serving.md
@@ -52,10 +52,11 @@ def test_every_public_name_is_loaded_on_use_and_documented(name: str) -> None:
     assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
 
 
-def test_the_table_of_settings_is_current() -> None:
+def test_the_table_and_the_schema_of_settings_are_current() -> None:
     page = settings_table.PAGE.read_text()
     assert settings_table.table() in page, "run python scripts/settings_table.py"
     assert settings_table.updated(page) == page
+    assert settings_table.schema_text() == settings_table.SCHEMA.read_text(), "run python scripts/settings_table.py"
 
 
 def test_every_setting_is_an_option() -> None:

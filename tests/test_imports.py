@@ -74,6 +74,7 @@ def test_nothing_but_the_command_line_imports_the_server() -> None:
     }
 
 
+@pytest.mark.matrix
 def test_no_folder_has_a_circle() -> None:
     """Neither between modules nor between folders, counted as one room each."""
     assert {item.name: item.circle for item in structure.folders() if item.circle} == {}
@@ -90,6 +91,7 @@ def test_a_circle_between_folders_is_found(tmp_path: Path) -> None:
     assert (outermost.name, outermost.arrows, set(outermost.circle)) == ("ingot", 2, {"a", "b"})
 
 
+@pytest.mark.matrix
 def test_broad_excepts_are_few_and_have_reasons() -> None:
     assert [place for place, reason in structure.broad_excepts().items() if not reason] == []
     assert structure.broad_per_1000() <= structure.MOST_BROAD
@@ -187,6 +189,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "telemetry disabled: 1"
 
 
+@pytest.mark.matrix
 def test_exporting_disables_telemetry_before_onnx_runtime_is_imported(watched: str) -> None:
     code = "import ingot, torch; ingot.export_model(torch.nn.Linear(2, 1), (torch.ones(1, 2),))"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)

@@ -98,6 +98,7 @@ def test_a_finding_names_the_place_the_words_and_what_to_write(tmp_path: Path) -
     assert str(finding) == "page.md:2: anew: 'anew today.' -> write 'again'"
 
 
+@pytest.mark.matrix
 def test_generated_files_are_left_out_and_the_tree_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     listed = prose.files([])
     assert {"README.md", "Makefile", "ingot/errors.py"} < set(listed)

@@ -24,7 +24,7 @@ def test_endless():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "test_endless.py").write_text(_ENDLESS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.reaper", "-c", "/dev/null", str(tmp_path)]

@@ -191,7 +191,7 @@ def test_an_archive_and_front_processes_keep_the_range() -> None:
     assert b'"values":{"low":0,"high":4096}' in raw
     assert b'"values":{"low":-0.5}' in raw
     assert manifest.decode(manifest.Serving, raw, "serving.json").signature == known
-    state = ModelState(name="m", version="1", unavailable="", ready=True, loaded=True, signature=known)
+    state = ModelState(number=1, name="m", version="1", unavailable="", ready=True, loaded=True, signature=known)
     assert ModelState.loads(state.dumps()).signature == known
 
 

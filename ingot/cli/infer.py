@@ -14,7 +14,7 @@ from ingot.cli.output import note, print_json, stdout
 from ingot.errors import InvalidArgument, NotFound, write_error
 
 if TYPE_CHECKING:
-    from ingot.server.client import Client
+    from ingot.server.clients.blocking import Client
     from ingot.tensors import Array
 
 
@@ -54,10 +54,10 @@ def infer(
     """Send a request to a served model and print the response."""
     import numpy as np
 
-    from ingot.server.client import Client
+    from ingot.server.clients.blocking import Client
 
     chosen = _parameters(parameters or [])
-    key = _key(key_file)
+    key = api_key(key_file)
     if key is not None and not _is_private(url):
         note(f"the key is sent unencrypted to {url}: use https:// or grpcs://")
     with Client(url, timeout, ca_file, key, cert_file, cert_key_file) as client:
@@ -78,7 +78,7 @@ def infer(
             stdout().print(np.array2string(_plain(array), precision=4, threshold=200), markup=False, highlight=False)
 
 
-def _key(file: Path | None) -> str | None:
+def api_key(file: Path | None) -> str | None:
     """Return the API key from a file or the variable, or None if there is neither."""
     if file is None:
         return os.environ.get("INGOT_API_KEY") or None

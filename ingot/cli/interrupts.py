@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
@@ -87,7 +88,10 @@ def limited(seconds: float, message: str) -> Iterator[None]:
 
 
 def _watch(reading: int) -> None:
-    """Read the numbers of signals as they arrive, and end the process if one is not handled."""
+    """Read the numbers of signals as they arrive, and end the process if one is not handled.
+
+    A signal is sent again until the command ends: where a destructor or a callback runs, its exception was ignored.
+    """
     due = len(_handled)
     with open(reading, "rb", buffering=0) as numbers:
         while number := numbers.read(1):
@@ -99,6 +103,8 @@ def _watch(reading: int) -> None:
                 time.sleep(0.05)
             if len(_handled) < due and _scratch:
                 _abandon(128 + number[0])
+            if not select.select([reading], [], [], GRACE)[0]:
+                os.kill(os.getpid(), number[0])
 
 
 def _abandon(code: int, text: str = "") -> None:

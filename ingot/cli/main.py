@@ -50,7 +50,14 @@ _COMMANDS = {
         "gc": "maintenance.gc",
     },
     "Sign and verify archives": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
-    "Serve models": {"serve": "serve.serve", "infer": "infer.infer", "keys": "keys.keys", "demo": "demo.demo"},
+    "Serve models": {
+        "serve": "serve.serve",
+        "config": "config.config",
+        "ctl": "ctl.ctl",
+        "infer": "infer.infer",
+        "keys": "keys.keys",
+        "demo": "demo.demo",
+    },
 }
 # The prefix of the names of threads in which the server loads models.
 _LOADING = "ingot-load"

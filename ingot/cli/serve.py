@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -14,19 +13,21 @@ import typer
 
 from ingot.cli import interrupts
 from ingot.cli.archives import StoreOption
+from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
-from ingot.server.config import ServerConfig
-from ingot.server.settings import Setting
 
 
+@with_settings
 def serve(
     sources: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="References of the store (digits:1, digits:1#fp32) or of a registry (oci://host/digits:1, which is "
-            "pulled), archive files (./digits.ingot) or .onnx files; NAME=SOURCE serves one under another name."
+            "pulled), archive files (./digits.ingot) or .onnx files; NAME=SOURCE serves one under another name. The "
+            "models of the configuration file are served too."
         ),
-    ],
+    ] = None,
+    config: ConfigOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     store: StoreOption = None,
     as_json: Annotated[
@@ -34,19 +35,22 @@ def serve(
     ] = False,
     **settings: Any,
 ) -> None:
-    """Serve models over HTTP and gRPC until Ctrl-C, SIGTERM or SIGHUP; requests in flight then finish.
+    """Serve models over HTTP and gRPC until Ctrl-C or SIGTERM; requests in flight then finish. SIGHUP reloads models.
 
-    Server settings can also be environment variables: INGOT_HTTP_PORT for --http-port, and so on.
+    Server settings can also be environment variables, INGOT_HTTP_PORT for --http-port and so on, or keys of the
+    configuration file.
     """
     configure_logging(log_level)
     with _garbage_later() as loaded:
         from ingot.model_store import Store
+        from ingot.server.config.configuration import Configuration
         from ingot.server.lifecycle import Server
         from ingot.server.main import create, run
 
-        chosen = {name: value for name, value in settings.items() if value is not None}
-        config = ServerConfig.of(chosen, options=True)
-        server: Server = create(sources, Store(store), config, _transferring, ends_process=True)
+        def read() -> Configuration:
+            return Configuration.of(chosen(settings), config, options=True)
+
+        server: Server = create(sources or (), Store(store), read, _transferring, ends_process=True)
 
         def started() -> None:
             loaded()
@@ -57,33 +61,6 @@ def serve(
 
         interrupts.check()
         run(server, started)
-
-
-def _option(setting: Setting) -> inspect.Parameter:
-    """Return the parameter of a setting's option; None leaves the variable or the default."""
-    flags = [setting.option]
-    if setting.default is True:
-        flags = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
-    option = typer.Option(
-        *flags,
-        help=f"{setting.help}.",
-        rich_help_panel=setting.group,
-        show_default=setting.shown_default,
-        metavar="<time>" if setting.duration else None,
-    )
-    kind = str if setting.duration else setting.kind
-    return inspect.Parameter(
-        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
-def _signature() -> inspect.Signature:
-    """Return the signature of :func:`serve` with a parameter for each setting, as typer reads it."""
-    *own, _ = inspect.signature(serve, eval_str=True).parameters.values()
-    return inspect.Signature([*own, *map(_option, ServerConfig.settings().values())])
-
-
-serve.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -135,7 +112,14 @@ def _addresses(server: Any) -> dict[str, Any]:
         }
         for model in server.repository
     ]
-    return {"http": server.http_url, "grpc": server.grpc_url, "settings": server.config.changed, "models": models}
+    management = server.management.url if server.management is not None else ""
+    return {
+        "http": server.http_url,
+        "grpc": server.grpc_url,
+        "management": management,
+        "settings": server.config.changed,
+        "models": models,
+    }
 
 
 def _print_addresses(server: Any) -> None:
@@ -145,4 +129,7 @@ def _print_addresses(server: Any) -> None:
         print(f"{model.name} version {model.version} ({variant}{model.device}) is ready")
     if summary := server.config.summary:
         print(f"with  {summary}")
-    print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}\nCtrl-C stops", flush=True)
+    print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}")
+    if server.management is not None and server.management.url:
+        print(f"ctl   {server.management.url}")
+    print("Ctrl-C stops", flush=True)

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from ingot._version import __version__
-from ingot.errors import Code, IngotError, InternalError, InvalidArgument
+from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
+from ingot.server import compression
 from ingot.server.recorder import Recorder
-from ingot.server.requests import InferRequest, InferResponse, Route, Template, outcome_of, priority_of, timeout_of
+from ingot.server.requests import (
+    InferRequest,
+    InferResponse,
+    Route,
+    Template,
+    outcome_of,
+    priority_of,
+    step_of,
+    timeout_of,
+)
+from ingot.server.triton.delivery import AT_ONCE, Deliveries
+from ingot.server.triton.logs import LogSettings
+from ingot.server.triton.placement import OFF, Reader
+from ingot.server.triton.shared_memory import SharedMemory
+from ingot.server.triton.traces import Traces
 from ingot.tensors import Array, Signature, TensorSpec
+
+_PROTOCOLS = ("http", "grpc")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 log = rate_limited_logger(__name__)
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
+_EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "generate",
+    "model_configuration",
+    "schedule_policy",
+    "sequence",
+    "statistics",
+)
 
 
 @dataclass(frozen=True)
@@ -43,13 +70,32 @@ Reply = Callable[[InferResponse | IngotError], None]
 
 
 class DataPlane:
-    """Health, metadata and inference over a catalog of models; ``recorder``, if set, keeps some requests."""
+    """Health, metadata and inference over a catalog of models; ``recorder``, if set, keeps some requests.
 
-    def __init__(self, repository: Catalog[Servable]):
+    Args:
+        repository: the models.
+        memory: the regions of memory that clients share with this process; None to refuse them.
+        logs: what is logged; by default clients cannot change it.
+        traces: those of requests; by default clients cannot turn them on.
+    """
+
+    def __init__(
+        self,
+        repository: Catalog[Servable],
+        memory: SharedMemory | None = None,
+        logs: LogSettings | None = None,
+        traces: Traces | None = None,
+    ):
         self.repository = repository
+        self.logs = logs or LogSettings()
+        self.traces = traces or Traces(None, repository.metrics)
+        self.traces.changed = self._trace
+        self._memory = memory
+        self.reader: Reader | None = None if memory is None else memory.reader
         self.recorder: Recorder | None = None
         self.metrics = repository.metrics
         self.draining = False
+        self.sticky_header = ""
         self._counters: dict[tuple[Servable, str], _Counters] = {}
 
     @property
@@ -62,9 +108,28 @@ class DataPlane:
         """Whether every model is ready and the server accepts new requests."""
         return not self.draining and self.repository.ready
 
-    def server_metadata(self) -> dict[str, Any]:
-        """Return the server's name, version and the protocol extensions that work."""
-        return {"name": "ingot", "version": __version__, "extensions": list(EXTENSIONS)}
+    def server_metadata(self, *, managed: bool = False) -> dict[str, Any]:
+        """Return the server's name, version and the protocol extensions that work; more do for ``managed`` clients."""
+        options = {
+            "model_repository": managed,
+            "model_repository(unload_dependents)": managed,
+            "system_shared_memory": self._memory is not None,
+            "logging": self.logs.changeable or managed,
+            "trace": self.traces.path is not None,
+        }
+        extensions = [*_EXTENSIONS, *(name for name, works in options.items() if works)]
+        return {"name": "ingot", "version": __version__, "extensions": sorted(extensions)}
+
+    @property
+    def memory(self) -> SharedMemory:
+        """The regions of memory that clients share with this process.
+
+        Raises:
+            Unsupported: there are none.
+        """
+        if self._memory is None:
+            raise Unsupported(OFF)
+        return self._memory
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Return whether a model is ready.
@@ -126,6 +191,11 @@ class DataPlane:
             models = list(self.repository)
         return [(model, await model.ask_statistics()) for model in models]
 
+    def forget(self, model: Servable) -> None:
+        """Drop what is kept for a model that answers no longer; its counts stay."""
+        for protocol in _PROTOCOLS:
+            self._counters.pop((model, protocol), None)
+
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:
         """Answer one request; :meth:`submit` as a coroutine.
 
@@ -159,14 +229,19 @@ class DataPlane:
         try:
             route = template.route
             if not isinstance(route, _Route) or route.model is not model:
-                route = template.route = _Route(model, template)
+                route = template.route = self._route(model, request)
             timeout = route.timeout
             if request.left is not None and (timeout is None or request.left < timeout):
                 timeout = request.left
-            ticket = Ticket(self, request, route, counters, began, reply)
-            ticket.pending = model.submit(
-                request.inputs, ticket.settle, timeout, route.priority, route.key, request.client
-            )
+            ticket = route.ticket(self, request, route, counters, began, reply)
+            inputs, client = request.inputs, request.client
+            if route.step is None:
+                client = request.sticky or client
+                pending = model.submit(inputs, ticket.settle, timeout, route.priority, route.key, client)
+            else:
+                step = route.step.owned_by(client)
+                pending = model.submit_step(step, inputs, ticket.settle, timeout, route.priority, client)
+            ticket.pending = pending
         except IngotError as error:
             counters.count(error.code.value, began)
             raise
@@ -175,6 +250,53 @@ class DataPlane:
             raise public_error(error, f"a request to model {template.model} failed") from error
         return ticket
 
+    def trace_settings(self, model: str = "", wanted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return what is traced, after a change.
+
+        Args:
+            model: the settings of one model; empty for those of all.
+            wanted: as for :meth:`Traces.change`.
+
+        Raises:
+            NotFound: no such model is served.
+            PermissionDenied: clients cannot turn tracing on.
+            InvalidArgument: a setting is unknown, or has a wrong value.
+        """
+        if model:
+            self.repository.get(model)
+        self.traces.change(wanted or {}, model)
+        return self.traces.content(model)
+
+    def _trace(self, active: bool) -> None:
+        """Trace requests from now on, or no longer, when they need no check of that."""
+        if active:
+            self.submit = self._submit_traced  # type: ignore[method-assign]
+        else:
+            self.__dict__.pop("submit", None)
+
+    def _submit_traced(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
+        """Submit a request as :meth:`submit` does, and trace it if it is sampled."""
+        began = time.perf_counter()
+        submit = functools.partial(DataPlane.submit, self, request, protocol)
+        if not self.traces.samples(request.template.model):
+            return submit(reply)
+
+        def traced(outcome: InferResponse | IngotError) -> None:
+            reply(outcome)
+            route = request.template.route
+            if isinstance(route, _Route):  # always, as the request was submitted
+                computed = {} if isinstance(outcome, IngotError) else route.model.last_batch
+                times = {"REQUEST_START": began, "QUEUE_START": began, **computed, "REQUEST_END": time.perf_counter()}
+                self.traces.add(route.name, route.version, request.id, times)
+
+        return submit(traced)
+
+    def _route(self, model: Servable, request: InferRequest) -> _Route:
+        template = request.template
+        if template.deliveries:  # which are not remembered, so the client is that of this request
+            return _DeliveryRoute(model, template, self._memory, request.client)
+        return _Route(model, template)
+
 
 class _Route(Route):
     """What the data plane has resolved for the requests of one template.
@@ -182,16 +304,25 @@ class _Route(Route):
     Raises:
         InvalidArgument: an output does not exist, or a parameter is wrong.
         Unavailable: the model is still loading.
+        Unsupported: the model answers several times.
     """
 
-    __slots__ = ("key", "model", "priority", "timeout")
+    __slots__ = ("key", "model", "priority", "step", "timeout")
+
+    ticket: ClassVar[type[Ticket]]
 
     def __init__(self, model: Servable, template: Template):
         super().__init__(model.name, model.version, _wanted(model, template.outputs))
+        if model.repeat is not None and not template.repeated:
+            raise Unsupported(
+                f"model '{model.name}' has a decoupled transaction policy: it answers a request several times. Send it "
+                "by ModelStreamInfer over gRPC"
+            )
         self.model = model
         self.timeout = timeout_of(template.parameters)
         self.priority = priority_of(template.parameters)
         self.key = template.key
+        self.step = step_of(template.parameters) if model.sequential else None
 
 
 class Ticket:
@@ -228,6 +359,63 @@ class Ticket:
             self._plane.record(route.name, route.version, request.inputs, outcome)
         self._counters.succeeded(self._began)
         self._reply(InferResponse(route, request.id, outcome))
+
+
+class _DeliveryRoute(_Route):
+    """The route of one request that wants other things of its outputs than their values."""
+
+    __slots__ = ("deliveries",)
+
+    def __init__(self, model: Servable, template: Template, memory: SharedMemory | None, client: Hashable):
+        super().__init__(model, template)
+        found = Deliveries(template.deliveries, self.outputs, model.signature.batch, memory, client, model.labels)
+        self.deliveries, self.outputs, self.placed = found, found.outputs, found.placed
+
+
+class _DeliveryTicket(Ticket):
+    """A submitted request whose outputs are delivered in another way, in a thread if that takes long."""
+
+    __slots__ = ("_left",)
+
+    _route: _DeliveryRoute
+
+    def cancel(self) -> None:
+        self._left = True
+        super().cancel()
+
+    def settle(self, outcome: Outcome) -> None:
+        if isinstance(outcome, IngotError):
+            super().settle(outcome)
+            return
+        route, request = self._route, self._request
+        if self._plane.recorder is not None:
+            self._plane.record(route.name, route.version, request.inputs, outcome)
+        failure = f"outputs of model {route.name} could not be delivered"
+
+        def deliver() -> dict[str, Array] | IngotError:
+            return attempt(failure, route.deliveries.deliver, outcome)
+
+        if sum(array.size for array in outcome.values()) <= AT_ONCE:
+            self._deliver(deliver())
+        else:
+            self._left = False
+            future = asyncio.get_running_loop().run_in_executor(compression.threads, deliver)
+            future.add_done_callback(self._delivered)
+
+    def _delivered(self, future: asyncio.Future[dict[str, Array] | IngotError]) -> None:
+        if not self._left and not future.cancelled():
+            self._deliver(future.result())
+
+    def _deliver(self, outcome: dict[str, Array] | IngotError) -> None:
+        if isinstance(outcome, IngotError):
+            super().settle(outcome)
+        else:
+            self._counters.succeeded(self._began)
+            self._reply(InferResponse(self._route, self._request.id, outcome))
+
+
+_Route.ticket = Ticket
+_DeliveryRoute.ticket = _DeliveryTicket
 
 
 def public_error(error: Exception, failure: str) -> IngotError:
@@ -290,5 +478,6 @@ def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
         if name not in specs:
             raise InvalidArgument(f"unknown output '{name}'; the model has {', '.join(specs)}")
     if len(set(outputs)) < len(outputs):
-        raise InvalidArgument("an output is requested twice")
+        [(twice, _)] = Counter(outputs).most_common(1)
+        raise InvalidArgument(f"output '{twice}' already exists in request; name each output once")
     return tuple(specs[name] for name in outputs)

@@ -44,8 +44,8 @@ def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
             "fail": _duration(counted.failed),
             "queue": _duration(counted.queued),
             **_stages(counted.stages),
-            "cache_hit": _duration(Duration()),
-            "cache_miss": _duration(Duration()),
+            "cache_hit": _duration(counted.cache_hit),
+            "cache_miss": _duration(counted.cache_miss),
         },
         "response_stats": {},
         "batch_stats": [{"batch_size": rows, **_stages(stages)} for rows, stages in counted.by_samples.items()],
@@ -87,13 +87,17 @@ async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[
         "platform": model.platform,
         "backend": model.platform.partition("_")[0],
         "max_batch_size": described["max_batch"] if batched else 0,
-        "input": _tensors(signature.inputs, batched=batched),
+        "input": [{**tensor, **_format(tensor)} for tensor in _tensors(signature.inputs, batched=batched)],
         "output": _tensors(signature.outputs, batched=batched),
         "instance_group": [{"name": model.name, "kind": _kind(described), "count": described["instances"]}],
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": model.repeat is not None},
     }
-    if batched:
+    if model.sequential:
+        config["sequence_batching"] = {}
+    elif batched:
         config["dynamic_batching"] = {"preferred_batch_size": [described["rows_at_best"]]}
+    if described["cached"]:
+        config["response_cache"] = {"enable": True}
     return config
 
 
@@ -102,6 +106,15 @@ def _tensors(specs: Sequence[TensorSpec], *, batched: bool) -> list[dict[str, An
         {"name": spec.name, "data_type": _datatype(spec.dtype), "dims": spec.wire_shape[1 if batched else 0 :]}
         for spec in specs
     ]
+
+
+def _format(tensor: Mapping[str, Any]) -> dict[str, str]:
+    """Return the order of an image's dimensions, if it is certain: clients resize images by it."""
+    dims = tensor["dims"]
+    if len(dims) != 3 or tensor["data_type"] in ("TYPE_STRING", "TYPE_BOOL"):
+        return {}
+    first, last = (dims[index] in (1, 3) for index in (0, -1))
+    return {"format": "FORMAT_NCHW" if first else "FORMAT_NHWC"} if first != last else {}
 
 
 def _datatype(dtype: DType) -> str:

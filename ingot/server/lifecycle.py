@@ -5,30 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 
-from ingot.errors import DeadlineExceeded, IngotError, InternalError
-from ingot.report import units
+from ingot.errors import InvalidArgument
 from ingot.runtime import Repository, memory
 from ingot.runtime.engines import ort_arena
-from ingot.runtime.model import Model
 from ingot.runtime.watchdog import Watchdog
 from ingot.server.access.audit import check_writable
 from ingot.server.access.auth_file import AuthFile
+from ingot.server.access.exposure import listed
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends.supervisor import FrontProcesses
 from ingot.server.listeners import Listeners, Ports
 from ingot.server.listening import bracketed
+from ingot.server.management_listener import Management
+from ingot.server.models.rollout import Rollouts
 from ingot.server.recorder import Recorder
 from ingot.server.tls import Tls
+from ingot.server.triton.logs import LogSettings
+from ingot.server.triton.shared_memory import SharedMemory
+from ingot.server.triton.traces import Traces
 
 # Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0
 
 
 class Server:
-    """HTTP and gRPC over the models of a repository.
+    """HTTP and gRPC over the models of a repository, which ``rollouts`` changes while they are served.
 
     Args:
         repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see them load.
@@ -49,13 +52,21 @@ class Server:
             AuthFile.load(config.auth)
         if config.audit_log is not None:
             os.close(check_writable(config.audit_log))
-        self._plane = DataPlane(repository)
-        self._watchdog = Watchdog(repository, config.engine_timeout, repository.metrics, ends_process=ends_process)
+        self._memory: SharedMemory | None = None
+        if config.shared_memory is not None:
+            self._memory = SharedMemory(listed(config.shared_memory), config.max_body_bytes)
+            repository.metrics.shared_regions.set_function(self._memory.__len__)
+        self._plane = DataPlane(
+            repository, self._memory, LogSettings(changeable=config.log_control), _traces(config, repository)
+        )
+        self._watchdog = Watchdog(repository.held, config.engine_timeout, repository.metrics, ends_process=ends_process)
         self._ports: Ports = (
             FrontProcesses(self._plane, repository, config)
             if config.frontends
             else Listeners(self._plane, config, self._tls)
         )
+        self.rollouts = Rollouts(repository, config, self._ports.refresh, self._plane.forget)
+        self.management = None if config.no_management else Management(self._plane, self.rollouts, config, self._tls)
 
     @property
     def http_url(self) -> str:
@@ -85,40 +96,35 @@ class Server:
         ort_arena.share(memory.for_engines())
         async with contextlib.AsyncExitStack() as on_late_error:
             on_late_error.push_async_callback(self._stop)
-            for model in self.repository:
-                await self._load(model)
+            if self.management is not None:
+                await self.management.start(self._ports.http_port)
+            await self.rollouts.start()
             await self._ports.set_serving(True)
             on_late_error.pop_all()
 
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, free the models."""
         self._plane.draining = True
+        self.rollouts.stop()
         await self._ports.set_serving(False)
         # A load balancer polls readiness, and sends requests here until its next poll.
         await asyncio.sleep(self.config.ready_delay)
         await self._stop()
 
-    async def _load(self, model: Model) -> None:
-        limit = self.config.load_timeout
-        try:
-            async with asyncio.timeout(limit or None) as scope:
-                await _loading(model)
-        except TimeoutError:
-            if not scope.expired():  # a file system or a lock of the load itself timed out
-                raise
-            raise DeadlineExceeded(
-                f"model '{model.name}' version {model.version} was not ready within {units.written(limit)}: it was "
-                f"{model.state.value}. If the model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 "
-                "means no limit). A graph with a loop or nested functions may never end"
-            ) from None
-
     async def _stop(self) -> None:
         self._plane.draining = True
-        await self._ports.stop(self.config.drain_timeout)
+        self.rollouts.stop()
+        stopping = [each.stop(self.config.drain_timeout) for each in (self.management, self._ports) if each is not None]
+        await asyncio.gather(*stopping)
+        self.rollouts.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.repository.drain(), 1)  # requests that outlived the drain timeout
         await asyncio.to_thread(self.repository.close, 1)
         self._watchdog.stop()
+        self._plane.logs.close()
+        await asyncio.to_thread(self._plane.traces.close)
+        if self._memory is not None:
+            self._memory.close()
         await asyncio.to_thread(self._close_recorder)
 
     def _recorder(self) -> Recorder | None:
@@ -134,32 +140,12 @@ class Server:
             self._plane.recorder = None
 
 
-def _loading(model: Model) -> asyncio.Future[None]:
-    """Load a model in a daemon thread, since an engine call cannot be interrupted."""
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[None] = loop.create_future()
+def _traces(config: ServerConfig, repository: Repository) -> Traces:
+    """Return the traces of a server.
 
-    def settle(error: IngotError | None) -> None:
-        if loaded.done():  # the server was stopped, or the load timed out
-            model.close(0)
-        elif error is not None:
-            loaded.set_exception(error)
-        else:
-            loaded.set_result(None)
-
-    def work() -> None:
-        # Raised if the user's operators end this thread, by sys.exit() say.
-        error: IngotError | None = InternalError(f"loading model '{model.name}' ended without a result")
-        try:
-            model.load()
-            error = None
-        except IngotError as failure:
-            error = failure
-        finally:
-            try:
-                loop.call_soon_threadsafe(settle, error)
-            except RuntimeError:  # the loop has ended
-                model.close(0)
-
-    threading.Thread(target=work, name=f"ingot-load-{model.name}", daemon=True).start()
-    return loaded
+    Raises:
+        InvalidArgument: their file's folder does not exist or cannot be written.
+    """
+    if config.trace is not None and not os.access(config.trace.absolute().parent, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"traces cannot be written to {config.trace}: its folder is missing or not writable")
+    return Traces(config.trace, repository.metrics)

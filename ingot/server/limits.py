@@ -22,15 +22,15 @@ BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 CALL_BYTES = 2 << 10
 STREAM_BYTES = 16 << 10
 # The share of the limit on bodies that open calls may use, and its minimum, for servers with a low limit.
-_CALLS_SHARE = 4
+_CALLS_PART = 4
 _CALLS_LEAST = 16 << 20
 # Named clients that are remembered before those that use nothing are dropped.
-_SHARES = 1024
+_REMEMBERED_CLIENTS = 1024
 
 
 # A request may hold this multiple of the bytes left in a budget. The rest is for small requests, so that large
 # ones cannot keep them out.
-_SHARE = 7
+_TIMES_FREE = 7
 
 
 class BoundedCache(dict[Key, Value]):
@@ -65,12 +65,12 @@ def check_size(size: int, limit: int) -> None:
 
 def bodies_budget(max_bodies_bytes: int) -> Budget:
     """Return the budget of request bodies, of which large ones leave a part to small ones."""
-    return Budget(max_bodies_bytes, share=_SHARE)
+    return Budget(max_bodies_bytes, share=_TIMES_FREE)
 
 
 def calls_budget(max_bodies_bytes: int) -> Budget:
     """Return the budget of a server's open calls, not counting their messages."""
-    return Budget(max(max_bodies_bytes // _CALLS_SHARE, _CALLS_LEAST), "open calls")
+    return Budget(max(max_bodies_bytes // _CALLS_PART, _CALLS_LEAST), "open calls")
 
 
 class Budget:
@@ -182,7 +182,7 @@ class ClientLimits:
         self._clock = clock
         self._connections = 0
         self._shares: dict[str, Share] = {}
-        self._sweep_at = _SHARES
+        self._sweep_at = _REMEMBERED_CLIENTS
 
     def connect(self) -> Unavailable | None:
         """Count a new connection, or return why it is refused; pair the former with :meth:`disconnect`."""
@@ -265,4 +265,4 @@ class ClientLimits:
                 self._refill(share, self._rate)
             if not share.in_flight and not share.spent:
                 del self._shares[client]
-        self._sweep_at = max(_SHARES, 2 * len(self._shares))
+        self._sweep_at = max(_REMEMBERED_CLIENTS, 2 * len(self._shares))

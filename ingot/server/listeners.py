@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ingot.errors import Unauthenticated
 from ingot.server.access.audit import AuditLog
-from ingot.server.access.exposure import origins_of
+from ingot.server.access.exposure import listed
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
@@ -16,7 +16,7 @@ from ingot.server.access.watch import Watch
 from ingot.server.config import CLIENT_LIMITS, ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
-from ingot.server.http.admission import Admission, Cors
+from ingot.server.http.admission import Admission, Cors, Hosts
 from ingot.server.http.listener import HttpListener
 from ingot.server.limits import ClientLimits
 from ingot.server.listening import Descriptors, Listener, check_port, taken
@@ -41,6 +41,10 @@ class Ports(Protocol):
         """Set what the health services respond."""
         ...
 
+    async def refresh(self) -> None:
+        """Wait until every process that listens knows which models answer."""
+        ...
+
     async def stop(self, drain: float) -> None:
         """Close both ports, and finish the requests in flight within ``drain`` seconds."""
         ...
@@ -60,6 +64,7 @@ class Listeners:
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port
         self._plane = plane
+        plane.sticky_header = (config.sticky_header or "").lower()
         self._config = config
         self._tls = tls
         self._shared = shared
@@ -107,6 +112,13 @@ class Listeners:
         for listener in self._open:
             await listener.set_serving(serving)
 
+    async def refresh(self) -> None:
+        """Do nothing: the models are those of this process."""
+
+    async def close(self) -> None:
+        """Close both ports; connections that were accepted are served."""
+        await asyncio.gather(*(listener.close() for listener in self._open))
+
     async def stop(self, drain: float) -> None:
         self._descriptors.stop()
         self._watch.stop()
@@ -142,10 +154,16 @@ class Listeners:
             self._audit.refused(Refusal(Unauthenticated("no valid certificate"), reason), "tls", "", Peer())
 
     def _admission(self, gate: Gate | None) -> Admission | None:
-        origins = origins_of(self._config.cors_origin)
-        if not origins:
-            return None if gate is None else Admission(gate)
-        return Admission(gate, Cors(origins, credentials=self._config.tls_client_ca is not None))
+        config = self._config
+        origins, names = listed(config.cors_origin), listed(config.allowed_host)
+        cors = Cors(origins, credentials=config.tls_client_ca is not None) if origins else None
+        hosts = Hosts(names) if names else None
+        sticky = self._plane.sticky_header
+        return (
+            None
+            if gate is None and cors is None and hosts is None and not sticky
+            else Admission(gate, cors, hosts, sticky)
+        )
 
     async def _opened(self, protocol: str, listener: Listener, port: int) -> int:
         host = self._config.host

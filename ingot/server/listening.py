@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
+import ssl
+from collections.abc import Callable
 from typing import Protocol
 
 from ingot.errors import InvalidArgument
@@ -17,6 +20,8 @@ log = rate_limited_logger(__name__)
 # Connections that may wait to be accepted; more are retried by their clients a second later.
 BACKLOG = 2048
 _EVERY = 1.0  # seconds between two checks for free file descriptors
+# Time for the handshakes of connections that are accepted when a port is closed.
+_HANDSHAKE_SECONDS = 1.0
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
@@ -35,8 +40,12 @@ class Listener(Protocol):
         """Set what the protocol's health service responds, if it has one."""
         ...
 
+    async def close(self) -> None:
+        """Close the port; connections that the kernel has accepted are served."""
+        ...
+
     async def stop(self, drain: float) -> None:
-        """Refuse new requests, and finish those in flight within ``drain`` seconds."""
+        """Close the port, refuse new requests, and finish those in flight within ``drain`` seconds."""
         ...
 
 
@@ -52,6 +61,25 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         OSError: the port is taken or the address cannot be bound.
     """
     return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=shared)
+
+
+async def close(
+    server: asyncio.Server, protocol: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None
+) -> None:
+    """Close a port, and serve the connections that wait to be accepted: the kernel would reset them."""
+    waiting = []
+    for each in server.sockets:
+        with socket.socket(fileno=os.dup(each.fileno())) as listener, contextlib.suppress(OSError):
+            listener.setblocking(False)
+            while True:
+                connection, _ = listener.accept()
+                connection.setblocking(False)
+                waiting.append(connection)
+    server.close()
+    loop = asyncio.get_running_loop()
+    accepting = [loop.connect_accepted_socket(protocol, each, ssl=tls) for each in waiting]
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*accepting, return_exceptions=True), _HANDSHAKE_SECONDS)
 
 
 def reserve(protocol: str, host: str, port: int) -> socket.socket:

@@ -22,8 +22,11 @@ from ingot.model_store import Archive, Store
 from ingot.report.units import written
 from ingot.runtime import Repository
 from ingot.runtime.loading.downloads import Transferring, logged
-from ingot.server.config import ServerConfig
+from ingot.server.config.configuration import Configuration
+from ingot.server.dataplane import attempt_async
 from ingot.server.lifecycle import Server
+from ingot.server.models.reconfiguration import Reconfiguration
+from ingot.server.models.rollout import Rollout, Rollouts
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +40,11 @@ _MODULE = ("torch.nn.modules.module", "Module")
 
 
 def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
-    """Run a server in this thread until SIGTERM, SIGHUP or Ctrl-C, then drain it. A second signal stops at once.
+    """Run a server in this thread until SIGTERM or Ctrl-C, then drain it. A second signal stops at once.
 
     The process also ends if it has not drained within its limits, even if an engine call blocks the event loop. SIGHUP
-    never ends the process at once: a terminal that closes, or a service manager, may send it after another signal. If
-    the parent process ignores it, as nohup does, it stays ignored.
+    reloads the models, and stops the server if it comes from a terminal that was closed. If the parent process ignores
+    it, as nohup does, it stays ignored.
 
     Args:
         server: not started.
@@ -52,15 +55,17 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
     """
 
     sys.setswitchinterval(_SWITCH_SECONDS)
+    terminal = _Terminal()
 
     async def main() -> None:
-        stop = asyncio.Event()
+        stop, reload = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                loop.add_signal_handler(number, stop.set)
-        with _forced_end(server.config.ready_delay + server.config.drain_timeout + _STOP_SECONDS):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, lambda: (stop if terminal.closed else reload).set())
+        with _forced_end(server.config.ready_delay + server.config.drain_timeout + _STOP_SECONDS, terminal):
             starting = asyncio.create_task(server.start())
             stopping = asyncio.create_task(stop.wait())
             if not await _ended_first(starting, stopping):
@@ -69,7 +74,9 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
             starting.result()
             if not stop.is_set():
                 started()
+                reloading = asyncio.create_task(_reload_at(reload, server))
                 await stop.wait()
+                reloading.cancel()
             log.info("draining")
             await server.stop()
             stopping.cancel()
@@ -78,9 +85,40 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
         runner.run(main())
 
 
+async def _reload_at(signalled: asyncio.Event, server: Server) -> None:
+    """Reload the models whenever an event is set; a signal during a reload causes another."""
+    while True:
+        await signalled.wait()
+        signalled.clear()
+        log.info("SIGHUP: reloading")
+        done = await attempt_async("the models could not be reloaded", server.rollouts.reload())
+        if isinstance(done, IngotError):
+            log.error("the models could not be reloaded: %s", done)
+
+
+class _Terminal:
+    """The terminal that the process was started in, if any."""
+
+    def __init__(self) -> None:
+        self._there = self._opens()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: the kernel then sends SIGHUP, and the process has no terminal any longer."""
+        return self._there and not self._opens()
+
+    @staticmethod
+    def _opens() -> bool:
+        try:
+            os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+        except OSError:
+            return False
+        return True
+
+
 @contextlib.contextmanager
-def _forced_end(limit: float) -> Iterator[None]:
-    """End the process at a second SIGINT or SIGTERM, and ``limit`` seconds after the first signal.
+def _forced_end(limit: float, terminal: _Terminal) -> Iterator[None]:
+    """End the process at a second SIGINT or SIGTERM, and ``limit`` seconds after the first signal that stops it.
 
     Signal handlers run between Python instructions of the main thread, so an engine call in the event loop delays them.
     The wakeup file descriptor receives the number of a signal at once: a thread reads it, and passes it on to the loop.
@@ -102,7 +140,8 @@ def _forced_end(limit: float) -> Iterator[None]:
             for number in numbers:
                 if first and number in (signal.SIGINT, signal.SIGTERM):
                     os._exit(128 + number)
-                if not first and number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                stops = number in (signal.SIGINT, signal.SIGTERM) or (number == signal.SIGHUP and terminal.closed)
+                if stops and not first:
                     first, end = number, time.monotonic() + limit
             os.write(loop_writer, numbers)
 
@@ -147,6 +186,31 @@ class RunningServer:
     def models(self) -> list[str]:
         """The names that are served."""
         return sorted({model.name for model in self._server.repository})
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """Changes what is served; to be called in ``loop``."""
+        return self._server.rollouts
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The server's event loop."""
+        return self._runner.get_loop()
+
+    def reload(self, name: str | None = None) -> list[Rollout]:
+        """Load what the sources of models mean now, if that differs; see :meth:`Rollouts.reload`.
+
+        Args:
+            name: ``name`` or ``name:version``; None for all that are loaded.
+
+        Raises:
+            NotFound: there is no such model, or it is unloaded.
+        """
+        return asyncio.run_coroutine_threadsafe(self.rollouts.reload(name), self.loop).result()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the state of each served name and version: its digest, its history, and why a change failed."""
+        return self.rollouts.status()
 
     def close(self) -> None:
         """Finish the requests in flight and stop. Closing twice does nothing."""
@@ -203,7 +267,12 @@ async def _ended_first(starting: asyncio.Task[None], stopping: asyncio.Task[Any]
     return False
 
 
-def serve(*sources: str | os.PathLike[str] | Archive, store: Store | None = None, **settings: Any) -> RunningServer:
+def serve(
+    *sources: str | os.PathLike[str] | Archive,
+    store: Store | None = None,
+    config: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> RunningServer:
     """Serve models from a background thread.
 
     Args:
@@ -211,23 +280,28 @@ def serve(*sources: str | os.PathLike[str] | Archive, store: Store | None = None
             files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE`` serves one under another name. Files may be
             paths.
         store: where references are looked up; by default the user's.
+        config: an ``ingot.toml`` with settings and further models; by default that of ``INGOT_CONFIG``, if it is set.
         settings: fields of :class:`ingot.server.config.ServerConfig`, such as ``http_port=0``.
 
     Returns:
         The running server, when every model is ready.
 
     Raises:
-        NotFound: a source does not exist.
+        NotFound: a source or ``config`` does not exist.
         InvalidArgument: a port is taken, a setting is wrong, or a source has a wrong type.
         Untrusted: the policy of ``trust`` requires a signature that a source does not have.
     """
-    return RunningServer(create(sources, store, ServerConfig.of(settings)))
+
+    def read() -> Configuration:
+        return Configuration.of(settings, config)
+
+    return RunningServer(create(sources, store, read))
 
 
 def create(
     sources: Sequence[str | os.PathLike[str] | Archive],
     store: Store | None,
-    config: ServerConfig,
+    read: Callable[[], Configuration],
     transferring: Transferring = logged,
     *,
     ends_process: bool = False,
@@ -237,7 +311,7 @@ def create(
     Args:
         sources: of the models; those in a registry are pulled now.
         store: where references are looked up.
-        config: the settings.
+        read: returns the settings, and further models; called again at a reload.
         transferring: shows the progress of a pull; by default the log does.
         ends_process: whether the process ends if an engine call blocks it for good.
 
@@ -246,8 +320,13 @@ def create(
         NotFound: a source does not exist.
         Untrusted: the trust policy requires a signature that a source does not have.
     """
-    if not sources:
-        raise InvalidArgument("nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx")
+    configuration = read()
+    if not sources and not configuration.models:
+        raise InvalidArgument(
+            "nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx, here or as a [[model]] of "
+            "the configuration file"
+        )
+    config = configuration.server
     known = [_source(source) for source in sources]
     policy = None
     if config.trust is not None:
@@ -257,7 +336,23 @@ def create(
     repository = Repository(store, config.runtime, policy=policy, transferring=transferring)
     for source in known:
         repository.add(source)
-    return Server(repository, config, ends_process=ends_process)
+    for model in configuration.models:
+        with _placed(model.place):
+            repository.add(model.address, model.runtime(config))
+    server = Server(repository, config, ends_process=ends_process)
+    if configuration.path is not None:
+        server.rollouts.reconfigure = Reconfiguration(server.rollouts, configuration, read).apply
+    return server
+
+
+@contextlib.contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """Begin the message of an error with the place of a model in the configuration file."""
+    try:
+        yield
+    except IngotError as error:
+        error.args = (f"{place}: {error}", *error.args[1:])
+        raise
 
 
 def _source(source: object) -> str | Archive:

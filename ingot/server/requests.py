@@ -17,9 +17,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from ingot.errors import InvalidArgument, Unsupported
+from ingot.errors import InvalidArgument
 from ingot.runtime import InputKey, key_of
+from ingot.runtime.dispatch.sequences import Step
 from ingot.server.limits import BoundedCache
+from ingot.server.triton.placement import Delivery
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
@@ -33,10 +35,8 @@ _SCALARS = (str, int, float, type(None))
 # Response layouts remembered for one template; they differ in the shapes of the outputs.
 _LAYOUTS = 16
 _NONE: Parameters = MappingProxyType({})
-_UNSUPPORTED = {
-    "shared_memory_region": "shared memory",
-    "classification": "the classification extension",
-}
+_NOTHING: Mapping[str, Parameters] = MappingProxyType({})
+_NO_DELIVERIES: Mapping[str, Delivery] = MappingProxyType({})
 # The protocol does not define the range of priorities.
 _MAX_PRIORITY = 1 << 31
 
@@ -59,15 +59,17 @@ class Cancellable(Protocol):
 class Route:
     """Where the requests of one template go: a model's name and version, and which of its outputs.
 
-    ``answers`` belongs to the codec that made the template: what its responses of one layout have in common.
+    ``placed`` has the parameters of outputs whose values are in shared memory instead of the response. ``answers``
+    belongs to the codec that made the template: what its responses of one layout have in common.
     """
 
-    __slots__ = ("answers", "name", "outputs", "version")
+    __slots__ = ("answers", "name", "outputs", "placed", "version")
 
     def __init__(self, name: str, version: str, outputs: tuple[TensorSpec, ...]):
         self.name = name
         self.version = version
         self.outputs = outputs
+        self.placed: Mapping[str, Parameters] = _NOTHING
         self.answers: BoundedCache[Any, Any] = BoundedCache(_LAYOUTS)
 
 
@@ -76,10 +78,11 @@ class Template:
 
     A codec reuses the template of an earlier request with the same bytes, and the data plane keeps in ``route`` what it
     resolved for the first of them. Empty ``outputs`` means all; ``key`` is :func:`ingot.runtime.key_of` the inputs, if
-    the codec knows it.
+    the codec knows it. ``deliveries`` is what is wanted of outputs other than their values, by name. ``repeated`` is
+    set for the calls of one request with several answers.
     """
 
-    __slots__ = ("key", "model", "outputs", "parameters", "route", "version")
+    __slots__ = ("deliveries", "key", "model", "outputs", "parameters", "repeated", "route", "version")
 
     def __init__(
         self,
@@ -88,19 +91,26 @@ class Template:
         outputs: tuple[str, ...] = (),
         parameters: Parameters = _NONE,
         key: InputKey | None = None,
+        deliveries: Mapping[str, Delivery] = _NO_DELIVERIES,
     ):
         self.model = model
         self.version = version
         self.outputs = outputs
         self.parameters = parameters
         self.key = key
+        self.deliveries = deliveries
+        self.repeated = False
         self.route: Route | None = None
 
     @property
     def light(self) -> bool:
         """Whether it may be remembered: a few bytes of JSON can make objects that take many times as much memory."""
         parameters, names = self.parameters, len(self.parameters) + len(self.outputs)
-        return names <= _MAX_NAMES and all(isinstance(value, _SCALARS) for value in parameters.values())
+        return (
+            not self.deliveries
+            and names <= _MAX_NAMES
+            and all(isinstance(value, _SCALARS) for value in parameters.values())
+        )
 
 
 CLIENT: ContextVar[Hashable] = ContextVar("client", default=None)
@@ -112,7 +122,8 @@ class InferRequest:
     """One decoded inference request.
 
     ``left`` is the seconds until its client's deadline, if it has one. ``client`` is who sent it: the name of a key or
-    certificate, or else a number of the connection. Clients share the engines.
+    certificate, or else a number of the connection. Clients share the engines. ``sticky`` is whom ``--sticky-header``
+    names instead, for the choice of a version and the share of the engines.
     """
 
     template: Template
@@ -120,6 +131,7 @@ class InferRequest:
     id: str = ""
     left: float | None = None
     client: Hashable = None
+    sticky: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,17 +162,6 @@ def named(tensors: Iterable[tuple[str, Array]]) -> dict[str, Array]:
     return found
 
 
-def check_parameters(where: str, parameters: Parameters) -> None:
-    """Refuse a tensor's parameters that would change the response and are not supported; others may be ignored.
-
-    Raises:
-        Unsupported: names the extension.
-    """
-    for name, extension in _UNSUPPORTED.items():
-        if name in parameters:
-            raise Unsupported(f"{where} asks for {extension}, which this server does not have")
-
-
 def timeout_of(parameters: Parameters) -> float | None:
     """Return a request's ``timeout`` parameter, which is in microseconds, in seconds; None if it has none.
 
@@ -187,6 +188,27 @@ def priority_of(parameters: Parameters) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_PRIORITY:
         raise InvalidArgument(f"parameter 'priority' is {value!r}; it must be a whole number, 1 for the most urgent")
     return _MAX_PRIORITY - value
+
+
+def step_of(parameters: Parameters) -> Step:
+    """Return what a request says about its sequence.
+
+    Raises:
+        InvalidArgument: it does not name its sequence, or a parameter is wrong.
+    """
+    name = parameters.get("sequence_id")
+    if isinstance(name, bool) or not isinstance(name, int | str | None):
+        raise InvalidArgument(f"parameter 'sequence_id' is {name!r}; it must be a whole number or a text")
+    if not name:
+        raise InvalidArgument(
+            "the model keeps a state for each sequence: send the parameter 'sequence_id', a whole number other than 0 "
+            "or a text, and 'sequence_start' with the first request"
+        )
+    start, end = (parameters.get(flag, False) for flag in ("sequence_start", "sequence_end"))
+    for flag, value in (("sequence_start", start), ("sequence_end", end)):
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"parameter '{flag}' is {value!r}; it must be true or false")
+    return Step.of(name, start, end)
 
 
 class Memo(Generic[K, V]):

@@ -48,12 +48,14 @@ def test_a_worker_of_each_way_answers_as_the_file_does(bench: load.Bench) -> Non
             assert worker.time(8) > 0
 
 
+@pytest.mark.matrix
 def test_a_load_without_a_cache_is_not_reported_as_cached(bench: load.Bench) -> None:
     bench.empty_cache()
     with pytest.raises(SystemExit, match="had 'built' where 'hit'"):
         bench.start("ingot")
 
 
+@pytest.mark.matrix
 def test_a_wrong_answer_ends_the_benchmark(bench: load.Bench) -> None:
     worker = bench.start("plain")
     with pytest.raises(SystemExit, match="differs"):

@@ -20,7 +20,7 @@ from benchmarks.reliability.memory import growth
 from benchmarks.serving.processes import LOAD_CORE
 from tests.server.faults.http1 import body_of, request
 from tests.server.outside import Service, affine, affine_of, message, row, serving, wait_until
-from tests.support import ROOT
+from tests.support import ROOT, matrix
 
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None or shutil.which("taskset") is None or LOAD_CORE not in os.sched_getaffinity(0),
@@ -57,10 +57,10 @@ def grpc_rows(wrong: bool) -> list[tuple[bytes, bytes, bytes]]:
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize(
     "shape",
-    [Shape(2, 4), Shape(8, rate=300, deadline_ms=1000), Shape(2, 4, cancel=0.05)],
+    matrix(Shape(2, 4), Shape(8, rate=300, deadline_ms=1000), Shape(2, 4, cancel=0.05)),
     ids=["closed", "open", "cancelling"],
 )
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", matrix("http", "grpc"))
 def test_each_request_is_counted_once(
     service: Service, program: Path, tmp_path: Path, protocol: str, shape: Shape, wrong: bool
 ) -> None:
@@ -118,6 +118,7 @@ def result(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", ["wrong", "denied", "cut", "silent", "tracebacks", "leaks"])
+@pytest.mark.matrix
 def test_a_soak_with_a_fault_fails(fault: str) -> None:
     assert soak.faults([result()]) == []
     assert len(soak.faults([result(**{fault: 1})])) == 1
@@ -132,6 +133,7 @@ def outcome(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", ["wrong", "silent", "refused", "denied", "cut"])
+@pytest.mark.matrix
 def test_chaos_that_costs_more_than_its_fault_may_fails(fault: str) -> None:
     assert chaos.broken(outcome()) == []
     assert len(chaos.broken(outcome(**{fault: 1}))) == 1
@@ -146,6 +148,13 @@ def test_chaos(tmp_path: Path, name: str) -> None:
     """Each fault for 20 seconds unless CHAOS_SECONDS says otherwise."""
     seconds = os.environ.get("CHAOS_SECONDS", "20")
     command = [sys.executable, "-m", "benchmarks.reliability.chaos", "--seconds", seconds, "--faults", name]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+
+
+@pytest.mark.long
+def test_changes_of_versions() -> None:
+    command = [sys.executable, "-m", "benchmarks.reliability.rollout", "--changes", "20", "--before", "2"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
 

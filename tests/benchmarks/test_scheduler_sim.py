@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.scheduler_sim import contest, report, traces
+from benchmarks.scheduler_sim import contest, models, report, traces
 from benchmarks.scheduler_sim.policies import Fixed
 from benchmarks.scheduler_sim.profiles import PROFILES, Profile
 from benchmarks.scheduler_sim.simulation import Loop, Simulation
@@ -42,7 +42,7 @@ def test_batches_stay_large_where_a_full_one_takes_half_of_the_time(load: float,
 
 
 @pytest.mark.parametrize("slow", [{16: 0.022, 32: 0.045, 64: 0.09}, {8: 0.02, 16: 0.03, 32: 0.05, 64: 0.1}])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_times_of_a_busy_machine_do_not_keep_batches_small(slow: dict[int, float]) -> None:
     def goodput(seconds: dict[int, float]) -> float:
         found = []
@@ -64,6 +64,15 @@ def test_clients_that_wait_for_their_answers_stay_together() -> None:
 def test_one_request_alone_never_waits() -> None:
     result = Simulation(contest.ours(WIDE), WIDE.seconds, noise=0).closed(Loop(1, 0.001, 100))
     assert result.percentile(0.99) == pytest.approx(WIDE.seconds[1])
+
+
+def test_the_backlog_of_a_heavy_model_costs_a_light_one_some_slices_and_no_calls() -> None:
+    light, heavy = (next(each for each in PROFILES if each.name == name) for name in ("wide", "cnn"))
+    ratios = [models.p99_ratio(light, heavy, load, 1, models.SLICE, count=200) for load in (1.0, 3.0)]
+    assert max(ratios) < 4
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.2)
+    # Calls that keep their core to the end would make it wait for the heavy model's batch of 32, of a second.
+    assert models.p99_ratio(light, heavy, 3.0, 1, float("inf"), count=200) > 20
 
 
 def test_a_report_holds_every_policy_on_every_load(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.serving import client, docs, goals, isolation, loads, report
+from benchmarks.serving import client, docs, goals, loads, pairs, report
 from benchmarks.serving.contestants import Peer, contestants
 from benchmarks.serving.loads import Load
 from benchmarks.serving.models import Model, model
@@ -71,9 +71,9 @@ def test_an_engine_process_is_measured_and_ended_with_its_server(tmp_path: Path,
     assert list(server._folders()) == []
 
 
-def test_the_ratios_of_isolation_are_of_the_same_round() -> None:
+def test_compared_figures_are_of_the_same_round() -> None:
     inside, isolated = Load(10, 100.0, 1.0, 2.0, 0, 50.0), Load(10, 80.0, 1.5, 3.0, 0, 100.0)
-    rows = isolation._ratios([(isolated, inside), (inside, inside), (inside, inside)])
+    rows = pairs._ratios([(isolated, inside), (inside, inside), (inside, inside)])
     assert rows == ["1.00 (0.80 to 1.00)", "1.00", "1.00", "1.00"]
 
 

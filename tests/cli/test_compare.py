@@ -19,6 +19,7 @@ from tests.support import RunIngot
 EVIL = "<script>alert(1)</script>\x1b]0;owned\x07"
 
 
+@pytest.mark.matrix
 def test_a_model_and_its_quantized_form(
     run_ingot: RunIngot, digits: tuple[Digits, Data, Data], digits_fp32: Path, digits_archive: Path, tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ def test_the_limit_also_ends_an_import(run_ingot: RunIngot, tmp_path: Path, scra
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.one_case
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: Endless, number: signal.Signals) -> None:
     endless(tmp_path / "odd.onnx")
     command = [sys.executable, "-c", PROGRAM, "export", "odd.onnx", "-o", "odd.ingot"]
@@ -87,6 +87,34 @@ def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: End
             late.cancel()
             process.kill()
     assert not list(scratch.glob("ingot-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.matrix
+def test_a_signal_whose_exception_was_ignored_ends_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "odd.py").write_text(
+        f"""
+import os, time
+import torch
+
+class Left:
+    def __del__(self):
+        os.kill(os.getpid(), {number.value})
+        time.sleep(1)
+
+class Odd(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        Left()
+        print("ignored", flush=True)
+        time.sleep(100)
+"""
+    )
+    command = [sys.executable, "-m", "ingot", "export", "odd:Odd", "--input", "x:float32[2]", "-o", "odd.ingot"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert result.returncode == 128 + number
+    assert "ignored" in result.stdout
 
 
 def test_a_limit_that_is_not_a_duration_is_refused(run_ingot: RunIngot) -> None:

@@ -38,6 +38,7 @@ def test_the_report_travels_in_the_archive(run_ingot: RunIngot, tmp_path: Path) 
     assert "aten.linear.default" in (tmp_path / "net.txt").read_text()
 
 
+@pytest.mark.matrix
 def test_labels_among_the_example_inputs_are_named_and_not_used(run_ingot: RunIngot, tmp_path: Path) -> None:
     """The same file goes to ``ingot quantize --calibrate``."""
     data = tmp_path / "data.npz"

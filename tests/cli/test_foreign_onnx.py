@@ -95,6 +95,7 @@ def test_outputs_are_called_as_the_inputs_that_they_were_seen_to_follow(tmp_path
     assert max(golden.inputs["ids:0"].max() for golden in archive.variant().goldens()) > 10  # rows of the whole table
 
 
+@pytest.mark.matrix
 def test_accuracy_is_measured_where_the_file_has_another_name_for_the_batch_of_its_output(
     run_ingot: RunIngot, tmp_path: Path
 ) -> None:

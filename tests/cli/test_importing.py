@@ -214,6 +214,7 @@ class Slow(torch.nn.Module):
 """
 
 
+@pytest.mark.matrix
 def test_an_interrupted_import_leaves_nothing(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1)}, tmp_path / "slow.pth")
     files = {"slow.pth": (tmp_path / "slow.pth").read_bytes(), "slow.py": SLOW}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ ROW = np.ones((1, 3), np.float32)
 
 
 def serve(*sources: str, store: Path | None = None, trust: Path | None = None) -> RunningServer:
-    settings = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
+    settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "choice_time": 0.01}
     return ingot.serve(*sources, store=None if store is None else Store(store), trust=trust, **settings)
 
 
@@ -35,7 +36,7 @@ def answering(server: RunningServer, names: Sequence[str], wrong: Sequence[str] 
                 row = X if spec["shape"][-1] == X.shape[-1] else ROW
                 assert client.infer(name, {"x": row})["y"].shape == row.shape
             for name in wrong:
-                with pytest.raises(NotFound, match=f"there is no model '{name}'; this server has: "):
+                with pytest.raises(NotFound, match=f"unknown model: '{name}' is not found; this server has: "):
                     client.infer(name, {"x": ROW})
 
 

@@ -156,6 +156,7 @@ class TestSearch:
         assert "note: measured on generated inputs only: pass real ones for a reliable result" in result.stderr
         assert "generated inputs" in (tmp_path / "r.txt").read_text()
 
+    @pytest.mark.matrix
     def test_nothing_faster(self, quantize: Quantize, tmp_path: Path) -> None:
         before = Archive.open(tmp_path / "m.ingot").digest
         command = ("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot")
@@ -167,6 +168,7 @@ class TestSearch:
         assert succeeded(quantize(*command, "--strict", speed=0.9), code=3).endswith("unchanged\n")
         assert Archive.open(tmp_path / "q.ingot").digest == before
 
+    @pytest.mark.matrix
     def test_a_budget_that_cannot_be_met(self, quantize: Quantize, tmp_path: Path) -> None:
         before = Archive.open(tmp_path / "m.ingot").digest
         metric = ("--metric", "mae:labels=exact", "--max-drop", "0")
@@ -177,6 +179,7 @@ class TestSearch:
         assert "2.00 times as fast" in found["reason"]
         assert found["digest"] == Archive.open(tmp_path / "q.ingot").digest == before
 
+    @pytest.mark.matrix
     def test_a_second_run_over_existing_output(self, quantize: Quantize, tmp_path: Path) -> None:
         (tmp_path / "q.ingot").write_text("something else")
         succeeded(quantize("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot"))
@@ -185,6 +188,7 @@ class TestSearch:
         assert message.endswith("has a variant 'int8' already; quantize the archive from which it was made")
         Archive.open(tmp_path / "q.ingot").verify()
 
+    @pytest.mark.matrix
     def test_a_reference_in_and_a_variant_by_its_name(self, quantize: Quantize, run_ingot: RunIngot) -> None:
         succeeded(run_ingot("push", "m.ingot", "m:1"))
         assert succeeded(quantize("m:1", "--calibrate", "data.npz", "-o", "q.ingot")).count("int8") > 0
@@ -225,6 +229,7 @@ class TestPairedRows:
         np.savez(tmp_path / "pairs.npz", x=x, pair=pair, query=np.repeat([1, 0], 80))
         (tmp_path / "scores.py").write_text(PAIRED)
 
+    @pytest.mark.matrix
     def test_a_number_of_rows_that_belong_together_has_no_false_interval(
         self, quantize: Quantize, tmp_path: Path
     ) -> None:
@@ -238,6 +243,7 @@ class TestPairedRows:
         assert "after, on 160 held-out samples" in result.stderr
         assert "note: the metric scores:recall has no 95 % interval" in result.stderr
 
+    @pytest.mark.matrix
     def test_values_per_unit_yield_the_interval_of_their_mean(self, quantize: Quantize, tmp_path: Path) -> None:
         data = ("--calibrate", "data.npz", "--validate", "pairs.npz", "--metric", "scores:hits", "--max-drop", "1")
         result = quantize("m.ingot", *data, "-o", "q.ingot", "--report", "r.json")
@@ -250,6 +256,7 @@ class TestPairedRows:
         assert before.value - before.low == pytest.approx(half, rel=0.3)
         assert "no 95 % interval" not in result.stderr
 
+    @pytest.mark.matrix
     def test_groups_are_neither_divided_nor_drawn_in_part(self, quantize: Quantize, tmp_path: Path) -> None:
         data = ("--calibrate", "pairs.npz", "--metric", "scores:complete", "--max-drop", "1")
         result = quantize("m.ingot", *data, "-o", "q.ingot", "--report", "r.json")
@@ -259,12 +266,14 @@ class TestPairedRows:
         assert report.before is not None
         assert report.before.low < report.before.value < report.before.high
 
+    @pytest.mark.matrix
     def test_groups_that_are_not_in_the_data(self, quantize: Quantize) -> None:
         command = ("m.ingot", "--calibrate", "data.npz", "--metric", "scores:complete", "-o", "q.ingot")
         assert "has no array 'pair'; it contains: y, exact" in refused(quantize(*command))
 
 
 class TestRecipes:
+    @pytest.mark.matrix
     def test_one_that_is_slower(self, quantize: Quantize, tmp_path: Path) -> None:
         command = ("m.ingot", "--recipe", "weight-int8", "--option", "block=32", "--batch", "2", "-o", "q.ingot")
         message = refused(quantize(*command, speed=0.5))
@@ -291,7 +300,7 @@ class TestRecipes:
 
 class TestInterrupted:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_the_same_command_resumes(self, quantize: Quantize, tmp_path: Path, number: int, code: int) -> None:
         args = ("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot")
         temporary = tmp_path / "temporary"
@@ -311,7 +320,7 @@ class TestInterrupted:
                     process.send_signal(number)
                     break
             out, rest = process.communicate(timeout=60)
-        assert process.returncode == code, seen
+        assert process.returncode == code, (seen, rest)
         assert out == ""
         assert "Traceback" not in rest
         assert not list(temporary.iterdir())

@@ -47,6 +47,7 @@ def test_an_expensive_model_is_run_on_few_rows(monkeypatch: pytest.MonkeyPatch) 
     assert (cases, archive.variants[0].serving.evidence.parity[0].cases) == (7, 3)
 
 
+@pytest.mark.matrix
 def test_rules_that_onnx_has_too_do_not_capture_again(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = itertools.count()
     original = torch.export.export

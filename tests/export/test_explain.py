@@ -145,7 +145,7 @@ class TestDecisions:
     def test_a_branch_on_values_becomes_torch_cond(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_a_loop_rewritten_to_vmap_is_exported(self, bench: Workbench) -> None:
         body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
         repaired = bench.repair(body, ROWS[:1])

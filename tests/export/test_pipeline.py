@@ -134,6 +134,7 @@ class TestShapes:
         archive = export_model(models.Function(lambda x: torch.cat([x, x], 1)), inputs=["x:float32[batch,seq]"])
         assert shapes(archive)[1] == "output:float32[batch,2*seq]"
 
+    @pytest.mark.matrix
     def test_given_examples_alone_describe_the_model(self) -> None:
         module = nn.Bilinear(3, 2, 4)
         first, second = torch.randn(5, 3), torch.randn(5, 2)
@@ -350,6 +351,7 @@ class TestRefusals:
             return model
 
         monkeypatch.setattr(lower_onnx, "lower", miscompile)
+        torch.manual_seed(0)  # a ReLU could hide the weight from all inputs
         with pytest.raises(
             ParityError, match=r"does not equal the PyTorch model: output 'output' differs by .*tolerance"
         ):

@@ -76,6 +76,7 @@ def test_a_tensor_is_counted_until_nothing_refers_to_it_and_views_count_once() -
     assert cost == Cost({}, 0, 3 * 400)
 
 
+@pytest.mark.matrix
 def test_attention_and_recurrent_layers_are_counted() -> None:
     attention = models.Function(lambda x: nn.functional.scaled_dot_product_attention(x, x, x))
     (cost, *_) = plan(lambda: attention, inputs="x:float32[batch,2,10,8]").costs
@@ -221,6 +222,7 @@ class TestObstacles:
         assert "bessel_j0" in onnx.obstacle
         assert (aoti, pt2) == (Support("aoti"), Support("pt2"))
 
+    @pytest.mark.matrix
     def test_a_layer_of_dynamic_length_lowers_only_to_onnx(self) -> None:
         onnx, *others = plan(lambda: nn.LSTM(4, 8, batch_first=True), inputs="input:float32[batch,seq,4]").formats
         assert onnx == Support("onnx")

@@ -281,6 +281,7 @@ class TestJournal:
         ingot.quantize(classifier, {"x": rows()}, journal=journal)
         assert not journal.exists()
 
+    @pytest.mark.matrix
     def test_an_edited_metric_starts_over(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -421,6 +421,7 @@ def test_the_best_are_timed_side_by_side_even_with_linked_weights(monkeypatch: p
     assert all(not item.rejected for item in found.report.candidates)
 
 
+@pytest.mark.matrix
 def test_bf16_is_a_candidate_where_the_processor_has_it(
     digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +461,7 @@ def test_bf16_is_a_candidate_where_the_processor_has_it(
     assert not any("bf16" in name for name in names)
 
 
+@pytest.mark.matrix
 def test_layers_to_keep_leave_bf16_out(digits_fp32: Path, digits: tuple[Digits, Data, Data]) -> None:
     pytest.importorskip("openvino")
     layer = quantize(digits_fp32, config=QuantConfig(DynamicInt8(), max_drop=1)).report.layers[-1].name

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ingot.runtime import Repository
-from ingot.server.access.exposure import origins_of
+from ingot.server.access.exposure import listed
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission, Cors
@@ -52,7 +52,7 @@ def serve_app(
 
     async def serve() -> None:
         gate = None if auth is None else Gate(auth, repository.metrics)
-        cors = Cors(origins_of(origins), credentials=False) if origins else None
+        cors = Cors(listed(origins), credentials=False) if origins else None
         admission = Admission(gate, cors) if gate or cors else None
         server = AppListener(DataPlane(repository), max_body_bytes, 1 << 30, None, admission)
         urls.append(f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}")

@@ -35,11 +35,13 @@ class EchoPlane:
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.metrics = Metrics()
-        self.repository = SimpleNamespace(get=lambda name, version: None)  # has every model
+        self.repository = SimpleNamespace(get=lambda name, version: SimpleNamespace(repeat=None))  # has every model
         self.requests: list[InferRequest] = []
         self.tickets: list[EchoTicket] = []
         self.errors: list[Exception] = []
         self.ready = True
+        self.reader = None
+        self.sticky_header = ""
         self._loop = loop
 
     def submit(self, request: InferRequest, _: str, reply: Any) -> EchoTicket:

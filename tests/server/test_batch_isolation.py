@@ -20,6 +20,7 @@ def dynamic(digits: tuple[Digits, Data, Data], digits_fp32: Path) -> ingot.Archi
     return ingot.quantize(digits_fp32, {"image": digits[1].images}, config=config)
 
 
+@pytest.mark.matrix
 def test_a_variant_with_ranges_per_call_declares_that_requests_cannot_be_batched(dynamic: ingot.Archive) -> None:
     assert not dynamic.variant("int8").serving.batchable
     assert dynamic.variant("fp32").serving.batchable

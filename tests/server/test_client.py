@@ -41,7 +41,7 @@ def test_it_asks_over_either_protocol(url: str) -> None:
 
 def test_errors_are_of_the_kind_the_server_means(url: str) -> None:
     with ingot.Client(url) as client:
-        with pytest.raises(NotFound, match="no model 'nope'"):
+        with pytest.raises(NotFound, match="Request for unknown model: 'nope'"):
             client.infer("nope", {})
         with pytest.raises(InvalidArgument, match="FP64"):
             client.infer("affine", {"x": np.zeros((1, 3))})

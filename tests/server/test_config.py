@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.server import config
-from ingot.server.config import ServerConfig
+from ingot.server.config import ServerConfig, given
 from tests.support import ROOT
 
 SETTINGS = ServerConfig.settings()
@@ -199,4 +198,4 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
     for path in (ROOT / "ingot").rglob("*.py"):
         read |= set(re.findall(r"[\"'](INGOT_[A-Z_]*[A-Z])[\"']", path.read_text()))
     settings = {f"INGOT_{name.upper()}" for name in SETTINGS}
-    assert read - settings <= set(config._OTHER_VARIABLES)
+    assert read - settings <= set(given.OTHER_VARIABLES)

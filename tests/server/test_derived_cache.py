@@ -34,7 +34,7 @@ def counted(client: ingot.Client) -> str:
 
 
 @pytest.mark.parametrize("isolate", ["none", "all"])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_servers_share_what_the_first_one_built(home: Path, isolate: str) -> None:
     x = np.ones((3, 1024), np.float32)
     answers = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,15 +14,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from hyperframe.frame import PingFrame
 
 import ingot
+from ingot.server.grpc import fast
+from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import timeouts
 from tests import onnx_models
-from tests.server.gates import Gate
-from tests.server.outside import wait_until
-from tests.server.test_lifecycle import one_held, refuses, running
+from tests.server.http2_peer import ACK, PING, Peer, frame
+from tests.server.outside import INFER, affine, affine_of, floats, message, row, unpacked, wait_until
+from tests.server.test_lifecycle import refuses, running
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
 BODY = json.dumps({"inputs": [TENSOR]}).encode()
@@ -90,6 +97,38 @@ def test_nor_do_they_before_the_ports_close(folder: Path, options: tuple[str, ..
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one process", "fronts"])
+@pytest.mark.one_case
+def test_nor_do_busy_connections_of_grpc(folder: Path, options: tuple[str, ...]) -> None:
+    """After a GOAWAY, a client sends no request on its connection, and a new one is refused."""
+    model = str(onnx_models.affine(folder))
+    answered, ends = [0] * 8, []
+
+    def ask(number: int, address: str) -> None:
+        apart: Any = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(address, apart) as channel:
+            infer: Any = channel.unary_unary(INFER, None, pb.ModelInferResponse.FromString)
+            try:
+                while floats(infer(affine(row(number)).SerializeToString(), timeout=60)) == affine_of(row(number)):
+                    answered[number] += 1
+                ends.append("a wrong answer")
+            except grpc.RpcError as error:
+                ends.append(str(error.details()))
+
+    with running(model, *options, home=folder) as (process, addresses):
+        address = addresses["grpc"].partition("://")[2]
+        clients = [threading.Thread(target=ask, args=(number, address), daemon=True) for number in range(8)]
+        for client in clients:
+            client.start()
+        wait_until(lambda: bool(ends) or min(answered) > 2)
+        process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.join(60)
+        assert process.wait(60) == 0
+    assert len(ends) == 8
+    assert [end for end in ends if "Connection refused" not in end] == []
+
+
 def test_an_idle_connection_may_ask_once_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "LINGER_SECONDS", 60.0)
     server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)
@@ -106,6 +145,25 @@ def test_an_idle_connection_may_ask_once_more(folder: Path, monkeypatch: pytest.
     assert [(client.failure, client.answered) for client in clients] == [(None, 1)] * len(ASKED)
 
 
+def test_nor_is_a_connection_of_grpc_lost_that_begins_after_the_port_is_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some clients send their first call before they have read anything."""
+    monkeypatch.setattr(fast, "_SILENT_SECONDS", 60.0)
+    server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)
+    host, _, port = server.grpc_url.partition("://")[2].rpartition(":")
+    with Peer((host, int(port)), settings=None, timeout=60) as client:
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        wait_until(lambda: refuses(server.grpc_url))
+        client.begin()
+        client.send(client.call(1, message(affine(row(1)))))
+        assert floats(unpacked(client.answer(1)[1])) == affine_of(row(1))
+        client.send(*[frame(PING, ACK, 0, each.opaque_data) for each in client.seen if isinstance(each, PingFrame)])
+        closing.join(60)
+        assert not closing.is_alive()
+
+
 def test_an_idle_connection_that_asks_nothing_is_closed(folder: Path) -> None:
     server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)
     client = Busy(server.http_url, *ASKED[0])
@@ -115,30 +173,36 @@ def test_an_idle_connection_that_asks_nothing_is_closed(folder: Path) -> None:
     client.connection.close()
 
 
-@pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one process", "fronts"])
-@pytest.mark.one_case
-def test_a_hangup_drains_and_never_kills(folder: Path, gate: Gate, options: tuple[str, ...]) -> None:
-    model = str(onnx_models.held(folder))
-    with (
-        running(model, "--drain-timeout", "1", *options, home=folder, gate=gate) as (process, addresses),
-        one_held(addresses, gate),
-    ):
-        for _ in range(2):
-            process.send_signal(signal.SIGHUP)
-            wait_until(lambda: refuses(addresses["http"]))
-        assert process.wait(60) == 0
+def test_a_closed_terminal_stops_the_server(folder: Path) -> None:
+    """Its server would otherwise run on, since SIGHUP reloads."""
+    model = str(onnx_models.affine(folder))
+    command = [sys.executable, "-m", "ingot", "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]
+    output = folder / "addresses"
+    process, terminal = pty.fork()
+    if not process:
+        with output.open("w") as stream:
+            os.dup2(stream.fileno(), 1)
+        os.execve(sys.executable, command, {**os.environ, "INGOT_HOME": str(folder)})
+    try:
+        wait_until(lambda: output.exists() and output.read_text().endswith("\n"))
+        with ingot.Client(json.loads(output.read_text())["http"]) as client:
+            os.kill(process, signal.SIGHUP)
+            assert client.ready()
+        os.close(terminal)
+        wait_until(lambda: os.waitpid(process, os.WNOHANG)[0] == process)
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGKILL)
 
 
 def test_a_hangup_that_is_ignored_stays_so(folder: Path) -> None:
-    """As ``nohup`` has it."""
     model = str(onnx_models.affine(folder))
-    command = [sys.executable, "-m", "ingot", "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]
+    command = ["nohup", sys.executable, "-m", "ingot", "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "INGOT_HOME": str(folder)},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     try:
         assert process.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import INFER, affine, wait_until
+from tests.support import matrix
 
 MIB = 1 << 20
 
@@ -81,3 +83,38 @@ def test_large_bodies_leave_room_for_small_ones(folder: Path) -> None:
                 answer = client.infer("affine", {"x": np.ones((1, 3), np.float32)})
             assert answer["y"].tolist() == [[3, 3, 3]]
             assert refused == 1
+
+
+@pytest.mark.parametrize("options", matrix({"isolate": "none"}, {"isolate": "all"}, {"frontends": 1}))
+def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, options: dict[str, Any]) -> None:
+    """24 connections keep a batch each queued for a heavy model; requests for a light one wait for few of them."""
+
+    def batches(url: str) -> int:
+        found = httpx.get(f"{url}/v2/models/heavy/stats", timeout=60, trust_env=False).json()
+        return int(found["model_stats"][0]["execution_count"])
+
+    def ask(url: str) -> None:
+        with ingot.Client(url) as client:
+            while not ended.is_set():
+                client.infer("heavy", {"x": heavy})
+
+    models = [str(onnx_models.affine(folder, "light")), str(onnx_models.matmuls(folder / "heavy.onnx", 768, 60))]
+    heavy, light, ended = np.zeros((64, 768), np.float32), np.zeros((1, 3), np.float32), threading.Event()
+    with ingot.serve(*models, http_port=0, grpc_port=0, max_batch=64, **options) as server:
+        threads = [threading.Thread(target=ask, args=(server.grpc_url,)) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: batches(server.http_url) > 3)
+            waited = []
+            with ingot.Client(server.grpc_url) as client:
+                for _ in range(9):
+                    before = batches(server.http_url)
+                    client.infer("light", {"x": light})
+                    waited.append(batches(server.http_url) - before)
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+    # Of the three requests of a round, each may wait for the batch that runs.
+    assert np.median(waited) <= 16, waited

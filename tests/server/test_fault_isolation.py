@@ -63,7 +63,8 @@ class Endless:
 
     def __init__(self) -> None:
         self.begun = self.ended = 0
-        self.repository = SimpleNamespace(get=lambda name, version: None)
+        self.reader = None
+        self.repository = SimpleNamespace(get=lambda name, version: SimpleNamespace(repeat=None))
 
     async def infer(self, *_: Any) -> Any:
         self.begun += 1

@@ -29,15 +29,18 @@ def plane(folder: Path) -> Iterator[DataPlane]:
 
 
 async def left_by(ask: Callable[[], Awaitable[None]]) -> int:
-    """Return how many objects some requests leave to the garbage collector, once all is warm."""
-    for _ in range(COUNT):
-        await ask()
-    gc.collect()
+    """Return how many objects some requests leave to the garbage collector, once all is warm.
+
+    It is the least of three rounds, as threads of earlier tests may end in one of them and leave theirs.
+    """
+    left = []
     gc.disable()
     try:
-        for _ in range(COUNT):
-            await ask()
-        return gc.collect()
+        for _ in range(4):
+            for _ in range(COUNT):
+                await ask()
+            left.append(gc.collect())
+        return min(left[1:])
     finally:
         gc.enable()
 
@@ -86,7 +89,7 @@ async def over_grpc(plane: DataPlane, timeout: str, answered: bool) -> int:
 
 
 @pytest.mark.parametrize(("timeout", "answered"), [("", True), ("10S", True), ("1n", False)])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_a_call_over_grpc_leaves_no_garbage(plane: DataPlane, timeout: str, answered: bool) -> None:
     assert asyncio.run(asyncio.wait_for(over_grpc(plane, timeout, answered), 60)) < COUNT // 2
 
@@ -108,5 +111,6 @@ async def given_up(plane: DataPlane) -> int:
     return await left_by(ask)
 
 
+@pytest.mark.matrix
 def test_a_call_that_was_given_up_leaves_no_garbage(plane: DataPlane) -> None:
     assert asyncio.run(asyncio.wait_for(given_up(plane), 60)) < COUNT // 2

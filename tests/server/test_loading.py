@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models
 
 
 @both
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_path: Path, endless: Endless) -> None:
     endless(tmp_path / "odd.onnx")
     message = refused(run_ingot("serve", "odd.onnx", *PORTS, "--load-timeout", "1s"))
@@ -32,7 +32,7 @@ def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_pat
 
 
 @both
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_the_limit_also_ends_the_python_call(tmp_path: Path, endless: Endless) -> None:
     program = f"""
 import os, ingot

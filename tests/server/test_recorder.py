@@ -18,7 +18,7 @@ from ingot.model_store import Golden
 from ingot.model_store.format import goldens
 from ingot.runtime import Metrics
 from ingot.server import recorder
-from ingot.server.client import Client
+from ingot.server.clients.blocking import Client
 from ingot.server.recorder import Recorder
 from ingot.tensors import Array, DType
 from tests import onnx_models

@@ -44,7 +44,10 @@ def meaning(decode: Decode, body: bytes) -> Any:
         request, layout = decode(body)
     except InvalidArgument as error:
         return str(error)
-    tensors = {name: (array.dtype, array.shape, array.tobytes()) for name, array in request.inputs.items()}
+    tensors = {
+        name: (array.dtype, array.shape, array.tolist() if array.dtype == object else array.tobytes())
+        for name, array in request.inputs.items()
+    }
     template = request.template
     named = (template.model, template.version, template.outputs, dict(template.parameters))
     return tensors, request.id, named, layout

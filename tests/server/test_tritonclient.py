@@ -124,7 +124,7 @@ def test_text(client: Asked) -> None:
 
 
 def test_errors_arrive_as_the_clients_own(client: Asked) -> None:
-    with pytest.raises(InferenceServerException, match="no model 'nope'"):
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'nope'"):
         client.infer_x(X, model="nope")
     with pytest.raises(InferenceServerException, match="dimension 1"):
         client.infer_x(X[:, :2].copy())

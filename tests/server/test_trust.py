@@ -23,7 +23,7 @@ from ingot.model_store.trust.policy import Policy
 from ingot.runtime import Repository, Settings, load_engine
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
-from ingot.server.client import Client
+from ingot.server.clients.blocking import Client
 from tests import onnx_models
 from tests.model_store import forgeries, samples
 from tests.model_store.signers import KEY, OTHER

@@ -98,6 +98,17 @@ def test_tensors_without_elements(server: RunningServer, channel: grpc.Channel, 
         assert list(reply.outputs[0].shape) == shape
 
 
+@pytest.mark.parametrize("shape", [(65_537, 0), (0, 1 << 30), (1 << 34, 0)])
+def test_tensors_without_elements_have_few_rows(
+    server: RunningServer, channel: grpc.Channel, shape: tuple[int, ...]
+) -> None:
+    """Otherwise a few bytes could ask for billions of batches."""
+    answer = over_http(server, "embedding", {"ids": np.empty(shape, np.int64)}, binary=False)
+    assert (answer.status_code, "has no elements" in answer.text) == (400, True), answer.text
+    with pytest.raises(grpc.RpcError, match="has no elements"):
+        over_grpc(channel, message("embedding", {"ids": np.empty(shape, np.int64)}))
+
+
 def test_a_request_without_rows_is_not_joined_with_others(server: RunningServer, channel: grpc.Channel) -> None:
     ask: Any = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
     sent = [np.full((number % 3, 3), number, np.float32) for number in range(60)]

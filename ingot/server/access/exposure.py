@@ -12,6 +12,7 @@ from ingot.errors import InvalidArgument
 
 # RFC 6454, section 6.2, in lower case as browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 ANY = "*"
 
 
@@ -30,6 +31,20 @@ class Exposed(Protocol):
     def tls_client_ca(self) -> Path | None: ...
     @property
     def cors_origin(self) -> str | None: ...
+    @property
+    def allowed_host(self) -> str | None: ...
+    @property
+    def shared_memory(self) -> str | None: ...
+    @property
+    def log_control(self) -> bool: ...
+    @property
+    def trace(self) -> Path | None: ...
+    @property
+    def frontends(self) -> int: ...
+    @property
+    def management(self) -> str | None: ...
+    @property
+    def management_grpc(self) -> str | None: ...
 
 
 def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
@@ -43,7 +58,22 @@ def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
         InvalidArgument: names what is missing.
     """
     _check_host(config, called)
-    origins = origins_of(config.cors_origin)
+    _check_management(config, called)
+    for name in listed(config.allowed_host):
+        if _NAME.fullmatch(name) is None:
+            raise InvalidArgument(
+                f"{called('allowed_host')} names '{name}'; write names of hosts as models.example.com, in lower case, "
+                "without a port, separated by commas"
+            )
+    if config.shared_memory is not None and ("/" in config.shared_memory or not listed(config.shared_memory)):
+        raise InvalidArgument(
+            f"{called('shared_memory')} is '{config.shared_memory}'; write patterns of names as ingot-*, without a "
+            "slash, separated by commas, or * for all"
+        )
+    for name in ("shared_memory", "log_control", "trace"):
+        if getattr(config, name) and config.frontends:
+            raise InvalidArgument(f"{called(name)} needs {called('frontends')} 0: it works in one process only")
+    origins = listed(config.cors_origin)
     for origin in origins:
         if origin != ANY and _ORIGIN.fullmatch(origin) is None:
             raise InvalidArgument(
@@ -56,8 +86,8 @@ def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
         )
 
 
-def origins_of(text: str | None) -> frozenset[str]:
-    """Return the origins in a setting."""
+def listed(text: str | None) -> frozenset[str]:
+    """Return the values of a setting that are separated by commas."""
     return frozenset(filter(None, (part.strip() for part in (text or "").split(","))))
 
 
@@ -75,6 +105,28 @@ def _check_host(config: Exposed, called: Callable[[str], str]) -> None:
             f"{called('host')} is {config.host}, which other machines may reach, without {lacks}. "
             "Give these, or --insecure (INGOT_INSECURE=1, in Python insecure=True) to serve everyone who reaches it"
         )
+
+
+def _check_management(config: Exposed, called: Callable[[str], str]) -> None:
+    """A port of management needs keys also on this machine, as web pages can send requests there."""
+    for name in ("management", "management_grpc"):
+        address = getattr(config, name)
+        if address is None or config.insecure or (name == "management" and is_path(address)):
+            continue
+        if config.auth is None:
+            raise InvalidArgument(
+                f"{called(name)} is {address}, a port, without --auth: give a file with keys that may manage (ingot "
+                "keys create --scope manage), or use a Unix socket"
+            )
+        if not is_loopback(address.rpartition(":")[0].strip("[]")) and config.tls_cert is None:
+            raise InvalidArgument(
+                f"{called(name)} is {address}, which other machines may reach, without TLS (--tls-cert, --tls-key)"
+            )
+
+
+def is_path(address: str) -> bool:
+    """Return whether an address is the path of a Unix socket."""
+    return "://" not in address and ("/" in address or address.endswith(".sock"))
 
 
 def is_loopback(host: str) -> bool:

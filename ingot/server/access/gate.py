@@ -21,7 +21,7 @@ from ingot.server.access.grants import Grant, Refusal
 from ingot.server.access.peers import Certificate, Peer
 from ingot.server.limits import BoundedCache
 
-INFER, METRICS = "infer", "metrics"
+INFER, MANAGE, METRICS = "infer", "manage", "metrics"
 # What a client certificate allows if no file says otherwise.
 _ALL = frozenset((INFER, METRICS))
 # Longer values are refused unread: a token of an identity provider has 1 to 3 KiB.
@@ -38,6 +38,7 @@ class Gate:
         metrics: where refusals are counted.
         audit: where they are logged.
         by_certificate: whether clients have certificates.
+        scope: the right that every request needs; empty if that depends on the request.
 
     Attributes:
         epoch: grows whenever an earlier decision may be wrong.
@@ -49,9 +50,16 @@ class Gate:
     """
 
     def __init__(
-        self, path: Path | None, metrics: Metrics, audit: AuditLog | None = None, *, by_certificate: bool = False
+        self,
+        path: Path | None,
+        metrics: Metrics,
+        audit: AuditLog | None = None,
+        *,
+        by_certificate: bool = False,
+        scope: str = "",
     ):
         self._path = path
+        self._scope = scope
         self.by_certificate = by_certificate
         self._file = self.load()
         self._refused = metrics.auth_refused
@@ -96,6 +104,7 @@ class Gate:
             scope: the right that it needs.
             peer: the client's end of the connection.
         """
+        scope = self._scope or scope
         outcome = self._identify(authorization, peer.certificate)
         if isinstance(outcome, Grant) and scope not in outcome.scopes:
             outcome = _lacks(outcome, scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
 from dataclasses import dataclass
 
@@ -25,8 +26,11 @@ class Certificate:
 
     @property
     def title(self) -> str:
-        """Its name in messages and the log."""
-        return (self.subject or min(self.names, default="a certificate without names"))[:_MAX_NAME]
+        """Its name in messages, the log and limits; long ones are cut, and end with a hash of the whole."""
+        name = self.subject or min(self.names, default="a certificate without names")
+        if len(name) <= _MAX_NAME:
+            return name
+        return f"{name[:_MAX_NAME]}...{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, slots=True)

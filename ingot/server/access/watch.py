@@ -12,7 +12,7 @@ from ingot.errors import public_text
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Metrics
 from ingot.server.access.audit import AuditLog
-from ingot.server.dataplane import attempt_async
+from ingot.server.dataplane import attempt, attempt_async
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Watch:
         while self._each:
             await asyncio.sleep(_EVERY)
             for call in self._each:
-                call()
+                attempt("keys and connections could not be checked", call)  # the task must survive them
 
     async def _look(self) -> None:
         while self._watched:

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ingot.errors import InternalError
@@ -24,6 +24,8 @@ _START_SECONDS = 120.0
 # Seconds after the drain time before a front is killed, and for its process to end by itself.
 _LATE_SECONDS = 1.0
 _END_SECONDS = 5.0
+# Seconds for a front to close its ports.
+_CLOSE_SECONDS = 2.0
 
 
 class Child:
@@ -31,13 +33,17 @@ class Child:
 
     Args:
         plane: the server's behaviour.
-        models: in the order in which fronts number them.
+        numbered: returns the model that a front names by its number.
         arena_bytes: the most shared memory in each direction.
         render: returns the metrics of all processes.
     """
 
     def __init__(
-        self, plane: DataPlane, models: Sequence[Model], arena_bytes: int, render: Callable[[], Awaitable[bytes]]
+        self,
+        plane: DataPlane,
+        numbered: Callable[[int], Model],
+        arena_bytes: int,
+        render: Callable[[], Awaitable[bytes]],
     ):
         self.ended = asyncio.Event()
         self.listens = False
@@ -47,7 +53,7 @@ class Child:
             on_error.callback(ours.close)
             try:
                 self._process = _start(theirs.fileno(), arenas[1], arenas[0])
-                self.session = EngineSession(plane, models, arenas, render, self.ended.set)
+                self.session = EngineSession(plane, numbered, arenas, render, self.ended.set)
             finally:
                 for handle in arenas:
                     os.close(handle)
@@ -76,6 +82,11 @@ class Child:
             raise InternalError(f"a front process ended with exit code {code} before it listened") from None
         except TimeoutError as error:
             raise InternalError(f"a front process does not listen after {_START_SECONDS:g} s") from error
+
+    async def close(self) -> None:
+        """Let it close its ports, and serve the connections that it has."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.session.ask(Kind.CLOSE, Kind.CLOSED), _CLOSE_SECONDS)
 
     async def stop(self, drain: float) -> None:
         """Let it finish its requests within ``drain`` seconds, then end it."""

@@ -31,10 +31,16 @@ class Kind(IntEnum):
     REPLY = 16  # engine: number, and the content requested by RENDER or STATISTICS
     PING = 17  # front: answered by PONG
     PONG = 18  # engine
+    STEP = 19  # front: as REQUEST, for a model with states, with the step of its sequence before the tensors
+    DROP = 20  # front: model, and the step of the sequence to drop
+    CLOSE = 21  # engine: close the ports; answered by CLOSED
+    CLOSED = 22  # front
 
 
 SECONDS = struct.Struct("<d")
-MODEL = struct.Struct("<QH")
-REQUEST = struct.Struct("<QHdIQ")
+MODEL = struct.Struct("<QI")
+REQUEST = struct.Struct("<QIdIQ")
+STEP = struct.Struct("<16s??")
+DROP = struct.Struct("<I16s??")
 # The number of the layout, and where the data lies: an offset in the sender's arena, or INLINE.
 TENSORS = struct.Struct("<IQ")

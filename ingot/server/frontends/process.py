@@ -38,6 +38,8 @@ class FrontProcess:
         self._stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._states: asyncio.Queue[bool] = asyncio.Queue()
         self._serving = False
+        self._listeners: Listeners | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._config: asyncio.Future[ServerConfig] = asyncio.get_running_loop().create_future()
 
     async def run(self, connection: socket.socket) -> None:
@@ -61,7 +63,7 @@ class FrontProcess:
 
     async def _listen(self, config: ServerConfig) -> Listeners:
         tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
-        listeners = Listeners(self._plane, config, tls, shared=True)
+        listeners = self._listeners = Listeners(self._plane, config, tls, shared=True)
         await listeners.start()
         return listeners
 
@@ -86,16 +88,24 @@ class FrontProcess:
             self._hello(records.loads(body)["config"], records.loads(body)["log_level"])
         elif kind == Kind.STATE:
             state = records.loads(body)
-            self._catalog.update(state["models"])
+            for model in self._catalog.update(state["models"], state["aliases"]):
+                self._plane.forget(model)
             self._plane.draining = state["draining"]
             self._states.put_nowait(state["serving"])
         elif kind == Kind.STOP:
             if not self._stop.done():
                 self._stop.set_result(*kinds.SECONDS.unpack(body))
+        elif kind == Kind.CLOSE:
+            self._closing = asyncio.create_task(self._close())
         elif kind == Kind.COUNT:
             self._channel.send(Kind.COUNTS, records.dumps(sums.counts_of(self._catalog.metrics)))
         else:
             self._engine.receive(kind, body)
+
+    async def _close(self) -> None:
+        if self._listeners is not None:
+            await self._listeners.close()
+        self._channel.send(Kind.CLOSED)
 
     def _hello(self, config: dict[str, object], log_level: int) -> None:
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

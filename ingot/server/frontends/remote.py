@@ -15,7 +15,9 @@ from ingot import tensors
 from ingot.errors import Unavailable
 from ingot.ipc import records
 from ingot.runtime import Catalog, InputKey, Metrics, key_of
+from ingot.runtime.dispatch.sequences import Step
 from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
 from ingot.server.dataplane import DataPlane, attempt
 from ingot.server.frontends import kinds
@@ -90,6 +92,7 @@ class EngineEnd:
         timeout: float | None,
         priority: int,
         client: Hashable = None,
+        step: Step | None = None,
     ) -> RemotePending:
         """Send a request; the reply is called in a later tick.
 
@@ -103,10 +106,17 @@ class EngineEnd:
         # Both processes use one clock, so the time between them counts too.
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         head = kinds.REQUEST.pack(number, model, deadline, priority, _number_of(client))
-        self._channel.send_tensors(Kind.REQUEST, head, inputs, key)
+        if step is None:
+            self._channel.send_tensors(Kind.REQUEST, head, inputs, key)
+        else:
+            self._channel.send_tensors(Kind.STEP, head + kinds.STEP.pack(*step), inputs, key)
         self._bytes += size
         pending = self._pending[number] = RemotePending(number, size, reply, self._cancel)
         return pending
+
+    def drop_sequence(self, model: int, step: Step) -> None:
+        """Drop the sequence of a step."""
+        self._channel.send(Kind.DROP, kinds.DROP.pack(model, *step))
 
     async def render(self) -> bytes:
         """Return the metrics of all processes."""
@@ -161,8 +171,8 @@ class EngineEnd:
 class RemoteModel:
     """One version of a model of the main process; see :class:`ingot.runtime.Model`."""
 
-    def __init__(self, index: int, state: ModelState, engine: EngineEnd):
-        self._index = index
+    def __init__(self, state: ModelState, engine: EngineEnd):
+        self._number = state.number
         self._engine = engine
         self._fits: set[InputKey] = set()
         self.state = state
@@ -182,6 +192,14 @@ class RemoteModel:
     @property
     def loaded(self) -> bool:
         return self.state.loaded
+
+    @property
+    def sequential(self) -> bool:
+        return self.state.sequential
+
+    @property
+    def repeat(self) -> Repeat | None:
+        return self.state.repeat
 
     @property
     def platform(self) -> str:
@@ -205,6 +223,7 @@ class RemoteModel:
         priority: int = 0,
         key: InputKey | None = None,
         client: Hashable = None,
+        step: Step | None = None,
     ) -> RemotePending:
         """Submit a request, and return at once, as :meth:`ingot.runtime.Model.submit` does."""
         if not self.state.ready:
@@ -215,10 +234,34 @@ class RemoteModel:
             if len(self._fits) >= _MAX_FITS:
                 self._fits.clear()
             self._fits.add(key)
-        return self._engine.submit(self._index, inputs, key, reply, timeout, priority, client)
+        return self._engine.submit(self._number, inputs, key, reply, timeout, priority, client, step)
+
+    def submit_step(
+        self,
+        step: Step,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+    ) -> RemotePending:
+        """Submit a request of a sequence, as :meth:`ingot.runtime.Model.submit_step` does."""
+        return self.submit(inputs, reply, timeout, priority, None, client, step)
+
+    def drop_sequence(self, step: Step) -> None:
+        self._engine.drop_sequence(self._number, step)
+
+    @property
+    def labels(self) -> Sequence[str]:
+        return self.state.labels
+
+    @property
+    def last_batch(self) -> Mapping[str, float]:
+        """Empty: the main process has them."""
+        return {}
 
     async def ask_statistics(self) -> Statistics:
-        return await self._engine.statistics(self._index)
+        return await self._engine.statistics(self._number)
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(self.state.unavailable)
@@ -230,18 +273,20 @@ class RemoteCatalog(Catalog[RemoteModel]):
     def __init__(self, engine: EngineEnd, metrics: Metrics):
         super().__init__(metrics)
         self._engine = engine
-        self._listed: list[RemoteModel] = []
+        self._known: dict[int, RemoteModel] = {}
 
-    def update(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Update the models from the states that the main process sent; their order does not change."""
-        for index, content in enumerate(states):
+    def update(self, states: Sequence[Mapping[str, Any]], aliases: Sequence[Sequence[str]]) -> list[RemoteModel]:
+        """Update the models from the states that the main process sent; return those that answer no longer."""
+        self._aliases = {(name, alias): version for name, alias, version in aliases}
+        before, self._known = self._known, {}
+        self._models, self._highest = {}, {}
+        for content in states:
             state = ModelState.loads(content)
-            if index < len(self._listed):
-                self._listed[index].state = state
-            else:
-                model = RemoteModel(index, state, self._engine)
-                self._listed.append(model)
-                self._list(model)
+            model = before.pop(state.number, None) or RemoteModel(state, self._engine)
+            model.state = state
+            self._known[state.number] = model
+            self._list(model)
+        return [*before.values()]
 
 
 class FrontPlane(DataPlane):

@@ -6,11 +6,12 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from ingot.errors import IngotError
 from ingot.ipc import records
 from ingot.runtime import Cancellable, Model
+from ingot.runtime.dispatch.sequences import Step
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.dataplane import DataPlane, attempt, attempt_async
 from ingot.server.frontends import kinds
@@ -21,7 +22,7 @@ from ingot.server.frontends.sums import Counts
 from ingot.tensors import Array
 
 # Kinds that begin with a number, to which the front waits for a reply.
-_ANSWERED = frozenset((Kind.REQUEST, Kind.RENDER, Kind.STATISTICS))
+_ANSWERED = frozenset((Kind.REQUEST, Kind.STEP, Kind.RENDER, Kind.STATISTICS))
 
 
 class EngineSession:
@@ -29,7 +30,7 @@ class EngineSession:
 
     Args:
         plane: records some of the requests.
-        models: in the order in which fronts number them.
+        numbered: returns the model that a front names by its number.
         handles: the file descriptors of the arenas that this process and the front write.
         render: returns the metrics of all processes.
         lost: called when the front has ended and its requests are cancelled.
@@ -38,7 +39,7 @@ class EngineSession:
     def __init__(
         self,
         plane: DataPlane,
-        models: Sequence[Model],
+        numbered: Callable[[int], Model],
         handles: tuple[int, int],
         render: Callable[[], Awaitable[bytes]],
         lost: Callable[[], None],
@@ -47,7 +48,7 @@ class EngineSession:
         self.counts: Counts = ()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._plane = plane
-        self._models = models
+        self._model = numbered
         self._render = render
         self._lost = lost
         self._pending: dict[int, Cancellable] = {}
@@ -74,6 +75,12 @@ class EngineSession:
     def _handle(self, kind: int, body: memoryview) -> None:
         if kind == Kind.REQUEST:
             self._submit(body)
+        elif kind == Kind.STEP:
+            step = Step(*kinds.STEP.unpack_from(body, kinds.REQUEST.size))
+            self._submit(body, step)
+        elif kind == Kind.DROP:
+            named, *step_fields = kinds.DROP.unpack(body)
+            self._model(named).drop_sequence(Step(*step_fields))
         elif kind == Kind.CANCEL:
             (number,) = records.NUMBER.unpack(body)
             pending = self._pending.pop(number, None)
@@ -84,8 +91,8 @@ class EngineSession:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif kind == Kind.STATISTICS:
-            number, index = kinds.MODEL.unpack(body)
-            statistics = dump_statistics(self._models[index].statistics())
+            number, named = kinds.MODEL.unpack(body)
+            statistics = dump_statistics(self._model(named).statistics())
             self.channel.send(Kind.REPLY, records.NUMBER.pack(number), statistics)
         elif kind == Kind.PING:
             self.channel.send(Kind.PONG)
@@ -102,13 +109,17 @@ class EngineSession:
             if kind == Kind.COUNTS:
                 self.counts = records.loads(body)
 
-    def _submit(self, body: memoryview) -> None:
-        number, index, deadline, priority, client = kinds.REQUEST.unpack_from(body)
-        model = self._models[index]
-        inputs, key = self.channel.tensors(body[kinds.REQUEST.size :])
+    def _submit(self, body: memoryview, step: Step | None = None) -> None:
+        number, named, deadline, priority, client = kinds.REQUEST.unpack_from(body)
+        model = self._model(named)
+        head = kinds.REQUEST.size + (0 if step is None else kinds.STEP.size)
+        inputs, key = self.channel.tensors(body[head:])
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         reply = functools.partial(self._answer, number, model, inputs)
-        self._pending[number] = model.submit(inputs, reply, timeout, priority, key, client)
+        if step is None:
+            self._pending[number] = model.submit(inputs, reply, timeout, priority, key, client)
+        else:
+            self._pending[number] = model.submit_step(step, inputs, reply, timeout, priority, client)
 
     def _answer(self, number: int, model: Model, inputs: Mapping[str, Array], outcome: Outcome) -> None:
         del self._pending[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import orjson
 from ingot.errors import IngotError
 from ingot.runtime import Model
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
+from ingot.runtime.repeat import Repeat
 from ingot.tensors import DType, Range, Signature, TensorSpec
 from ingot.values import ValueRange
 
@@ -22,6 +23,7 @@ class ModelState:
     ``unavailable`` is the message for requests while it is not ready.
     """
 
+    number: int
     name: str
     version: str
     unavailable: str
@@ -29,7 +31,10 @@ class ModelState:
     loaded: bool
     platform: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
+    labels: Sequence[str] = ()
     signature: Signature | None = None
+    sequential: bool = False
+    repeat: Repeat | None = None
 
     @classmethod
     def of(cls, model: Model) -> ModelState:
@@ -38,6 +43,7 @@ class ModelState:
         except IngotError:  # the model is not loaded yet
             signature = None
         return cls(
+            number=model.number,
             name=model.name,
             version=model.version,
             unavailable=model.unavailable,
@@ -45,17 +51,25 @@ class ModelState:
             loaded=model.loaded,
             platform=model.platform,
             properties=model.properties,
+            labels=model.labels,
             signature=signature,
+            sequential=model.sequential,
+            repeat=model.repeat,
         )
 
     @classmethod
     def loads(cls, content: Mapping[str, Any]) -> ModelState:
-        signature = content["signature"]
-        return cls(**{**content, "signature": None if signature is None else _signature(signature)})
+        signature, repeat = content["signature"], content["repeat"]
+        built = {
+            "signature": None if signature is None else _signature(signature),
+            "repeat": None if repeat is None else Repeat(**repeat),
+        }
+        return cls(**{**content, **built})
 
     def dumps(self) -> dict[str, Any]:
         """Return the argument of :meth:`loads`, ready for JSON."""
         return {
+            "number": self.number,
             "name": self.name,
             "version": self.version,
             "unavailable": self.unavailable,
@@ -63,7 +77,10 @@ class ModelState:
             "loaded": self.loaded,
             "platform": self.platform,
             "properties": dict(self.properties),
+            "labels": list(self.labels),
             "signature": None if self.signature is None else _content(self.signature),
+            "sequential": self.sequential,
+            "repeat": None if self.repeat is None else asdict(self.repeat),
         }
 
 
@@ -76,7 +93,9 @@ def dump_statistics(statistics: Statistics) -> bytes:
 def load_statistics(raw: bytes) -> Statistics:
     """Return the statistics of :func:`dump_statistics`."""
     content = orjson.loads(raw)
-    durations = {name: Duration(**content[name]) for name in ("answered", "failed", "queued")}
+    durations = {
+        name: Duration(**content[name]) for name in ("answered", "failed", "queued", "cache_hit", "cache_miss")
+    }
     by_samples = {samples: _stages(stages) for samples, stages in content["by_samples"]}
     return Statistics(**{**content, **durations, "stages": _stages(content["stages"]), "by_samples": by_samples})
 

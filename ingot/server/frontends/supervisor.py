@@ -7,11 +7,10 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Sequence
 
 from ingot.errors import IngotError
 from ingot.ipc import records
-from ingot.runtime import Model, Repository
+from ingot.runtime import Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.frontends import sums
@@ -46,7 +45,7 @@ class FrontProcesses:
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port
         self._plane = plane
-        self._models: Sequence[Model] = list(repository)
+        self._repository = repository
         self._metrics = repository.metrics
         self._config = config
         self._bodies_mb = max(1, config.max_bodies_mb // max(1, config.frontends))
@@ -80,17 +79,22 @@ class FrontProcesses:
         self._serving = serving
         await self._send_state()
 
+    async def refresh(self) -> None:
+        await self._send_state()
+
     async def stop(self, drain: float) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # First all ports: a client that one front asks to leave would connect to another.
+        await asyncio.gather(*(child.close() for child in self._children))
         await asyncio.gather(*(child.stop(drain) for child in self._children))
         for holder in self._holders:
             holder.close()
         self._tasks, self._children, self._holders = [], [], []
 
     async def _launch(self) -> Child:
-        child = Child(self._plane, self._models, self._bodies_mb << 20, self._render)
+        child = Child(self._plane, self._repository.numbered, self._bodies_mb << 20, self._render)
         self._children.append(child)
         async with contextlib.AsyncExitStack() as on_error:
             on_error.push_async_callback(child.wait)
@@ -139,7 +143,8 @@ class FrontProcesses:
             {
                 "serving": self._serving,
                 "draining": self._plane.draining,
-                "models": [ModelState.of(model).dumps() for model in self._models],
+                "aliases": self._repository.aliases,
+                "models": [ModelState.of(model).dumps() for model in self._repository],
             }
         )
 

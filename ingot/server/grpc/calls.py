@@ -43,6 +43,9 @@ class Calls:
         count_fault: called with the reason when a client breaks HTTP/2.
         gate: the rules of access; None if all calls are served.
         limits: those on clients; None for no limits.
+
+    Attributes:
+        stopping: whether connections are to leave.
     """
 
     def __init__(
@@ -65,8 +68,13 @@ class Calls:
         self._open_calls = open_calls
         self._gate = gate
         self.limits = limits
+        self.stopping = False
         self.checks_access = gate is not None
-        self._codec = Codec(plane.repository.get)
+        sticky = plane.sticky_header.encode()
+        self.parse: Callable[[list[tuple[bytes, bytes]]], Head] = (
+            partial(Head, sticky_header=sticky) if sticky else Head
+        )
+        self._codec = Codec(plane.repository.get, plane.reader)
         self.count_fault = count_fault
         self.cleanup = StreamCleanup()
 
@@ -240,8 +248,8 @@ class Calls:
             left = None if call.deadline is None else call.left
             if left is not None and left <= 0:
                 raise DeadlineExceeded("the call's deadline passed before its request arrived")
-            request, typed = self._codec.decode(data, left)
-            request.client = call.head.client or id(replies)
+            request, typed = self._codec.decode(data, left, call.head.client)
+            request.client, request.sticky = call.head.client or id(replies), call.head.sticky
             call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             self._refuse(replies, call, public_error(error, "ModelInfer failed"))
@@ -291,6 +299,7 @@ class Calls:
         if method is self._infer:
             self._submit(replies, call, data)
         elif method.unary is not None:
+            CLIENT.set(call.head.client or id(replies))
             answer = await method.unary(data)
             replies.answer(call, (answer,), len(answer))
 

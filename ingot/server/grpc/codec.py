@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError, Message
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.requests import MAX_TENSORS, InferRequest, InferResponse, Template, check_parameters, named
+from ingot.server.requests import MAX_TENSORS, InferRequest, InferResponse, Template, named
+from ingot.server.triton.placement import Delivery, Place, Read, refuse
 from ingot.tensors import Array, DType
 
 M = TypeVar("M", bound=Message)
@@ -58,12 +59,15 @@ _FIELDS = {
 _STEP = 1 << 14
 
 
-def decode_request(message: pb.ModelInferRequest, find: Callable[[str, str], object]) -> InferRequest:
+def decode_request(
+    message: pb.ModelInferRequest, find: Callable[[str, str], object], read: Read = refuse
+) -> InferRequest:
     """Parse an inference request.
 
     Args:
         message: the request.
         find: called with the model's name and version before anything else is checked.
+        read: returns the bytes of inputs in shared memory.
 
     Raises:
         NotFound: from ``find``: there is no such model.
@@ -73,28 +77,60 @@ def decode_request(message: pb.ModelInferRequest, find: Callable[[str, str], obj
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise InvalidArgument(f"the request has over {MAX_TENSORS} inputs or outputs; no model has so many")
     raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
+    places = [
+        Place.of(f"tensor '{tensor.name}'", decode_parameters(tensor.parameters)) if tensor.parameters else None
+        for tensor in message.inputs
+    ]
+    if raw:
+        _check_untyped(message)
+    if raw and len(raw) != places.count(None):
         raise InvalidArgument(
-            f"the request has {len(message.inputs)} inputs but {len(raw)} raw_input_contents; "
+            f"the request has {places.count(None)} inputs but {len(raw)} raw_input_contents; "
             "raw and typed contents cannot be mixed"
         )
+    deliveries: dict[str, Delivery] = {}
     for output in message.outputs:
-        check_parameters(f"output '{output.name}'", decode_parameters(output.parameters))
+        if output.parameters:
+            delivery = Delivery.of(f"output '{output.name}'", decode_parameters(output.parameters))
+            if delivery is not None:
+                deliveries[output.name] = delivery
     outputs = tuple(output.name for output in message.outputs)
     parameters = decode_parameters(message.parameters)
-    template = Template(message.model_name, message.model_version, outputs, parameters)
-    tensors = [_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)]
+    template = Template(message.model_name, message.model_version, outputs, parameters, None, deliveries)
+    contents = iter(raw)
+    tensors = []
+    for tensor, place in zip(message.inputs, places, strict=True):
+        content = next(contents, None) if place is None else read(f"tensor '{tensor.name}'", place)
+        tensors.append(_tensor(tensor, content))
     return InferRequest(template, named(tensors), message.id)
 
 
+def _check_untyped(message: pb.ModelInferRequest) -> None:
+    """Refuse typed contents in addition to raw ones, with Triton's text; some clients set them to nothing."""
+    for tensor in message.inputs:
+        if tensor.HasField("contents") and tensor.contents.ByteSize():
+            where = f"'{tensor.name}' for model '{message.model_name}'"
+            raise InvalidArgument(f"contents field must not be specified when using raw_input_contents for {where}")
+
+
+def wants_typed(request: InferRequest) -> bool:
+    """Return whether the response shall have typed contents; by default they are raw, as Triton's always are."""
+    return request.template.parameters.get("binary_data_output") is False
+
+
 def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferResponse:
-    """Return the message. A request with typed contents gets typed contents, unless a datatype has no typed form."""
+    """Return the message; with typed contents if that is wanted, and each datatype has a typed form."""
     route = response.route
     message = pb.ModelInferResponse(model_name=route.name, model_version=route.version, id=response.id)
     typed = typed and all(spec.dtype in _FIELDS for spec in route.outputs)
     for name, dtype, array in response.outputs:
         tensor = message.outputs.add(name=name, datatype=dtype.value, shape=array.shape)
-        if typed:
+        if name in route.placed:
+            for parameter, value in route.placed[name].items():
+                encode_parameter(tensor.parameters[parameter], value)
+            if not typed:
+                message.raw_output_contents.append(b"")  # clients count one for each output
+        elif typed:
             field, values = getattr(tensor.contents, _FIELDS[dtype]), array.reshape(-1)
             for start in range(0, len(values), _STEP):  # a list of Python's numbers takes many times their bytes
                 field.extend(values[start : start + _STEP].tolist())
@@ -146,11 +182,8 @@ def _tensor(
         known = ", ".join(dtype.value for dtype in DType)
         raise InvalidArgument(f"tensor '{tensor.name}' has datatype '{tensor.datatype}'; known: {known}") from None
     shape = arrays.check_shape(tensor.name, list(tensor.shape))
-    check_parameters(f"tensor '{tensor.name}'", decode_parameters(tensor.parameters))
     if raw is None:
         return tensor.name, _typed(tensor.name, dtype, shape, tensor.contents)
-    if tensor.HasField("contents") and tensor.contents.ByteSize():  # some clients set it to nothing
-        raise InvalidArgument(f"tensor '{tensor.name}' has typed contents and raw_input_contents; send one of them")
     return tensor.name, arrays.from_bytes(tensor.name, dtype, shape, raw)
 
 

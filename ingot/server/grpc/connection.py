@@ -9,7 +9,6 @@ from typing import cast
 from ingot.server.access.peers import peer_of
 from ingot.server.grpc.call import Call
 from ingot.server.grpc.calls import Calls
-from ingot.server.grpc.head import Head
 from ingot.server.grpc.replies import HTTP_1, Replies
 from ingot.server.http2.connection import STREAM_WINDOW, Http2Connection
 from ingot.server.http2.frames import PREFACE, ErrorCode, Fault, goaway, settings
@@ -58,16 +57,17 @@ class Connection(asyncio.Protocol):
         "ended",
         "http2",
         "loop",
+        "parse",
         "transport",
         "wake",
     )
 
-    parse = staticmethod(Head)
     create = staticmethod(Call)
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, connections: set[Connection]):
         self.loop = loop
         self.transport: asyncio.Transport | None = None
+        self.parse = calls.parse
         self.http2: Http2Connection[Call] = Http2Connection(self, loop.time)
         self._calls = calls
         self._connections = connections
@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol):
         if self._calls.checks_access:
             self._replies.peer = peer_of(transport)
         self._connections.add(self)
+        if self._calls.stopping:  # it was accepted before the port was closed, and comes a turn of the loop later
+            self.leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -159,7 +161,7 @@ class Connection(asyncio.Protocol):
             self._calls.recheck(self._replies, call)
 
     def leave(self) -> None:
-        """Ask the client to open no more calls."""
+        """Ask the client to open no more calls, once it has begun to speak HTTP/2."""
         self.http2.control.leave()
 
     def _flush(self) -> None:

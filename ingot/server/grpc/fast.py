@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
+from ingot.server import listening
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -25,11 +27,16 @@ from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import ClientLimits, bodies_budget, calls_budget
 from ingot.server.listening import BACKLOG, listen
 
+if TYPE_CHECKING:
+    from ingot.server.management.control import Control
+
 # The interval of Connection.look, and its limits: 60 s without a sign of life until a ping, 80 s until the end.
 _LOOK_SECONDS = 10.0
 _WARN, _END = 6, 8
 # The interval of checks whether all connections have drained.
 _STEP = 0.02
+# Time that a client has for its first bytes after the ports closed.
+_SILENT_SECONDS = 1.0
 
 
 class FastListener:
@@ -43,6 +50,7 @@ class FastListener:
         gate: the rules of access; None if all calls are served.
         limits: those on clients; None for no limits.
         shared: whether other processes listen on the same port.
+        control: of the models, on the management listener.
     """
 
     def __init__(
@@ -55,20 +63,24 @@ class FastListener:
         limits: ClientLimits | None = None,
         *,
         shared: bool = False,
+        control: Control | None = None,
     ):
         self._tls = tls
         self._shared = shared
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
-        methods = self._methods(Service(plane))
+        methods = self._methods(Service(plane, control))
         budgets = bodies_budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
         infer = _path("ModelInfer")
         self._calls = Calls(plane, methods, infer, max_body_bytes, *budgets, self._count_fault, gate, limits)
         connections = self._connections = set[Connection]()
         if gate is not None:
             gate.changed.append(self._recheck)
-        plane.metrics.grpc_connections.set_function(lambda: len(connections))
-        plane.metrics.grpc_streams.set_function(lambda: sum(len(one.http2.sender.streams) for one in list(connections)))
+        if control is None:
+            plane.metrics.grpc_connections.set_function(lambda: len(connections))
+            plane.metrics.grpc_streams.set_function(
+                lambda: sum(len(one.http2.sender.streams) for one in list(connections))
+            )
         self._listener: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
 
@@ -80,7 +92,7 @@ class FastListener:
         """
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(loop, self._calls, self._connections),
+            self._connect,
             sock=listen(host, port, shared=self._shared),
             backlog=BACKLOG,  # asyncio calls listen() again, with 100 by default
             ssl=self._tls,
@@ -93,17 +105,31 @@ class FastListener:
         for service in ("", SERVICE):
             self._health.set(service, serving)
 
+    def _connect(self) -> Connection:
+        return Connection(asyncio.get_running_loop(), self._calls, self._connections)
+
+    async def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listening.close(listener, self._connect, self._tls)
+
     async def stop(self, drain: float) -> None:
         """Refuse new calls, wait up to ``drain`` seconds for those in flight, and close."""
-        if self._listener is not None:
-            self._listener.close()
+        await self.close()
         self._health.close()
+        self._calls.stopping = True
         loop = asyncio.get_running_loop()
         end = loop.time() + drain
+        silent = min(end, loop.time() + _SILENT_SECONDS)
         for connection in list(self._connections):
             connection.leave()
-        while self._connections and loop.time() < end:
+        while loop.time() < end:
             await asyncio.sleep(_STEP)
+            if loop.time() > silent:
+                for connection in [one for one in self._connections if not one.http2.control.settled]:
+                    connection.close()
+            if not self._connections:
+                break
         for connection in list(self._connections):
             connection.close()
         if self._looking is not None:

@@ -78,6 +78,9 @@ class GrpcioListener:
         for service in ("", codec.SERVICE):
             await self._health.set(service, status)
 
+    async def close(self) -> None:
+        """Do nothing: grpcio closes its port when it stops."""
+
     async def stop(self, drain: float) -> None:
         """Refuse new calls, wait up to ``drain`` seconds for those in flight, and close."""
         await self._server.stop(drain)
@@ -149,7 +152,7 @@ def _unary(
 
     @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
-        CLIENT.set(CLIENT.get() or context.peer())
+        CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
         outcome = await attempt_async(f"{function.__name__} failed", call(raw))
         if not isinstance(outcome, IngotError):
             return outcome
@@ -163,7 +166,7 @@ def _unary(
 
 def _infer_stream(service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        CLIENT.set(CLIENT.get() or context.peer())
+        CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
         requests = (codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:
             async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:

@@ -19,7 +19,8 @@ class Head:
 
     ``fault``: the error of malformed headers, or "". ``refusal``: the HTTP status for a request that is not gRPC,
     otherwise 0. ``timeout``: in seconds. ``untimely``: the client sent an invalid timeout. ``client`` and ``epoch``:
-    who sends the call by its key, and the gate's epoch when that was decided.
+    who sends the call by its key, and the gate's epoch when that was decided. ``sticky``: the value of
+    ``--sticky-header``.
     """
 
     __slots__ = (
@@ -32,11 +33,12 @@ class Head:
         "oversized",
         "path",
         "refusal",
+        "sticky",
         "timeout",
         "untimely",
     )
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]):
+    def __init__(self, headers: list[tuple[bytes, bytes]], sticky_header: bytes = b""):
         fields: dict[bytes, bytes] = {}
         self.fault = fault_of(headers, fields)
         self.path: Final = fields.get(b":path", b"")
@@ -52,6 +54,7 @@ class Head:
         self.authorization = fields.get(b"authorization")
         if self.authorization is not None and sum(name == b"authorization" for name, _ in headers) > 1:
             self.authorization = b""  # which is refused: a proxy may use another of them
+        self.sticky = fields.get(sticky_header, b"").decode("latin-1") if sticky_header else ""
         self.client = ""
         self.epoch = 0
 

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from ingot.errors import IngotError, NotFound, public_text
-from ingot.server import extensions
-from ingot.server.dataplane import DataPlane, attempt_async
+from ingot.errors import IngotError, NotFound, Unsupported, public_text
+from ingot.server import extensions, generation
+from ingot.server.dataplane import DataPlane, attempt_async, public_error
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.requests import CLIENT
+from ingot.server.management import ELSEWHERE
+from ingot.server.requests import CLIENT, InferRequest
+from ingot.server.triton.placement import refuse
 from ingot.tensors import TensorSpec
 
+if TYPE_CHECKING:
+    from ingot.server.management.control import Control
+
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 # Most requests of one stream in progress at once.
 _AHEAD = 64
+_EMPTY_FINAL = "triton_enable_empty_final_response"
 
 Unary = Callable[[Any], Awaitable[Message]]
 
 
 class Service:
-    """The six methods of the Open Inference Protocol's core, and Triton's extensions."""
+    """The six methods of the Open Inference Protocol's core, and Triton's extensions.
 
-    def __init__(self, plane: DataPlane):
+    Args:
+        plane: the server's behaviour.
+        control: of the models, on the management listener.
+    """
+
+    def __init__(self, plane: DataPlane, control: Control | None = None):
         self._plane = plane
+        self._control = control
 
     async def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=self._plane.live)
@@ -43,7 +57,7 @@ class Service:
             return pb.ModelReadyResponse(ready=False)
 
     async def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(**self._plane.server_metadata())
+        return pb.ServerMetadataResponse(**self._plane.server_metadata(managed=self._control is not None))
 
     async def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         metadata = self._plane.model_metadata(request.name, request.version)
@@ -64,28 +78,128 @@ class Service:
         counted = await extensions.statistics(self._plane, request.name, request.version)
         return _filled(pb.ModelStatisticsResponse(), counted)
 
+    async def memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        regions = self._plane.memory.status(CLIENT.get(), request.name)
+        return _filled(pb.SystemSharedMemoryStatusResponse(), {"regions": {each["name"]: each for each in regions}})
+
+    async def register_memory(
+        self, request: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        memory = self._plane.memory
+        memory.register(CLIENT.get(), request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def unregister_memory(
+        self, request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        self._plane.memory.unregister(CLIENT.get(), request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_memory_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        self._plane.memory.cuda_status(request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def register_cuda_memory(
+        self, request: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        self._plane.memory.register_cuda()
+
+    async def unregister_cuda_memory(
+        self, request: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        self._plane.memory.cuda_status()  # there is none to unregister
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    async def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        wanted = {name: list(setting.value) or None for name, setting in request.settings.items()}
+        found = self._plane.trace_settings(request.model_name, wanted)
+        answer = pb.TraceSettingResponse()
+        for name, value in found.items():
+            answer.settings[name].value.extend(value if isinstance(value, list) else [value])
+        return answer
+
+    def _controlled(self) -> Control:
+        if self._control is None:
+            raise Unsupported(ELSEWHERE)
+        return self._control
+
+    async def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        return _filled(pb.RepositoryIndexResponse(), {"models": self._controlled().index(ready=request.ready)})
+
+    async def repository_load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        await self._controlled().load(request.model_name, _chosen(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        name, _, version = request.model_name.partition(":")
+        dependents = _chosen(request.parameters).get("unload_dependents") is True
+        await self._controlled().unload(name, version, dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in request.settings.items()}
+        if chosen:
+            wanted = {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
+            self._plane.logs.change(wanted, CLIENT.get(), managed=self._control is not None)
+        answer = pb.LogSettingsResponse()
+        kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+        for name, value in self._plane.logs.content.items():
+            setattr(answer.settings[name], kinds[type(value)], value)
+        return answer
+
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        decoded = codec.decode_request(request, self._plane.repository.get)
-        decoded.client = CLIENT.get()
+        decoded = self._decoded(request)
         response = await self._plane.infer(decoded, "grpc")
-        return codec.encode_response(response, typed=not request.raw_input_contents)
+        return codec.encode_response(response, typed=codec.wants_typed(decoded))
+
+    def _decoded(self, request: pb.ModelInferRequest) -> InferRequest:
+        client = CLIENT.get()
+        read = refuse if self._plane.reader is None else self._plane.reader(client)
+        decoded = codec.decode_request(request, self._plane.repository.get, read)
+        decoded.client = client
+        return decoded
 
     async def model_stream_infer(
         self, requests: AsyncIterator[pb.ModelInferRequest]
     ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
-        """Answer requests in their order, with errors as messages; several run at once."""
-        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue()
+        """Answer requests, with errors as messages; several run at once.
+
+        Answers have the order of their requests, except those of models that answer several times: they are sent when
+        they are there.
+        """
+        answers: asyncio.Queue[asyncio.Future[pb.ModelStreamInferResponse] | None] = asyncio.Queue()
         room = asyncio.Semaphore(_AHEAD)
-        working: set[asyncio.Task[pb.ModelStreamInferResponse]] = set()
+        working: set[asyncio.Task[Any]] = set()
+        loop = asyncio.get_running_loop()
+
+        def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+            task = asyncio.create_task(work)
+            working.add(task)
+            task.add_done_callback(working.discard)
+            return task
+
+        async def pass_on(request: pb.ModelInferRequest) -> None:
+            async with contextlib.aclosing(self._repeated(request)) as messages:
+                async for message in messages:
+                    await room.acquire()
+                    ready = loop.create_future()
+                    ready.set_result(message)
+                    answers.put_nowait(ready)
 
         async def read() -> None:
+            streams: set[asyncio.Task[None]] = set()
             try:
                 async for request in requests:
-                    task = asyncio.create_task(self._in_band(request))
-                    working.add(task)
-                    task.add_done_callback(working.discard)
-                    answers.put_nowait(task)
+                    if self._repeats(request):
+                        streams.add(task := begin(pass_on(request)))
+                        task.add_done_callback(streams.discard)
+                        if len(streams) >= _AHEAD:
+                            await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+                        continue
+                    answers.put_nowait(begin(self._in_band(request)))
                     await room.acquire()
+                if streams:
+                    await asyncio.wait(streams)
             finally:
                 answers.put_nowait(None)
 
@@ -100,13 +214,38 @@ class Service:
             for task in tuple(working):
                 task.cancel()
 
+    def _repeats(self, request: pb.ModelInferRequest) -> bool:
+        """Return whether the model of a request answers several times."""
+        try:
+            return self._plane.repository.get(request.model_name, request.model_version).repeat is not None
+        except NotFound:
+            return False
+
     async def _in_band(self, request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:
         outcome = await attempt_async("a request of ModelStreamInfer failed", self.model_infer(request))
-        if not isinstance(outcome, IngotError):
-            return pb.ModelStreamInferResponse(infer_response=outcome)
-        self._plane.count_error("grpc", outcome)
+        return self._failed(request, outcome) if isinstance(outcome, IngotError) else _final(outcome, True)
+
+    async def _repeated(self, request: pb.ModelInferRequest) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        """Yield the answers to one request; like Triton's, the last is empty if the client asks for that."""
+        empty = _EMPTY_FINAL in request.parameters and request.parameters[_EMPTY_FINAL].bool_param
+        try:
+            decoded = self._decoded(request)
+            async with contextlib.aclosing(generation.answers(self._plane, decoded, "grpc")) as answers:
+                async for response, last in answers:
+                    message = codec.encode_response(response, typed=codec.wants_typed(decoded))
+                    yield _final(message, last and not empty)
+        except Exception as error:  # noqa: BLE001 - the boundary of one request
+            yield self._failed(request, public_error(error, "a request of ModelStreamInfer failed"))
+            return
+        if empty:
+            route = response.route
+            message = pb.ModelInferResponse(model_name=route.name, model_version=route.version, id=request.id)
+            yield _final(message, True)
+
+    def _failed(self, request: pb.ModelInferRequest, error: IngotError) -> pb.ModelStreamInferResponse:
+        self._plane.count_error("grpc", error)
         answered = pb.ModelInferResponse(id=request.id)
-        return pb.ModelStreamInferResponse(error_message=public_text(outcome), infer_response=answered)
+        return pb.ModelStreamInferResponse(error_message=public_text(error), infer_response=answered)
 
     def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
         """Return the unary methods by name, with the type of their request."""
@@ -119,7 +258,32 @@ class Service:
             "ModelConfig": (self.model_config, pb.ModelConfigRequest),
             "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
+            "TraceSetting": (self.trace_setting, pb.TraceSettingRequest),
+            "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
+            "RepositoryModelLoad": (self.repository_load, pb.RepositoryModelLoadRequest),
+            "RepositoryModelUnload": (self.repository_unload, pb.RepositoryModelUnloadRequest),
+            "LogSettings": (self.log_settings, pb.LogSettingsRequest),
+            "SystemSharedMemoryStatus": (self.memory_status, pb.SystemSharedMemoryStatusRequest),
+            "SystemSharedMemoryRegister": (self.register_memory, pb.SystemSharedMemoryRegisterRequest),
+            "SystemSharedMemoryUnregister": (self.unregister_memory, pb.SystemSharedMemoryUnregisterRequest),
+            "CudaSharedMemoryStatus": (self.cuda_memory_status, pb.CudaSharedMemoryStatusRequest),
+            "CudaSharedMemoryRegister": (self.register_cuda_memory, pb.CudaSharedMemoryRegisterRequest),
+            "CudaSharedMemoryUnregister": (self.unregister_cuda_memory, pb.CudaSharedMemoryUnregisterRequest),
         }
+
+
+def _chosen(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, Any]:
+    return {
+        name: getattr(value, kind)
+        for name, value in parameters.items()
+        if (kind := value.WhichOneof("parameter_choice")) is not None
+    }
+
+
+def _final(message: pb.ModelInferResponse, last: bool) -> pb.ModelStreamInferResponse:
+    """Return an answer of a stream, which says whether its request gets more."""
+    message.parameters["triton_final_response"].bool_param = last
+    return pb.ModelStreamInferResponse(infer_response=message)
 
 
 def _filled(message: M, content: dict[str, Any]) -> M:

@@ -17,6 +17,7 @@ from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.limits import BoundedCache
 from ingot.server.requests import MEMO_BYTES, InferRequest, InferResponse, Memo, Pattern, Route
+from ingot.server.triton.placement import Reader, refuse
 from ingot.tensors import Array, DType
 
 _LENGTHS = 512
@@ -55,22 +56,25 @@ class Codec:
 
     Args:
         find: called with the model's name and version of each request that is not cached; raises NotFound.
+        reader: of inputs in shared memory; None if there is none.
     """
 
-    def __init__(self, find: Callable[[str, str], object]) -> None:
+    def __init__(self, find: Callable[[str, str], object], reader: Reader | None = None) -> None:
         self._find = find
+        self._reader = reader
         self._starts: BoundedCache[int, tuple[int, ...]] = BoundedCache(_LENGTHS)
         self._messages: Memo[bytes, _Message] = Memo()
 
-    def decode(self, data: bytes, left: float | None = None) -> tuple[InferRequest, bool]:
+    def decode(self, data: bytes, left: float | None = None, client: str = "") -> tuple[InferRequest, bool]:
         """Parse a ModelInferRequest.
 
         Args:
             data: the message.
             left: seconds until the call's deadline, if it has one.
+            client: who sends it, by its key.
 
         Returns:
-            The request, and whether its contents were typed.
+            The request, and whether its response shall have typed contents.
 
         Raises:
             NotFound: there is no such model.
@@ -90,7 +94,7 @@ class Codec:
                     request = known.read(data, start + shift, text, left)
                     if request is not None:
                         return request, False
-        return self._parse(data, left)
+        return self._parse(data, left, client)
 
     def encode(self, response: InferResponse, *, typed: bool) -> tuple[tuple[bytes, ...], int]:
         """Return a ModelInferResponse in parts, and their size in bytes."""
@@ -114,11 +118,12 @@ class Codec:
         data = codec.encode_response(response, typed=typed).SerializeToString()
         return (data,), len(data)
 
-    def _parse(self, data: bytes, left: float | None) -> tuple[InferRequest, bool]:
+    def _parse(self, data: bytes, left: float | None, client: str) -> tuple[InferRequest, bool]:
         message = codec.parse(pb.ModelInferRequest, data)
-        request = codec.decode_request(message, self._find)
-        typed = not message.raw_input_contents
-        if not typed:
+        read = refuse if self._reader is None else self._reader(client)
+        request = codec.decode_request(message, self._find, read)
+        typed = codec.wants_typed(request)
+        if not typed and len(message.raw_input_contents) == len(message.inputs) > 0:
             self._learn_request(message, request, len(data))
         request.left = left
         return request, typed
@@ -147,13 +152,13 @@ class Codec:
 
 
 def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:
-    """Cache and return a response without its id and tensors; None if it has text tensors.
+    """Cache and return a response without its id and tensors; None if it has text tensors, or tensors elsewhere.
 
     Args:
         route: of the responses.
         kind: the shape and the bytes of each output.
     """
-    if not route.outputs or any(spec.dtype is DType.BYTES for spec in route.outputs):
+    if not route.outputs or route.placed or any(spec.dtype is DType.BYTES for spec in route.outputs):
         return None
     head = pb.ModelInferResponse(model_name=route.name, model_version=route.version).SerializeToString()
     outputs = pb.ModelInferResponse()

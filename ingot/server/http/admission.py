@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import urllib.parse
 
 import httptools
@@ -59,27 +60,79 @@ class Cors:
         return None if has_body else _PREFLIGHT
 
 
+class Hosts:
+    """The names by which clients may address a server.
+
+    A web page can make its own name resolve to this machine (DNS rebinding). Browsers then take the server for a part
+    of the page, but send that name. Addresses, localhost and a missing name cannot be such a name.
+
+    Args:
+        names: in lower case.
+    """
+
+    def __init__(self, names: frozenset[str]):
+        self._names = names | {"", "localhost"}
+
+    def fault(self, head: RequestHead) -> Fault | None:
+        """Return the fault of a request to another name; None if its name is allowed."""
+        given = [value for name, value in head.headers if name == b"host"]
+        if not head.url.startswith((b"/", b"*")):  # the whole URL, as for a proxy
+            given.append(httptools.parse_url(head.url).host or b"")
+        return next((_misdirected(value) for value in given if not self._allows(value)), None)
+
+    def _allows(self, value: bytes) -> bool:
+        host = value.decode("latin-1").lower()
+        if host.startswith("["):  # an IPv6 address
+            return True
+        host = host.partition(":")[0].removesuffix(".")
+        return host in self._names or host.endswith(".localhost") or _is_address(host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _misdirected(value: bytes) -> Fault:
+    name = value.decode("latin-1")
+    return Fault(PermissionDenied(f"'{name}' is not a name of this server; add it to --allowed-host if it is"), 421)
+
+
 class Admission:
     """Checks the access of requests.
 
     Args:
         gate: the rules; None admits all.
         cors: the web pages that may send requests; None leaves browsers without permission.
+        hosts: the names of the server; None for any name.
+        sticky_header: names the client whose requests all go to one version; in lower case, empty for none.
     """
 
-    def __init__(self, gate: Gate | None, cors: Cors | None = None):
+    def __init__(
+        self, gate: Gate | None, cors: Cors | None = None, hosts: Hosts | None = None, sticky_header: str = ""
+    ):
         self.gate = gate
         self.by_certificate = gate is not None and gate.by_certificate
         self._cors = cors
+        self._hosts = hosts
+        self._sticky_header = sticky_header.encode()
 
     def admit(self, head: RequestHead, peer: Peer) -> RequestHead:
         """Return a head with its client, or with a fault if it is refused; and with the headers for a web page."""
+        if self._hosts is not None and (fault := self._hosts.fault(head)) is not None:
+            return head._replace(infer=None, probe=None, fault=fault)
         if self._cors is not None:
             extra, asked = self._cors.headers(head), self._cors.preflight(head)
             if asked is not None:  # browsers send it without a key
                 return _of_other_page(head) if extra is None else head._replace(probe=PREFLIGHT, extra=extra + asked)
             if extra:
                 head = head._replace(extra=extra)
+        if self._sticky_header and head.infer is not None:
+            found = next((value for name, value in head.headers if name == self._sticky_header), b"")
+            head = head._replace(infer=head.infer._replace(sticky=found.decode("latin-1")))
         return head if self.gate is None else self._admit(self.gate, head, peer)
 
     def _admit(self, gate: Gate, head: RequestHead, peer: Peer) -> RequestHead:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
-from ingot.server.http import codec, exchange, responses, schema
+from ingot.server.http import codec, exchange, generate, responses, schema
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import InferHead
+from ingot.server.http.repository import add_routes
 from ingot.server.limits import Budget, Reservation, bodies_budget, check_size
 from ingot.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from ingot.server.management.control import Control
 
 # The router's errors, with our codes, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
@@ -27,7 +32,11 @@ _CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not 
 
 
 def create_app(
-    plane: DataPlane, max_body_bytes: int, max_bodies_bytes: int = 1 << 30, budget: Budget | None = None
+    plane: DataPlane,
+    max_body_bytes: int,
+    max_bodies_bytes: int = 1 << 30,
+    budget: Budget | None = None,
+    control: Control | None = None,
 ) -> FastAPI:
     """Return the application that serves a data plane.
 
@@ -36,6 +45,7 @@ def create_app(
         max_body_bytes: the largest request body, before and after decompression.
         max_bodies_bytes: most bytes that all requests together may hold.
         budget: a shared budget, instead of ``max_bodies_bytes``.
+        control: of the models, on the management listener.
     """
     app = FastAPI(
         title="Ingot",
@@ -46,7 +56,7 @@ def create_app(
         responses=schema.REFUSALS,
     )
     budget = budget or bodies_budget(max_bodies_bytes)
-    service = exchange.Service(plane, Decoder(), max_body_bytes, budget)
+    service = exchange.Service(plane, Decoder(plane.reader), max_body_bytes, budget)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
@@ -85,7 +95,7 @@ def create_app(
     @app.get("/v2/", include_in_schema=False)
     @app.get("/v2", response_model=schema.ServerMetadata)
     async def server_metadata() -> Response:
-        return _json(plane.server_metadata())
+        return _json(plane.server_metadata(managed=control is not None))
 
     @app.get("/v2/models", response_model=schema.Models)
     async def models() -> Response:
@@ -132,14 +142,128 @@ def create_app(
         with budget.reserve() as reservation:
             body = await _read(request, max_body_bytes, reservation)
             head = InferHead.of(model, _version(request), request.headers)
-            work = exchange.infer(service, head, body, reservation.add, str(request.client))
+            work = exchange.infer(service, head, body, reservation.add, _sender(request))
             return _response(await _unless_gone(request, work))
+
+    @app.post("/v2/models/{model}/versions/{version}/generate", openapi_extra={**schema.GENERATE, **schema.VERSION})
+    @app.post("/v2/models/{model}/generate", openapi_extra=schema.GENERATE)
+    async def generate_one(request: Request, model: str) -> Response:
+        with budget.reserve() as reservation:
+            body = await _read(request, max_body_bytes, reservation)
+            decoded = generate.decode(plane, model, _version(request), body, _sender(request))
+            return Response(await generate.answer(plane, decoded), media_type="application/json")
+
+    @app.post(
+        "/v2/models/{model}/versions/{version}/generate_stream", openapi_extra={**schema.EVENTS, **schema.VERSION}
+    )
+    @app.post("/v2/models/{model}/generate_stream", openapi_extra=schema.EVENTS)
+    async def generate_stream(request: Request, model: str) -> Response:
+        with budget.reserve() as reservation:
+            body = await _read(request, max_body_bytes, reservation)
+            decoded = generate.decode(plane, model, _version(request), body, _sender(request))
+        answers = generate.events(plane, decoded)
+        first = await anext(answers)  # an error before it has its own status
+
+        async def events() -> AsyncIterator[bytes]:
+            async with contextlib.aclosing(answers):
+                yield first
+                async for event in answers:
+                    yield event
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    @app.get("/v2/logging", response_model=schema.LogSettings)
+    async def log_settings() -> Response:
+        return _json(plane.logs.content)
+
+    changeable = plane.logs.changeable or control is not None
+
+    @app.post("/v2/logging", openapi_extra=schema.LOGGING, include_in_schema=changeable)
+    async def change_log_settings(request: Request) -> Response:
+        with budget.reserve() as reservation:
+            wanted = codec.decode_object(await _read(request, max_body_bytes, reservation))
+        plane.logs.change(wanted, _client(request), managed=control is not None)
+        return _json(plane.logs.content)
+
+    @app.get("/v2/models/{model}/trace/setting", openapi_extra=schema.MODEL)
+    @app.get("/v2/trace/setting")
+    async def trace_settings(request: Request) -> Response:
+        return _json(plane.trace_settings(request.path_params.get("model", "")))
+
+    traced = plane.traces.path is not None
+
+    @app.post("/v2/models/{model}/trace/setting", openapi_extra=schema.TRACE_MODEL, include_in_schema=traced)
+    @app.post("/v2/trace/setting", openapi_extra=schema.TRACE, include_in_schema=traced)
+    async def change_trace_settings(request: Request) -> Response:
+        with budget.reserve() as reservation:
+            wanted = codec.decode_object(await _read(request, max_body_bytes, reservation))
+        return _json(plane.trace_settings(request.path_params.get("model", ""), wanted))
+
+    add_routes(app, control)
+    _add_shared_memory(app, plane, max_body_bytes, budget)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(await plane.render_metrics(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
+
+
+def _add_shared_memory(app: FastAPI, plane: DataPlane, max_body_bytes: int, budget: Budget) -> None:
+    """Add the paths of shared memory, which /openapi.json lists only if they work."""
+    listed = plane.reader is not None
+
+    @app.get(
+        "/v2/systemsharedmemory/region/{region}/status",
+        openapi_extra=schema.REGION,
+        response_model=list[schema.Region],
+        include_in_schema=listed,
+    )
+    @app.get("/v2/systemsharedmemory/status", response_model=list[schema.Region], include_in_schema=listed)
+    async def memory_status(request: Request) -> Response:
+        return _json(plane.memory.status(_client(request), request.path_params.get("region", "")))
+
+    @app.post(
+        "/v2/systemsharedmemory/region/{region}/register", openapi_extra=schema.REGISTER, include_in_schema=listed
+    )
+    async def register_memory(request: Request, region: str) -> Response:
+        with budget.reserve() as reservation:
+            content = codec.decode_object(await _read(request, max_body_bytes, reservation))
+        plane.memory.register(_client(request), region, *codec.region_of(content))
+        return _json({})
+
+    @app.post(
+        "/v2/systemsharedmemory/region/{region}/unregister", openapi_extra=schema.REGION, include_in_schema=listed
+    )
+    @app.post("/v2/systemsharedmemory/unregister", include_in_schema=listed)
+    async def unregister_memory(request: Request) -> Response:
+        plane.memory.unregister(_client(request), request.path_params.get("region", ""))
+        return _json({})
+
+    @app.get("/v2/cudasharedmemory/region/{region}/status", include_in_schema=False)
+    @app.get("/v2/cudasharedmemory/status", include_in_schema=False)
+    async def cuda_memory_status(request: Request) -> Response:
+        return _json(plane.memory.cuda_status(request.path_params.get("region", "")))
+
+    @app.post("/v2/cudasharedmemory/region/{region}/register", include_in_schema=False)
+    async def register_cuda_memory() -> Response:
+        plane.memory.register_cuda()
+
+    @app.post("/v2/cudasharedmemory/region/{region}/unregister", include_in_schema=False)
+    @app.post("/v2/cudasharedmemory/unregister", include_in_schema=False)
+    async def unregister_cuda_memory() -> Response:
+        plane.memory.cuda_status()
+        return _json({})
+
+
+def _client(request: Request) -> Hashable:
+    """Return the name of a request's client, by its key; None if it has none."""
+    return getattr(request.state, "client", None)
+
+
+def _sender(request: Request) -> Hashable:
+    """Return who sent a request: a name, or else a number of its connection."""
+    return _client(request) or hash(request.client)
 
 
 def _version(request: Request) -> str:
@@ -214,5 +338,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.dtype.value, "shape": spec.wire_shape}
 
 
-def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _json(
+    content: Mapping[str, Any] | list[Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     return Response(codec.dumps(content), status, headers, "application/json")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httptools
 
-from ingot.errors import IngotError, Unavailable
+from ingot.errors import IngotError, PermissionDenied, Unavailable
 from ingot.server.dataplane import attempt_async
 from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
 from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
+
+if TYPE_CHECKING:
+    from ingot.server.management.control import Control
 
 # Bytes of a body that wait for the application before reading is paused.
 _HIGH_WATER = 64 << 10
@@ -24,7 +27,12 @@ Message = Mapping[str, Any]
 
 
 class AsgiCarrier(Carrier, Protocol):
-    """The part of a connection that an exchange of the application uses."""
+    """The part of a connection that an exchange of the application uses.
+
+    ``write_paused`` is whether its client has much of the response to read.
+    """
+
+    write_paused: bool
 
     def hold_body(self, *, full: bool) -> None:
         """Pause or resume reading: too much of the body waits for the application."""
@@ -33,8 +41,9 @@ class AsgiCarrier(Carrier, Protocol):
 class LazyApp:
     """The FastAPI application, imported with its first request, as that takes a third of a second."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, control: Control | None = None):
         self._service = service
+        self._control = control
         self._app: Any = None
         self._lock = asyncio.Lock()
 
@@ -47,7 +56,8 @@ class LazyApp:
     def _load(self) -> Any:
         from ingot.server.http.app import create_app
 
-        return create_app(self._service.plane, self._service.max_body_bytes, budget=self._service.budget)
+        service = self._service
+        return create_app(service.plane, service.max_body_bytes, budget=service.budget, control=self._control)
 
 
 class AsgiExchange:
@@ -74,11 +84,18 @@ class AsgiExchange:
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._task: asyncio.Task[None] | None = None
+        self._streaming = False
+        self._writable = asyncio.Event()
 
     def start(self) -> None:
         """Begin, once every earlier request is answered."""
         shared = self._connection.shared
         limits, share = shared.limits, self._connection.share
+        if _is_change_by_page(self.head):
+            # A browser sends it without asking first if it is simple, and hides only the answer from the page.
+            error = PermissionDenied("web pages may not send this request; --cors-origin names those that may")
+            self._answer(responses.refusal(shared.service.plane, error))
+            return
         if limits is not None:
             try:
                 share = limits.admit(self.head.client, share)
@@ -115,6 +132,7 @@ class AsgiExchange:
         """Drop the request, as its connection is lost."""
         self.disconnected = True
         self._changed.set()
+        self._writable.set()
 
     async def _run(self) -> None:
         served = self._connection.shared.app(self._scope(), self._receive, self._send)
@@ -129,6 +147,9 @@ class AsgiExchange:
     def _answer(self, response: HttpResponse) -> None:
         if not (self.done or self.disconnected):
             self.keep_alive = False
+            if self._streaming:  # without its end, so that the client does not take it for complete
+                self._finish([b""], keep_alive=False)
+                return
             renderer = self._connection.shared.renderer
             self._finish(renderer.render(response, keep_alive=False), keep_alive=False)
 
@@ -160,8 +181,45 @@ class AsgiExchange:
             self._status, self._headers = message["status"], list(message["headers"])
             return
         self._parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
+        if message.get("more_body", False):
+            await self._stream()
+        elif self._streaming:
+            keep_alive = self._chunked and self._connection.keeps(self)
+            self._finish([self._chunk(), b"0\r\n\r\n" if self._chunked else b""], keep_alive=keep_alive)
+        else:
             self._respond()
+
+    def written(self) -> None:
+        """Continue a response that waited for its client to read."""
+        self._writable.set()
+
+    @property
+    def _chunked(self) -> bool:
+        return self.head.version != "1.0"
+
+    async def _stream(self) -> None:
+        """Write a part of a response of unknown length; wait until the client has read most of it."""
+        connection = self._connection
+        start = b""
+        if not self._streaming:
+            self._streaming = True
+            self.keep_alive = self.keep_alive and self._chunked
+            start = connection.shared.renderer.start(self._status, keep_alive=self.keep_alive)
+            length = [(b"transfer-encoding", b"chunked")] if self._chunked else []
+            own = [(name.lower(), value) for name, value in self._headers if name.lower() != b"connection"]
+            extra = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.head.extra]
+            start += b"".join(b"%b: %b\r\n" % header for header in (*own, *length, *extra)) + b"\r\n"
+        connection.transport.write(start + self._chunk())
+        while connection.write_paused and not (self.disconnected or self.done):
+            self._writable.clear()
+            await self._writable.wait()
+
+    def _chunk(self) -> bytes:
+        body = b"".join(self._parts)
+        self._parts.clear()
+        if self.head.method == b"HEAD" or not body:
+            return b""
+        return b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body
 
     def _respond(self) -> None:
         connection, body = self._connection, b"".join(self._parts)
@@ -190,12 +248,18 @@ class AsgiExchange:
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
             "root_path": "",
             "headers": head.headers,
-            "state": {},
+            "state": {"client": head.client or None},
             "method": "GET" if head.method == b"HEAD" else head.method.decode("ascii"),
             "path": urllib.parse.unquote(url.path.decode("ascii")),
             "raw_path": url.path,
             "query_string": url.query or b"",
         }
+
+
+def _is_change_by_page(head: RequestHead) -> bool:
+    """Return whether a web page without permission sends a request that may change something."""
+    may_change = head.method == b"POST" and not head.url.partition(b"?")[0].endswith(b"/infer")
+    return may_change and not head.extra and any(name == b"origin" for name, _ in head.headers)
 
 
 def _address(transport: asyncio.Transport, which: str) -> tuple[str, int] | None:

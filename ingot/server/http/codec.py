@@ -23,9 +23,9 @@ from ingot.server.requests import (
     InferResponse,
     Route,
     Template,
-    check_parameters,
     named,
 )
+from ingot.server.triton.placement import EXTRA, Delivery, Place, Read, refuse
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 # The status of an error; responses.py looks it up, and replaces it where HTTP has a more exact one.
@@ -73,6 +73,7 @@ def decode_request(
     body: bytes,
     header_length: int | None,
     loads: Callable[[Any], Any] = orjson.loads,
+    read: Read = refuse,
 ) -> tuple[InferRequest, ResponseFormat, dict[str, Any]]:
     """Parse an inference request.
 
@@ -82,6 +83,7 @@ def decode_request(
         body: the whole body.
         header_length: the JSON's length if raw buffers follow it, as the header says; None for plain JSON.
         loads: parses JSON; :func:`ingot.server.http.large.loads` if it is large.
+        read: returns the bytes of inputs in shared memory.
 
     Returns:
         The request, the format of its response, and its JSON.
@@ -96,22 +98,29 @@ def decode_request(
         buffers = _Buffers(memoryview(body)[header_length:])
     else:
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
-    inputs = named([_input(item, buffers) for item in _list(header, "inputs")])
+    inputs = named([_input(item, buffers, read) for item in _list(header, "inputs")])
     buffers.check_empty()
     parameters = _dict(header, "parameters")
     default = _flag(parameters, "binary_data_output", False) if parameters else False
     outputs: dict[str, bool] = {}
+    deliveries: dict[str, Delivery] = {}
     if wanted := _list(header, "outputs", required=False):
         for item in wanted:
             name = _text(item, "name", "an output")
-            check_parameters(f"output '{name}'", options := _dict(item, "parameters"))
+            if name in outputs:
+                raise InvalidArgument(f"output '{name}' already exists in request; name each output once")
+            options = _dict(item, "parameters")
             outputs[name] = _flag(options, "binary_data", default)
-        if len(outputs) < len(wanted):
-            raise InvalidArgument("an output is requested twice")
+            if EXTRA.isdisjoint(options):
+                continue
+            delivery = Delivery.of(f"output '{name}'", options)
+            if delivery is not None:
+                deliveries[name] = delivery
+                outputs[name] = outputs[name] and delivery.place is None
     layout = ResponseFormat(default, outputs) if default or outputs else _JSON
     identifier = _text(header, "id", "the request", default="")
-    request = InferRequest(Template(model, version, tuple(outputs), parameters), inputs, identifier)
-    return request, layout, header
+    template = Template(model, version, tuple(outputs), parameters, None, deliveries)
+    return InferRequest(template, inputs, identifier), layout, header
 
 
 def decode_raw_request(
@@ -123,7 +132,10 @@ def decode_raw_request(
         InvalidArgument: the model has several inputs, or the size of the data does not determine its shape.
     """
     if len(signature.inputs) != 1:
-        raise InvalidArgument(f"a raw body holds one input, the model takes {len(signature.inputs)}")
+        raise InvalidArgument(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} inputs in "
+            f"'{model}' model configuration"
+        )
     spec = signature.inputs[0]
     shape = [1 if dim == signature.batch else dim for dim in spec.shape]
     free = [axis for axis, dim in enumerate(shape) if isinstance(dim, str)]
@@ -133,11 +145,37 @@ def decode_raw_request(
     else:
         raw = body
         row = math.prod(dim for dim in shape if isinstance(dim, int)) * spec.dtype.numpy.itemsize
-        if len(free) > 1 or (free and (not row or len(body) % row)):
+        if len(free) > 1:
+            raise InvalidArgument(
+                f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+                "variable-sized dimension"
+            )
+        if free and (not row or len(body) % row):
             raise InvalidArgument(f"the shape of '{spec.name}' does not follow from a raw body of {len(body)} bytes")
         shape = [len(body) // row if isinstance(dim, str) else dim for dim in shape]
     array = arrays.from_bytes(spec.name, spec.dtype, [int(dim) for dim in shape], raw)
     return InferRequest(Template(model, version), {spec.name: array}), ResponseFormat(default=True)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Parse a body that is a JSON object; an empty body is an empty one.
+
+    Raises:
+        InvalidArgument: it is not one.
+    """
+    return _parse(body) if body else {}
+
+
+def region_of(content: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the key, offset and size of a region of shared memory, both in bytes.
+
+    Raises:
+        InvalidArgument: they are missing, or not of the right types.
+    """
+    numbers = [content.get("offset", 0), content.get("byte_size")]
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+        raise InvalidArgument("'offset' and 'byte_size' must be numbers of bytes")
+    return _text(content, "key", "the request"), *numbers
 
 
 def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[bytes, Headers]:
@@ -209,7 +247,9 @@ def _learn(route: Route, layout: ResponseFormat, shapes: tuple[Any, ...]) -> _La
     texts = []
     for spec in route.outputs:
         text += dumps({"name": spec.name, "datatype": spec.dtype.value, "shape": list(next(left))})[:-1]
-        if layout.binary(spec.name):
+        if spec.name in route.placed:
+            text += b',"parameters":%b},' % dumps(route.placed[spec.name])
+        elif layout.binary(spec.name):
             text += b',"parameters":{"binary_data_size":%d}},' % next(left)
         else:
             texts.append((text + b',"data":', spec))
@@ -311,13 +351,18 @@ def _unannounced(body: bytes, problem: str) -> str:
     )
 
 
-def _input(item: Any, buffers: _Buffers) -> tuple[str, Array]:
+def _input(item: Any, buffers: _Buffers, read: Read = refuse) -> tuple[str, Array]:
     name = _text(item, "name", "a tensor")
     dtype = _datatype(name, _text(item, "datatype", f"tensor '{name}'"))
     shape = arrays.check_shape(name, item.get("shape"))
     parameters = _dict(item, "parameters")
-    check_parameters(f"tensor '{name}'", parameters)
     size = parameters.get("binary_data_size")
+    if not EXTRA.isdisjoint(parameters):
+        place = Place.of(f"tensor '{name}'", parameters)
+        if place is not None and (size is not None or "data" in item):
+            raise InvalidArgument(f"tensor '{name}' is in shared memory, and has 'data' or binary_data_size too")
+        if place is not None:
+            return name, arrays.from_bytes(name, dtype, shape, read(f"tensor '{name}'", place))
     if size is not None:
         if "data" in item:
             raise InvalidArgument(f"tensor '{name}' has both 'data' and binary_data_size")
@@ -340,7 +385,7 @@ def _datatype(name: str, text: str) -> DType:
     return found
 
 
-def dumps(content: Mapping[str, Any]) -> bytes:
+def dumps(content: Mapping[str, Any] | list[Any]) -> bytes:
     """Return JSON bytes; arrays in it become lists."""
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 

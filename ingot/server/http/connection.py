@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._arriving: Arriving | AsgiExchange | None = None  # the one whose body is arriving
         self._advancing = False
         self._stopping = False
-        self._write_paused = False
+        self.write_paused = False
         self._body_full = False
         self._read_paused = False
         self._probe: DisconnectProbe | None = None
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         parser = self._parser
         while data:
-            whole = self._current is None and parser.between and not self._queue and not self._write_paused
+            whole = self._current is None and parser.between and not self._queue and not self.write_paused
             end = data.find(_HEAD_END) + len(_HEAD_END) if whole else 0
             if not len(_HEAD_END) <= end <= _MAX_KNOWN_BYTES:
                 self._handle(parser.receive(data), len(data))
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
         self._advancing = True
         advanced = False
         try:
-            while self._queue and self._current is None and not self._write_paused:
+            while self._queue and self._current is None and not self.write_paused:
                 if self.transport.is_closing():
                     break
                 self._current = exchange = self._queue.popleft()
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Pause or resume reading."""
-        paused = bool(self._queue) or self._write_paused or self._body_full
+        paused = bool(self._queue) or self.write_paused or self._body_full
         if paused != self._read_paused and not self.transport.is_closing():
             self._read_paused = paused
             self._timeouts.reading(paused=paused)
@@ -253,13 +253,15 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self._write_paused = True
+        self.write_paused = True
         self._regulate()
         self._timeouts.wait_for_reader()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
+        self.write_paused = False
         self._timeouts.end_wait_for_reader()
+        if isinstance(self._current, AsgiExchange):
+            self._current.written()
         self._advance()
 
     def eof_received(self) -> bool | None:
@@ -289,10 +291,13 @@ class Connections:
     def __init__(self) -> None:
         self._open: set[Connection] = set()
         self._none = asyncio.Event()
+        self._until: float | None = None  # the loop's time, while they are drained
 
     def add(self, connection: Connection) -> None:
         self._open.add(connection)
         self._none.clear()
+        if self._until is not None:  # it was accepted before the port was closed, and comes a turn of the loop later
+            connection.drain(max(0.0, self._until - asyncio.get_running_loop().time()))
 
     def remove(self, connection: Connection) -> None:
         self._open.discard(connection)
@@ -306,8 +311,10 @@ class Connections:
 
     async def drain(self, seconds: float) -> None:
         """Wait until all are closed; after ``seconds``, refuse the requests that are unanswered."""
+        self._until = asyncio.get_running_loop().time() + seconds
         for connection in tuple(self._open):
             connection.drain(seconds)
+        await asyncio.sleep(0)
         if self._open:
             try:
                 await asyncio.wait_for(self._none.wait(), seconds)

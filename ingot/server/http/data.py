@@ -31,6 +31,8 @@ FORMATS = {
 }
 # Values that are converted at once; other threads can run in between.
 _CHUNK = 1 << 14
+# The most lists in each other, as in Triton: more than any tensor has dimensions.
+_MAX_DEPTH = 100
 _NUMBERS = frozenset((int, float))
 _INTEGERS = frozenset((int,))
 
@@ -102,7 +104,7 @@ def to_json(name: str, dtype: DType, array: Array) -> bytes:
 
 def _flat(name: str, data: list[Any]) -> list[Any]:
     """Return nested lists of equal lengths as one list."""
-    for _ in range(arrays.MAX_RANK):
+    for _ in range(_MAX_DEPTH):
         if not data or not isinstance(data[0], list):
             return data
         if len(data) == 1:
@@ -112,7 +114,7 @@ def _flat(name: str, data: list[Any]) -> list[Any]:
         if not all(isinstance(item, list) and len(item) == length for item in data):
             raise InvalidArgument(f"the data of tensor '{name}' is ragged: its lists have different lengths")
         data = list(itertools.chain.from_iterable(data))
-    raise InvalidArgument(f"the data of tensor '{name}' is nested over {arrays.MAX_RANK} deep")
+    raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({_MAX_DEPTH}) in tensor '{name}'")
 
 
 def cast(name: str, dtype: DType, values: list[Any]) -> Array:

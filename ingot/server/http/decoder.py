@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from ingot.runtime import key_of
 from ingot.server.http import codec, data
 from ingot.server.http.codec import ResponseFormat
 from ingot.server.requests import MEMO_BYTES, InferRequest, Memo, Pattern, Template
+from ingot.server.triton.placement import Reader, refuse
 from ingot.tensors import DType
 
 # Longer lists are converted in pieces, by codec.py.
@@ -39,14 +40,21 @@ class _Text(NamedTuple):
 
 
 class Decoder:
-    """Decodes the bodies of one server, and learns those that repeat."""
+    """Decodes the bodies of one server, and learns those that repeat.
 
-    def __init__(self) -> None:
+    Args:
+        reader: of inputs in shared memory; None if there is none.
+    """
+
+    def __init__(self, reader: Reader | None = None) -> None:
+        self.reader = reader
         self._raws: Memo[tuple[str, str, bytes], tuple[Pattern, ResponseFormat]] = Memo()
         self._texts: Memo[tuple[str, str, bytes, bytes], _Text] = Memo()
 
-    def decode(self, model: str, version: str, body: bytes, header_length: int | None) -> Decoded:
-        """Return the request of a body; see :func:`ingot.server.http.codec.decode_request`.
+    def decode(
+        self, model: str, version: str, body: bytes, header_length: int | None, client: Hashable = None
+    ) -> Decoded:
+        """Return the request of a client's body; see :func:`ingot.server.http.codec.decode_request`.
 
         Raises:
             InvalidArgument: the body is not of the protocol; the message names the tensor.
@@ -59,7 +67,8 @@ class Decoder:
             known = None
         if known is not None:
             return known
-        request, layout, header = codec.decode_request(model, version, body, header_length)
+        read = refuse if self.reader is None else self.reader(client)
+        request, layout, header = codec.decode_request(model, version, body, header_length, orjson.loads, read)
         if header_length is None:
             self._learn_text(body, header, request, layout)
         else:
@@ -87,7 +96,7 @@ class Decoder:
             return
         if identifier and "id" in orjson.loads(b"{" + rest):  # a second id
             return
-        if any("data" in item for item in header["inputs"]):
+        if not all("binary_data_size" in (item.get("parameters") or ()) for item in header["inputs"]):
             return
         pattern = Pattern.of(request)
         if pattern is not None:

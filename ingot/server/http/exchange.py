@@ -20,6 +20,7 @@ from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestH
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, bodies_budget, check_size
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
+from ingot.server.triton.placement import refuse
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10
@@ -67,7 +68,8 @@ def begin(
     try:
         encoding = compression.known(head.encoding)
     except InvalidArgument as error:
-        done(_unreadable(service.plane, head, error))
+        refused = _unreadable(service.plane, head, error)
+        done(responses.unsupported_encoding(refused) if refused.status == 400 else refused)
         return None
     if not encoding:
         return _decode(service, head, body, hold, done, client)
@@ -95,12 +97,13 @@ def _decode(
             signature = plane.signature(head.model, head.version)
             request, layout = codec.decode_raw_request(head.model, head.version, body, signature)
         elif min(len(body), len(body) if length is None else length) > large.AT_ONCE:
-            decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads)
+            read = refuse if service.decoder.reader is None else service.decoder.reader(client)
+            decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads, read)
             proceed = functools.partial(_decoded, service, head, hold, done, client)
             return ThreadedBody(service.budget, len(body), proceed).start(decode)
         else:
-            request, layout = service.decoder.decode(head.model, head.version, body, length)
-        request.client = client
+            request, layout = service.decoder.decode(head.model, head.version, body, length, client)
+        request.client, request.sticky = client, head.sticky
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
     except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
         done(_unreadable(plane, head, error))
@@ -121,7 +124,7 @@ def _decoded(
         done(_unreadable(plane, head, outcome))
         return None
     request, layout, _ = outcome
-    request.client = client
+    request.client, request.sticky = client, head.sticky
     try:
         hold(sum(array.nbytes for array in request.inputs.values()))
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
@@ -207,7 +210,7 @@ class Shared:
         admission: Admission | None = None,
         limits: ClientLimits | None = None,
     ):
-        self.service = Service(plane, Decoder(), max_body_bytes, bodies_budget(max_bodies_bytes))
+        self.service = Service(plane, Decoder(plane.reader), max_body_bytes, bodies_budget(max_bodies_bytes))
         self.heads: BoundedCache[bytes, RequestHead] = BoundedCache(_MAX_HEADS)
         self.renderer = Renderer()
         self.admission = admission

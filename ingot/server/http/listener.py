@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ingot.server import listening
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission
 from ingot.server.http.asgi import LazyApp
@@ -12,6 +16,9 @@ from ingot.server.http.exchange import Shared
 from ingot.server.limits import ClientLimits
 from ingot.server.listening import BACKLOG, listen
 from ingot.server.tls import Tls
+
+if TYPE_CHECKING:
+    from ingot.server.management.control import Control
 
 # Seconds for the application's tasks to end once their connection is closed.
 _TASK_SECONDS = 1.0
@@ -28,6 +35,7 @@ class HttpListener:
         admission: checks the access of requests; None admits all.
         limits: those on clients; None for no limits.
         shared: whether other processes listen on the same port.
+        control: of the models, on the management listener.
     """
 
     def __init__(
@@ -40,11 +48,12 @@ class HttpListener:
         limits: ClientLimits | None = None,
         *,
         shared: bool = False,
+        control: Control | None = None,
     ):
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
         self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
-        self._shared.app = LazyApp(self._shared.service)
+        self._shared.app = LazyApp(self._shared.service, control)
         self._connections = Connections()
         if admission is not None and admission.gate is not None:
             admission.gate.changed += (self._shared.heads.clear, self._connections.forget)
@@ -58,15 +67,29 @@ class HttpListener:
         number: int = listener.getsockname()[1]
         return number
 
+    async def start_unix(self, path: Path) -> None:
+        """Listen on a Unix socket.
+
+        Raises:
+            OSError: the path is taken or cannot be made.
+        """
+        if path.exists():  # asyncio would replace it
+            raise OSError(errno.EADDRINUSE, "it is taken")
+        self._server = await asyncio.get_running_loop().create_unix_server(self._connect, str(path), backlog=BACKLOG)
+
     def _connect(self) -> Connection:
         return Connection(self._shared, self._connections)
 
     async def set_serving(self, serving: bool) -> None:
         """Do nothing: health checks ask the data plane each time."""
 
+    async def close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await listening.close(server, self._connect, self._tls)
+
     async def stop(self, drain: float) -> None:
-        if self._server is not None:
-            self._server.close()
+        await self.close()
         await self._connections.drain(drain)
         if self._shared.tasks:
             await asyncio.wait(self._shared.tasks, timeout=_TASK_SECONDS)

@@ -35,13 +35,17 @@ Admit = Callable[["RequestHead"], "RequestHead"]
 
 
 class InferHead(NamedTuple):
-    """The parts of path and headers that inference needs. ``header_length`` is text if it is not a number."""
+    """The parts of path and headers that inference needs.
+
+    ``header_length`` is text if it is not a number. ``sticky`` is the value of ``--sticky-header``.
+    """
 
     model: str
     version: str
     header_length: int | str | None
     encoding: str
     response_encoding: str | None
+    sticky: str = ""
 
     @classmethod
     def of(cls, model: str, version: str, headers: Mapping[str, str]) -> InferHead:

@@ -7,7 +7,8 @@ import time
 from email.utils import formatdate
 from typing import Any, NamedTuple
 
-from ingot.errors import Code, DeadlineExceeded, IngotError, public_text
+from ingot.errors import Code, DeadlineExceeded, EngineLost, IngotError, public_text
+from ingot.server import compression
 from ingot.server.dataplane import DataPlane, public_error
 from ingot.server.http import codec
 from ingot.server.http.codec import Headers
@@ -51,7 +52,9 @@ def ready(plane: DataPlane) -> HttpResponse:
 def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
     """Return the response of an error, and count it."""
     plane.count_error("http", error)
-    headers = _RETRY if error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) else ()
+    # A request during which an engine process ended may have caused that.
+    later = error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) and not isinstance(error, EngineLost)
+    headers = _RETRY if later else ()
     return HttpResponse(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
 
 
@@ -64,6 +67,12 @@ def too_slow(plane: DataPlane) -> HttpResponse:
 def failure(plane: DataPlane, error: Exception) -> HttpResponse:
     """Return the response of any error; an internal one is logged, and its text is not sent."""
     return refusal(plane, public_error(error, "a request failed"))
+
+
+def unsupported_encoding(response: HttpResponse) -> HttpResponse:
+    """Return the response to a body whose ``Content-Encoding`` is unknown, with the encodings that are known."""
+    accepted = (("Accept-Encoding", ", ".join(sorted(compression.ENCODINGS))),)
+    return response._replace(status=415, headers=response.headers + accepted)
 
 
 class Renderer:

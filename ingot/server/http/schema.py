@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Refusal(BaseModel):
@@ -78,6 +78,34 @@ class ModelConfiguration(BaseModel):
     dynamic_batching: dict[str, Any] | None = None
 
 
+class Region(BaseModel):
+    """A region of shared memory; offset and size are in bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Registration(BaseModel):
+    """Body of /v2/systemsharedmemory/region/{region}/register."""
+
+    key: str
+    offset: int = 0
+    byte_size: int
+
+
+class LogSettings(BaseModel):
+    """Answer of /v2/logging, and the body that changes some of it."""
+
+    log_file: str | None = None
+    log_info: bool | None = None
+    log_warning: bool | None = None
+    log_error: bool | None = None
+    log_verbose_level: int | None = None
+    log_format: str | None = None
+
+
 class ModelReady(BaseModel):
     """Answer of /v2/models/{model}/ready."""
 
@@ -143,9 +171,59 @@ INFER: dict[str, Any] = {
     },
 }
 
+
+class GenerateResponse(BaseModel):
+    """Answer of .../generate: an output of one element is a value, one of several a list of them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+
+
+_FLAT: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": {"type": "object", "description": "Inputs by name, id, and parameters"}}
+    },
+}
+GENERATE: dict[str, Any] = {
+    "requestBody": _FLAT,
+    "responses": {
+        "200": {"description": "The answer", "content": {"application/json": {"schema": _inlined(GenerateResponse)}}}
+    },
+}
+EVENTS: dict[str, Any] = {
+    "requestBody": _FLAT,
+    "responses": {
+        "200": {
+            "description": "An event for each answer",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+}
+
 # The routes read the version from the path themselves, too.
 VERSION: dict[str, Any] = {
     "parameters": [{"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
+
+REGION: dict[str, Any] = {
+    "parameters": [{"name": "region", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
+REGISTER: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(Registration)}}}
+}
+MODEL: dict[str, Any] = {
+    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
+TRACE: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+TRACE_MODEL: dict[str, Any] = {**MODEL, **TRACE}
+LOGGING: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(LogSettings)}}}
 }
 
 REFUSALS: dict[int | str, dict[str, Any]] = {

@@ -43,17 +43,18 @@ class Control(Generic[S]):
     """Handles control frames and ends streams and connections that break the protocol.
 
     ``last_id``: the highest stream that the client opened. ``leaving``: no new streams are accepted. ``settled``: the
-    client's first SETTINGS have arrived. ``over``: the connection is closed.
+    client's first SETTINGS have arrived. ``stops``: it is asked to leave when they do. ``over``: the connection is
+    closed.
     """
 
-    __slots__ = ("_allowance", "_handler", "_sender", "last_id", "leaving", "over", "settled")
+    __slots__ = ("_allowance", "_handler", "_sender", "last_id", "leaving", "over", "settled", "stops")
 
     def __init__(self, handler: Handler[S], sender: Sender[S], allowance: Allowance):
         self._handler = handler
         self._sender = sender
         self._allowance = allowance
         self.last_id = 0
-        self.leaving = self.settled = self.over = False
+        self.leaving = self.settled = self.stops = self.over = False
 
     def handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Handle a frame other than DATA, HEADERS and CONTINUATION.
@@ -90,9 +91,8 @@ class Control(Generic[S]):
 
     def leave(self) -> None:
         """Ask the client to open no more streams; those already open or on their way are answered."""
-        if not self.settled:
-            self._handler.close()
-        elif not self.leaving:
+        self.stops = True
+        if self.settled and not self.leaving:
             self._sender.write(goaway(LARGEST_WINDOW, ErrorCode.NO_ERROR, "the server stops"))
             self._sender.write(frame(PING, 0, 0, _DRAINING))  # frames before its ACK were sent before the GOAWAY
 
@@ -116,8 +116,11 @@ class Control(Generic[S]):
             values[key] = value  # the last value of each counts
         self._sender.max_frame = values.get(MAX_FRAME_SIZE, self._sender.max_frame)
         self._set_initial(values.get(INITIAL_WINDOW_SIZE, self._sender.initial))
-        self.settled = True
         self._sender.write(frame(SETTINGS, ACK, 0))
+        if not self.settled:
+            self.settled = True
+            if self.stops:
+                self.leave()
 
     def _set_initial(self, window: int) -> None:
         """Change the initial window, also for open streams."""

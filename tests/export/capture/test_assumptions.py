@@ -148,6 +148,7 @@ class UNet(nn.Module):
         return torch.cat([x, self.up(self.up(quarter) + half)], dim=1)
 
 
+@pytest.mark.matrix
 def test_a_step_makes_multiples_of_a_dimension() -> None:
     module = UNet().eval()
     archive = export_model(module, inputs="x:float32[batch,3,height=..64:4,width=8..:4]")

@@ -28,7 +28,7 @@ def equal(module: nn.Module, inputs: Sequence[str], *shapes: Sequence[int]) -> N
 
 @pytest.mark.parametrize("kind", ["Avg", "Max"])
 @pytest.mark.parametrize("wanted", [4, (3, None), (1, 5)], ids=str)
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_adaptive_pooling_of_images_of_any_size(kind: str, wanted: int | tuple[int | None, int | None]) -> None:
     layer = getattr(nn, f"Adaptive{kind}Pool2d")(wanted)
     for height, width in ((9, 4), (1, 40)):

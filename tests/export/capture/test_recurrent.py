@@ -58,7 +58,7 @@ def check(engine: Any, module: nn.Module, **inputs: Tensor) -> None:
     ],
     ids=["lstm", "lstm-with-states", "gru", "rnn"],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_a_packed_sequence_keeps_its_lengths(
     kind: str, batch_first: bool, total: bool, states: bool, options: dict[str, Any]
 ) -> None:
@@ -81,7 +81,7 @@ class First(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_half_precision(kind: str) -> None:
     module = First(kind).half().eval()
     engine = exported(module, {"x": torch.randn(3, 2, 5).half()}, ["x:float16[seq,batch,5]"])

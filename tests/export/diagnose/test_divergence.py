@@ -128,6 +128,7 @@ def add_one(array: Array) -> None:
 
 
 class TestGoodModels:
+    @pytest.mark.matrix
     def test_a_good_model_has_no_divergence(self, good: Case, model: ir.Model) -> None:
         assert good.find() is None
         assert good.find(model) is None
@@ -231,6 +232,7 @@ class TestOnnx:
             ("blocks.1.attention.out_proj.weight", "linear_5", "Gemm", "blocks.1.attention", False),
         ],
     )
+    @pytest.mark.matrix
     def test_a_changed_weight_is_found_where_it_is_used(
         self, good: Case, model: ir.Model, weight: str, node: str, operator: str, module: str, unknown: bool
     ) -> None:

@@ -50,6 +50,7 @@ def test_attention_with_queries_of_any_rank(leading: tuple[int, ...]) -> None:
     check(attentions, f"x:float32[{dims}]", torch.randn(*leading, 6, 4), more)
 
 
+@pytest.mark.matrix
 def test_causal_attention_to_more_keys_than_queries() -> None:
     check(lambda x: SDPA(x[:, 2:], x, x, is_causal=True), "x:float32[batch,seq=3..,4]", torch.randn(2, 7, 4))
 
@@ -139,6 +140,7 @@ class GhostNorm(torch.nn.Module):
         return torch.cat([self.norm(part) for part in x.chunk(math.ceil(x.shape[0] / 128), 0)], 0)
 
 
+@pytest.mark.matrix
 def test_a_fault_of_the_optimizer_costs_the_optimization_only() -> None:
     archive = export_model(GhostNorm().eval(), inputs="x:float32[batch,4]")
     notes = archive.variant().serving.provenance.notes

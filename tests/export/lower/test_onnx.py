@@ -37,6 +37,7 @@ def exotic(x: Tensor) -> Tensor:
     return result
 
 
+@pytest.mark.matrix
 def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_model() -> None:
     program = capture(lambda x: torch.relu(exotic(x)))
     first, second = outside(program)
@@ -49,6 +50,7 @@ def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_
         lower(program)
 
 
+@pytest.mark.matrix
 def test_operators_with_other_translations_are_not_listed() -> None:
     program = capture(lambda x: operators.scale(torch.special.airy_ai(x), 2.0))
     assert [item.split()[0] for item in outside(program)] == ["aten.special_airy_ai.default"]

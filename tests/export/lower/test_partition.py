@@ -111,6 +111,7 @@ def net() -> Lowered:
 
 
 class TestOneModelInParts:
+    @pytest.mark.matrix
     def test_the_operator_that_onnx_lacks_runs_in_pytorch_and_the_rest_in_onnx_runtime(self, net: Lowered) -> None:
         assert [segment.format for segment in plan(net).segments] == ["onnx", "pt2", "onnx"]
         assert net.packed.notes[1] == "part 2 of 3 is run by PyTorch (because of aten.linalg_inv)"
@@ -159,7 +160,7 @@ class TestOneModelInParts:
 
 
 @pytest.mark.parametrize("middle", [_several, _found, _chosen, _complex])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_values_pass_between_parts(middle: Callable[[Rows, torch.Tensor], Any]) -> None:
     torch.manual_seed(0)
     made = lowered(Rows(middle), "x:float32[batch,6]")
@@ -169,6 +170,7 @@ def test_values_pass_between_parts(middle: Callable[[Rows, torch.Tensor], Any]) 
     assert made.errors()
 
 
+@pytest.mark.matrix
 def test_views_that_decomposition_breaks_are_repaired() -> None:
     made = lowered(Attention(), "x:float32[batch,length,6]", "mask:float32[batch,length]")
     assert [segment.format for segment in plan(made).segments] == ["onnx", "pt2"]

@@ -111,7 +111,7 @@ def test_a_buffer_filled_by_the_first_call_is_a_constant(empty: bool) -> None:
         (Once, "x:float32[batch,seq,4]", "'seq'", (5, 4)),
     ],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     module: type[nn.Module], inputs: str, dims: str, shape: tuple[int, ...]
 ) -> None:
@@ -131,6 +131,7 @@ def test_a_buffer_set_by_the_first_values_is_a_state() -> None:
         export_model(Calibrated().eval(), inputs="x:float32[batch,seq,4]")
 
 
+@pytest.mark.matrix
 def test_the_command_line_reports_it(run_ingot: RunIngot, tmp_path: Path) -> None:
     source = "tests.export.proof.test_caches:Positions"
     result = run_ingot("export", source, "--input", "x:float32[batch,4,6,6]", "-o", tmp_path / "p.ingot")

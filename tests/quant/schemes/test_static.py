@@ -16,6 +16,7 @@ from ingot.tensors import Array
 from tests.quant import graphs
 from tests.quant.graphs import random, sqnr
 from tests.quant.networks import BLOCKS, CONVOLUTIONS, NETWORKS, PRODUCTS, Network
+from tests.support import matrix
 
 STATIC = Plan("static int8", {})
 VARIANTS: Mapping[str, Plan] = {
@@ -53,7 +54,7 @@ def test_answers_are_the_originals_up_to_rounding_and_all_is_in_integers(name: s
     assert found.floats == ()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", matrix(*VARIANTS))
 @pytest.mark.parametrize("name", [*BLOCKS, "perceptron", "matmul with bias", "conv in groups", "gemm turned"])
 def test_every_form_of_it(name: str, variant: str) -> None:
     network, plan = NETWORKS[name], VARIANTS[variant]
@@ -67,7 +68,7 @@ def test_wide_activations_are_more_exact() -> None:
         assert min(noises(NETWORKS[name], wide)) > min(noises(NETWORKS[name], narrow)) + gained
 
 
-@pytest.mark.parametrize("opset", [10, 11, 13, 17, 19, 21, 23])
+@pytest.mark.parametrize("opset", matrix(10, 23, 11, 13, 17, 19, 21))
 @pytest.mark.parametrize("name", ["conv", "gemm turned", "matmul with bias", "residual block"])
 @pytest.mark.parametrize("activations", ["u8", "u16"])
 def test_operator_sets(name: str, opset: int, activations: str) -> None:

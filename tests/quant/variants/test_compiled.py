@@ -20,7 +20,7 @@ from ingot.quant.config import Recipe
 from ingot.quant.measure.stopwatch import Race
 from ingot.quant.report.records import Report
 from ingot.runtime import load_engine
-from ingot.server.client import Client
+from ingot.server.clients.blocking import Client
 from ingot.tensors import Array
 from tests.export.models import net
 from tests.quant.variants.test_pt2e import Net

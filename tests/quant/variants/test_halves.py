@@ -76,7 +76,7 @@ class TestForGPUs:
 
 
 @pytest.mark.parametrize("kind", HALVES)
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_stored_in_half_it_runs_anywhere_and_is_half_as_large(
     digits: tuple[Digits, Data, Data], digits_fp32: Path, kind: type[BFloat16 | Float16]
 ) -> None:

@@ -112,6 +112,7 @@ def test_pt2e_reports_a_missing_torchao(case: Case, samples: Samples, monkeypatc
         pt2e.quantize(case.program, samples)
 
 
+@pytest.mark.matrix
 def test_pt2e_quantizes_every_layer(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
     made = pt2e.quantize(case.program, samples)

@@ -20,6 +20,7 @@ from ingot.errors import InvalidArgument
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.importing.sources import mar, read, script_mar
+from tests.support import matrix
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/models", "/v2/repository/models/evil/load", "/v2/models", "/v2/repository/models/affine/load"]
+    "path", matrix("/v2/repository/models/evil/load", "/models", "/v2/models", "/v2/repository/models/affine/load")
 )
 def test_cve_2023_43654_no_request_makes_the_server_fetch_a_model(server: RunningServer, path: str) -> None:
     """ShellTorch: the open management API loaded a model, and ran its code, from any URL."""
@@ -41,7 +42,7 @@ def test_cve_2023_43654_no_request_makes_the_server_fetch_a_model(server: Runnin
         body = {"url": url, "parameters": {"config": url}}
         for method in ("POST", "PUT"):
             answer = httpx.request(method, f"{server.http_url}{path}?{query}", json=body, trust_env=False)
-            assert answer.status_code in (404, 405)
+            assert answer.status_code in (404, 405, 501)
         with pytest.raises(TimeoutError):
             listener.accept()
 

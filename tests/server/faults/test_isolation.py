@@ -118,7 +118,15 @@ def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, fron
         with client(service, "http") as asking:
             wait_until(lambda: not isinstance(_outcome(asking, "quotient", HARMLESS), Unavailable))
             assert asking.infer("quotient", HARMLESS)["y"].tolist() == [[2, 1]]
-        assert service.count("ingot_engine_restarts_total", model="quotient", reason="SIGFPE") == 2
+            inputs = [
+                {"name": name, "datatype": "INT64", "shape": [1, 2], "data": array.tolist()}
+                for name, array in deadly(3).items()
+            ]
+            url = f"http://{service.http}/v2/models/quotient/infer"
+            answer = httpx.post(url, json={"inputs": inputs}, trust_env=False, timeout=60)
+            assert (answer.status_code, "retry-after" in answer.headers) == (503, False), answer.text
+            wait_until(lambda: not isinstance(_outcome(asking, "quotient", HARMLESS), Unavailable))
+        assert service.count("ingot_engine_restarts_total", model="quotient", reason="SIGFPE") == 3
         assert "the engine process of model 'quotient' ended by SIGFPE and is started again" in service.log.read_text()
 
 
@@ -166,6 +174,7 @@ def test_a_call_that_does_not_end_is_ended(tmp_path: Path, fronts: int) -> None:
         stops(service)
 
 
+@pytest.mark.matrix
 def test_a_model_stays_ready_while_one_of_its_processes_runs(tmp_path: Path) -> None:
     model = str(onnx_models.quotient(tmp_path))
     with serving("fast", tmp_path, "--instances", "2", sources=[model]) as service, client(service, "grpc") as asking:
@@ -179,6 +188,7 @@ def test_a_model_stays_ready_while_one_of_its_processes_runs(tmp_path: Path) -> 
         stops(service)
 
 
+@pytest.mark.matrix
 def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     with started(tmp_path, "--engine-timeout", "1s") as service, client(service, "http") as asking:
         for pid in engines_of(service):
@@ -219,6 +229,7 @@ def test_the_server_stops_while_a_call_does_not_end(tmp_path: Path) -> None:
 
 
 @fronts
+@pytest.mark.matrix
 def test_each_request_gets_one_answer_or_one_error_while_processes_are_killed(tmp_path: Path, fronts: int) -> None:
     with started(tmp_path, "--frontends", str(fronts)) as service:
         stop = threading.Event()

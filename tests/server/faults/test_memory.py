@@ -119,6 +119,7 @@ def _metric(asking: ingot.Client, name: str) -> float:
     return next(float(line.split()[1]) for line in asking.metrics().splitlines() if line.startswith(f"{name} "))
 
 
+@pytest.mark.matrix
 def test_memory_of_a_large_call_is_given_back(folder: Path) -> None:
     with running(folder) as asking:
         asking.infer("inflated", {"n": np.array([3])})

@@ -61,7 +61,7 @@ class Pair:
         self.told: list[tuple[int, bytes]] = []
         self.lost = False
         with arenas() as handles:
-            self.session = EngineSession(DataPlane(FakeCatalog()), models, handles, render, self._lost)  # type: ignore[arg-type]
+            self.session = EngineSession(DataPlane(FakeCatalog()), models.__getitem__, handles, render, self._lost)  # type: ignore[arg-type]
             self.front = Channel(handles[1], handles[0], self._receive, lambda: None)
         self.engine = EngineEnd(self.front, 1 << 20)
 
@@ -192,7 +192,7 @@ def test_a_start_that_is_cancelled_stays_so_though_the_front_has_ended() -> None
         async def render() -> bytes:
             return b""
 
-        child = Child(DataPlane(FakeCatalog()), [], 1 << 20, render)  # type: ignore[arg-type]
+        child = Child(DataPlane(FakeCatalog()), [].__getitem__, 1 << 20, render)  # type: ignore[arg-type]
         starting = asyncio.create_task(child.start(b"{}", b"{}"))
         for _ in range(20):  # until it waits for its front, which takes far longer to start
             await asyncio.sleep(0)

@@ -56,7 +56,7 @@ def refused(channel: grpc.Channel, request: pb.ModelInferRequest) -> grpc.RpcErr
     with pytest.raises(grpc.RpcError) as caught:
         infer(channel, request)
     # After any error, the next client is answered.
-    assert list(infer(channel, affine()).outputs[0].contents.fp32_contents) == [3, 5, 7]
+    assert np.frombuffer(infer(channel, affine()).raw_output_contents[0], np.float32).tolist() == [3, 5, 7]
     return caught.value
 
 
@@ -120,7 +120,7 @@ def test_every_datatype_raw(channel: grpc.Channel, dtype: DType) -> None:
 
 @pytest.mark.parametrize("rows", [3, 20_000])
 @pytest.mark.parametrize("dtype", TYPED, ids=lambda dtype: dtype.value)
-def test_every_datatype_typed_is_answered_typed(channel: grpc.Channel, dtype: DType, rows: int) -> None:
+def test_every_datatype_typed_is_answered_raw_or_as_asked(channel: grpc.Channel, dtype: DType, rows: int) -> None:
     array = np.resize(sample(dtype), (rows, 2))
     request = pb.ModelInferRequest(model_name=f"identity-{dtype.value.lower()}")
     tensor = request.inputs.add(name="x", datatype=dtype.value, shape=[rows, 2])
@@ -128,6 +128,10 @@ def test_every_datatype_typed_is_answered_typed(channel: grpc.Channel, dtype: DT
         dtype.value, ("u" if dtype.value.startswith("U") else "") + f"int{'64' if '64' in dtype.value else ''}_contents"
     )
     getattr(tensor.contents, field).extend(array.reshape(-1).tolist())
+    answer = infer(channel, request)
+    assert [*answer.raw_output_contents] == [arrays.to_bytes(array)]
+    assert not answer.outputs[0].HasField("contents")
+    request.parameters["binary_data_output"].bool_param = False
     answer = infer(channel, request)
     assert not answer.raw_output_contents
     assert list(getattr(answer.outputs[0].contents, field)) == array.reshape(-1).tolist()
@@ -171,7 +175,9 @@ def test_duplicate_inputs(channel: grpc.Channel) -> None:
 def test_raw_contents_that_do_not_match(channel: grpc.Channel) -> None:
     mixed = affine()
     mixed.raw_input_contents.append(bytes(12))
-    assert "has typed contents" in str(refused(channel, mixed).details())
+    assert "contents field must not be specified when using raw_input_contents for 'x' for model 'affine'" in str(
+        refused(channel, mixed).details()
+    )
     short = pb.ModelInferRequest(model_name="affine")
     short.inputs.add(name="x", datatype="FP32", shape=[1, 3])
     short.raw_input_contents.append(bytes(11))
@@ -190,6 +196,7 @@ def test_statuses(channel: grpc.Channel) -> None:
     assert refused(channel, pb.ModelInferRequest(model_name="nope")).code() is grpc.StatusCode.NOT_FOUND
     shared = affine()
     shared.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    shared.inputs[0].parameters["shared_memory_byte_size"].int64_param = 12
     assert refused(channel, shared).code() is grpc.StatusCode.UNIMPLEMENTED
     outside = pb.ModelInferRequest(model_name="embedding")
     outside.inputs.add(name="ids", datatype="INT64", shape=[1, 1]).contents.int64_contents.append(10)
@@ -223,9 +230,8 @@ def test_a_stream_is_answered_in_order_and_its_errors_are_in_band(channel: grpc.
     answers = list(stub(iter(requests), timeout=30))
     assert [answer.infer_response.id for answer in answers] == [str(index) for index in range(200)]
     assert "nope" in answers[7].error_message
-    found = [
-        answer.infer_response.outputs[0].contents.fp32_contents[0] for answer in answers if answer is not answers[7]
-    ]
+    right = (answer.infer_response.raw_output_contents[0] for answer in answers if answer is not answers[7])
+    found = [np.frombuffer(raw, np.float32)[0] for raw in right]
     assert found == [2 * index + 1 for index in range(200) if index != 7]
 
 

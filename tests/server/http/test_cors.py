@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,61 @@ def test_what_is_not_an_origin_is_refused(text: str) -> None:
 def test_all_pages_with_keys_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="name the origins that may use them"):
         ServerConfig.of({"cors_origin": "*", "auth": "keys.toml"})
+
+
+@pytest.fixture(scope="module", params=matrix("fast", "fronts"))
+def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that has the names models.example and a_b."""
+    model = str(onnx_models.affine(tmp_path_factory.mktemp("models")))
+    settings: dict[str, Any] = {**KINDS[request.param], "allowed_host": "models.example, a_b", "cors_origin": PAGE}
+    with ingot.serve(model, http_port=0, grpc_port=0, **settings) as server:
+        yield server.http_url
+
+
+ALLOWED = ["models.example", "MODELS.example.:8000", "a_b", "localhost:1", "x.localhost", "127.0.0.1", "[::1]:80", ""]
+OTHERS = ["evil.example", "models.example.evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.1"]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/affine/infer", "/v2/health/live", "/v2/models"])
+@pytest.mark.parametrize("name", [*ALLOWED, *OTHERS])
+def test_only_listed_names_are_answered(named: str, name: str, path: str) -> None:
+    """A page that makes its name resolve to this machine must not reach the server (DNS rebinding)."""
+    with httpx.Client(base_url=named, trust_env=False) as client:
+        for _ in range(2):  # the second head is known
+            method, body = ("POST", BODY) if path.endswith("infer") else ("GET", None)
+            answer = client.request(method, path, json=body, headers={"host": name})
+            assert answer.status_code == (421 if name in OTHERS else 200)
+            if name in OTHERS:
+                assert "--allowed-host" in answer.json()["error"]
+        preflight = client.options(path, headers={"host": name, "origin": PAGE, **ASKED})
+        assert preflight.status_code == (421 if name in OTHERS else 200)
+
+
+def test_a_whole_url_names_the_host_too(named: str) -> None:
+    host, _, port = named.removeprefix("http://").partition(":")
+    for target, status in (("http://evil.example/v2", b"421"), ("http://models.example/v2", b"200")):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: models.example\r\n\r\n".encode())
+            assert connection.recv(1 << 16).split()[1] == status
+
+
+@pytest.mark.parametrize("names", ["https://models.example", "models.example:80", "Models.example", "*", "a b"])
+def test_names_that_are_not_hosts_are_refused(names: str) -> None:
+    with pytest.raises(InvalidArgument, match="write names of hosts as"):
+        ServerConfig.of({"allowed_host": names})
+
+
+CHANGES = ["logging", "trace/setting", "systemsharedmemory/unregister", "repository/models/affine/unload"]
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_a_page_without_permission_changes_nothing(named: str, path: str) -> None:
+    """A browser sends simple requests of any page; only their answers are hidden (CSRF)."""
+    with httpx.Client(base_url=named, trust_env=False) as page:
+        for origin in ("https://evil.example", "null"):
+            answer = page.post(f"/v2/{path}", content=b"{}", headers={"content-type": "text/plain", "origin": origin})
+            assert (answer.status_code, "--cors-origin" in answer.json()["error"]) == (403, True)
+        headers: dict[str, str]
+        for headers in ({}, {"origin": PAGE}):
+            answer = page.post(f"/v2/{path}", content=b"{}", headers=headers)
+            assert "--cors-origin" not in answer.text

@@ -95,7 +95,7 @@ def test_unknown_things_are_named(http: httpx.Client, method: str, path: str, st
     if path == "/nothing":
         assert "POST /v2/models/{model}/infer" in answer.json()["error"]
     if "nope" in path:
-        assert "no model 'nope'" in answer.json()["error"]
+        assert answer.json()["error"].startswith("Request for unknown model: 'nope' is not found; this server has: ")
         assert "affine" in answer.json()["error"]
 
 
@@ -171,7 +171,7 @@ def test_a_raw_body_is_one_input(http: httpx.Client) -> None:
     text = http.post("/v2/models/identity-bytes/infer", content=b"hello", headers={LENGTH: "0"})
     assert text.status_code == 400  # one element cannot fill [1, 2]
     two = http.post("/v2/models/pair/infer", content=body, headers={LENGTH: "0"})
-    assert "one input" in two.json()["error"]
+    assert "must only have 1 input" in two.json()["error"]
 
 
 BAD: list[tuple[str, Any, str]] = [
@@ -203,7 +203,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("parameters not an object", {**affine(), "parameters": 3}, "parameters"),
     ("id not text", {**affine(), "id": 3}, "id"),
     ("unknown output", {**affine(), "outputs": [{"name": "w"}]}, "unknown output 'w'"),
-    ("output twice", {**affine(), "outputs": [{"name": "y"}, {"name": "y"}]}, "twice"),
+    ("output twice", {**affine(), "outputs": [{"name": "y"}, {"name": "y"}]}, "already exists"),
     ("flag not a flag", {**affine(), "parameters": {"binary_data_output": 1}}, "true or false"),
     ("timeout not a number", {**affine(), "parameters": {"timeout": "soon"}}, "microseconds"),
     ("a list", [1, 2], "object"),
@@ -329,11 +329,13 @@ def test_text_that_is_not_utf8(http: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("still_answers")
-@pytest.mark.parametrize("parameters", [{"shared_memory_region": "r"}, {"classification": 3}])
-def test_extensions_that_are_not_there_are_refused(http: httpx.Client, parameters: dict[str, Any]) -> None:
-    where = {"outputs": [{"name": "y", "parameters": parameters}]}
-    answer = http.post("/v2/models/affine/infer", json={**affine(), **where})
-    assert answer.status_code == 501
+def test_shared_memory_is_off_by_default(http: httpx.Client) -> None:
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 12}
+    without = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "parameters": place}]}
+    for body in (without, {**affine(), "outputs": [{"name": "y", "parameters": place}]}):
+        answer = http.post("/v2/models/affine/infer", json=body)
+        assert answer.status_code == 501
+        assert "--shared-memory" in answer.json()["error"]
 
 
 def test_infinity_is_answered_in_binary_and_refused_in_json(http: httpx.Client) -> None:
@@ -440,7 +442,7 @@ def test_a_list_of_encodings_does_not_request_one(http: httpx.Client) -> None:
     [
         ("gzip", b"not gzip", 400),
         ("gzip", gzip.compress(json.dumps(affine()).encode())[:-6], 400),
-        ("br", b"x", 400),
+        ("br", b"x", 415),
         ("gzip", gzip.compress(bytes(64 << 20)), 413),
     ],
     ids=["garbage", "cut", "unknown", "bomb"],
@@ -448,6 +450,18 @@ def test_a_list_of_encodings_does_not_request_one(http: httpx.Client) -> None:
 def test_bad_compression(http: httpx.Client, encoding: str, body: bytes, status: int) -> None:
     answer = http.post("/v2/models/affine/infer", content=body, headers={"Content-Encoding": encoding})
     assert answer.status_code == status
+    assert answer.headers.get("accept-encoding") == ("deflate, gzip" if status == 415 else None)
+
+
+@pytest.mark.parametrize(("depth", "status"), [(50, 200), (99, 200), (101, 400), (900, 400)])
+def test_data_may_be_nested_in_a_hundred_lists(http: httpx.Client, depth: int, status: int) -> None:
+    """As deep as Triton allows (its L0_http, test_json_recursion_depth_limit)."""
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "data": "VALUES"}
+    body = json.dumps({"inputs": [tensor]}).replace('"VALUES"', "[" * depth + '"a", "b"' + "]" * depth)
+    answer = http.post("/v2/models/identity-bytes/infer", content=body)
+    assert answer.status_code == status
+    if status == 400:
+        assert "JSON nesting depth exceeds maximum allowed limit (100)" in answer.json()["error"]
 
 
 def _raw(server: RunningServer, request: bytes) -> bytes:

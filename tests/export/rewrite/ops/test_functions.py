@@ -69,6 +69,7 @@ def test_it_is_a_node_of_its_domain_and_a_function() -> None:
     prove(function, model)
 
 
+@pytest.mark.matrix
 def test_calls_share_a_function_where_their_bodies_are_the_same() -> None:
     def function(x: Tensor) -> Tensor:
         narrow = ops.gated_norm(x[:, :2], x[:, 2:], torch.ones(2), 0.5)
@@ -81,6 +82,7 @@ def test_calls_share_a_function_where_their_bodies_are_the_same() -> None:
     prove(function, model)
 
 
+@pytest.mark.matrix
 def test_several_results() -> None:
     """Captured in the strict way, which reads the code of the operator's call too."""
 
@@ -118,6 +120,7 @@ def test_a_size_of_the_model_stays_dynamic_in_the_body() -> None:
     prove(function, model, width=8)
 
 
+@pytest.mark.matrix
 def test_an_operator_made_of_another() -> None:
     """ONNX Runtime 1.31 takes the wrong overload of a function inside of another, so the graph must not have any."""
 

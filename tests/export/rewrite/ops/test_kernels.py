@@ -64,6 +64,7 @@ def test_a_kernel_replaces_the_body(tmp_path: Path) -> None:
         operator(x.double(), 3.0)
 
 
+@pytest.mark.matrix
 def test_a_kernel_that_computes_something_else_is_found_out(tmp_path: Path) -> None:
     with pytest.raises(ParityError, match=r"the kernel of 'tests::biased' deviates from the body on its example by \d"):
         shift("biased").kernel("cpu", source(tmp_path, "biased", "+ 1"))

@@ -93,6 +93,7 @@ def test_masks_of_every_kind_are_added(formula: Formula) -> None:
     assert operators(graph)[str(SDPA)] == 1
 
 
+@pytest.mark.matrix
 def test_it_lowers_to_two_products_in_onnx() -> None:
     found = onnx_operators(lower(Attention(), Masked(gpt), X, MASK, matches=1))
     assert found["Softmax"] == 1

@@ -20,6 +20,7 @@ def graph(body: str, outputs: str = "float[batch,4] y", constants: str = "float 
     return parse(f"g (float[batch,4] x) => ({outputs}) <{constants}> {{ {body} }}")
 
 
+@pytest.mark.matrix
 def test_repeated_computations_of_a_module_are_merged() -> None:
     model = export(Twice(), torch.randn(2, 4), optimize=False)
     assert operators(model)["Mul"] == 2

@@ -51,6 +51,7 @@ def test_the_norms_of_pytorch_run_as_one_kernel_each(tmp_path: Path) -> None:
     onnx.checker.check_model(ir.to_proto(found))
 
 
+@pytest.mark.matrix
 def test_a_norm_in_half_precision_that_is_computed_in_single_runs_as_one_kernel(tmp_path: Path) -> None:
     model = export(LlamaNorm().half(), torch.randn(2, 5, 16).half(), seq=1)
     found = apply(RmsNorm(), model, 1, tolerance=2e-3)

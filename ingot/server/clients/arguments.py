@@ -30,6 +30,11 @@ def request(model: object, inputs: object, version: object, outputs: object, par
     return InferRequest(template, {text("an input's name", name): _array(name, inputs[name]) for name in inputs})
 
 
+def repeatable(request: InferRequest) -> bool:
+    """Return whether a request may be sent twice; a step of a sequence may not."""
+    return "sequence_id" not in request.template.parameters
+
+
 def text(what: str, value: object) -> str:
     """Return a value that must be text.
 

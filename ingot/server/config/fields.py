@@ -1,28 +1,17 @@
-"""The server's settings: from the command line, else from ``INGOT_...`` environment variables, else these defaults.
+"""The server's settings, each stated once.
 
-A setting is stated once, as a field of :class:`ServerConfig`: the options of ``ingot serve`` and the table in
-docs/serving.md are generated from it. The command line imports this module for ``--help``, so it imports little.
+The options of ``ingot serve``, its ``INGOT_...`` variables, the keys of ``ingot.toml`` with their JSON Schema, and the
+table in docs/serving.md are generated from these fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import os
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from ingot.errors import InvalidArgument
-from ingot.report import units
-from ingot.server.access.exposure import check_exposure
-from ingot.server.settings import NotDurationError, Setting
-
-if TYPE_CHECKING:
-    from ingot.runtime import Settings
+from ingot.server.config.setting import Setting
 
 # The groups of the options in --help.
 ADDRESSES = "Addresses"
@@ -30,35 +19,18 @@ ACCESS = "Access"
 MODELS = "Models"
 BATCHING = "Batching (the defaults measure the model)"
 LIMITS = "Limits"
+CANARY = "Canary (new versions that take over step by step)"
 RECORDING = "Recording requests"
 EXPERT = "For experts"
 
-# Limits that grpcio does not support.
-CLIENT_LIMITS = ("max_connections", "max_in_flight", "max_rate")
-# Where a server listens. The command prints it as addresses, not as settings.
-_ADDRESSES = ("host", "http_port", "grpc_port")
-# Variables read in addition to the settings: store, secrets, other commands, tests.
-_OTHER_VARIABLES = (
-    "INGOT_HOME",
-    "INGOT_API_KEY",
-    "INGOT_KEY_PASSWORD",
-    "INGOT_REDIRECT_HOSTS",
-    "INGOT_TOKEN_HOSTS",
-    "INGOT_TRACEBACK",
-    "INGOT_REQUIRE_TOOLS",
-)
-# What Kubernetes puts into every container where a service is called "ingot" or "ingot-...", but for settings' names.
-_SERVICE = re.compile(r"INGOT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_SERVICE_PORT = re.compile(r"INGOT_(\w+_)?PORT")
-
 
 def _field(default: Any, help: str, **about: Any) -> Any:  # noqa: A002 - as typer calls it
-    """Return a field of :class:`ServerConfig`; ``about`` are attributes of :class:`Setting`."""
+    """Return a field of :class:`Fields`; ``about`` are attributes of :class:`Setting`."""
     return dataclasses.field(default=default, metadata={"setting": Setting(help=help, default=default, **about)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class Fields:
     """Every setting is an option of ``ingot serve``, and a variable: ``max_batch`` is ``INGOT_MAX_BATCH``."""
 
     host: str = _field(
@@ -112,6 +84,33 @@ class ServerConfig:
         group=ACCESS,
         unset="none",
     )
+    allowed_host: str | None = _field(
+        None,
+        "Names of the HTTP port's host, separated by commas; requests to other names are refused",
+        more="Addresses and localhost are always allowed. See [web pages](security.md#web-pages).",
+        group=ACCESS,
+        unset="all names",
+    )
+    shared_memory: str | None = _field(
+        None,
+        "Names of POSIX shared memory that clients may register, as shell patterns separated by commas; * for all",
+        more="Tensors then need not be sent. See [shared memory](#shared-memory).",
+        group=ACCESS,
+        unset="off",
+    )
+    log_control: bool = _field(
+        False,
+        "Let clients change what the server logs",
+        more="See [log settings](#log-settings).",
+        group=ACCESS,
+    )
+    trace: Path | None = _field(
+        None,
+        "Let clients trace requests; the traces are written to this file, with a number behind the name",
+        more="See [traces](#traces).",
+        group=RECORDING,
+        unset="clients cannot trace requests",
+    )
     audit_log: Path | None = _field(
         None,
         "Append refused requests and changes of keys and certificates to this file, as lines of JSON",
@@ -120,13 +119,14 @@ class ServerConfig:
         unset="none is written",
     )
     device: Literal["auto", "cpu", "cuda"] = _field(
-        "auto", "Where models run; auto is the GPU if there is one", group=MODELS
+        "auto", "Where models run; auto is the GPU if there is one", group=MODELS, per_model=True
     )
     allow_code: bool = _field(
         False,
         "Load variants of formats that can run their author's code; ONNX cannot",
         more="See [formats that can run code](#formats-that-can-run-code).",
         group=MODELS,
+        per_model=True,
     )
     trust: Path | None = _field(
         None,
@@ -135,18 +135,54 @@ class ServerConfig:
         group=MODELS,
         unset="all are served",
     )
+    management: str | None = _field(
+        None,
+        "Where models are loaded and unloaded: a path of a Unix socket, or HOST:PORT",
+        more="See [management](#management).",
+        group=ADDRESSES,
+        unset="a Unix socket that ingot ctl finds",
+    )
+    management_grpc: str | None = _field(
+        None,
+        "HOST:PORT of management over gRPC",
+        more="See [management](#management).",
+        group=ADDRESSES,
+        unset="off",
+    )
+    no_management: bool = _field(
+        False,
+        "Open no management listener: models change only by SIGHUP and followed aliases",
+        group=ADDRESSES,
+    )
+    watch: float = _field(
+        30.0,
+        "Time between two looks at a registry for moved aliases; the store's are noticed at once",
+        more="See [changing versions](#changing-versions).",
+        group=MODELS,
+        above=0,
+        duration=True,
+        needs_unit=True,
+    )
+    no_watch: bool = _field(
+        False,
+        "Follow no aliases: what is served changes only by a reload",
+        more="See [changing versions](#changing-versions).",
+        group=MODELS,
+    )
     ort_library: Path | None = _field(
         None,
         "A library of custom operators for ONNX Runtime",
         more="It is [native code](custom-ops.md#onnx-runtime), and never comes from an archive.",
         group=MODELS,
         unset="none",
+        per_model=True,
     )
     isolate: Literal["auto", "all", "none"] = _field(
         "auto",
         "Which models run in separate processes: auto (those that are not proved harmless), all or none",
         more="See [engine processes](#engine-processes).",
         group=MODELS,
+        per_model=True,
     )
     engine_memory_mb: int | None = _field(
         None,
@@ -155,6 +191,15 @@ class ServerConfig:
         group=LIMITS,
         unset="no limit",
         least=128,
+        per_model=True,
+    )
+    labels: Path | None = _field(
+        None,
+        "File with the names of classes, a line for each, in the order of an output's values",
+        more="See [classes](#classes).",
+        group=MODELS,
+        unset="none",
+        per_model=True,
     )
     variant_choice: Literal["measured", "preferred"] = _field(
         "measured",
@@ -162,8 +207,11 @@ class ServerConfig:
         "that runs)",
         more="See [variants](#variants).",
         group=MODELS,
+        per_model=True,
     )
-    instances: int = _field(1, "Engines per model; they share the CPU cores", group=BATCHING, least=1, most=64)
+    instances: int = _field(
+        1, "Engines per model; they share the CPU cores", group=BATCHING, least=1, most=64, per_model=True
+    )
     threads: int | None = _field(
         None,
         "CPU threads for one engine call",
@@ -172,8 +220,9 @@ class ServerConfig:
         unset="as many as are worthwhile",
         least=1,
         most=1024,
+        per_model=True,
     )
-    max_batch: int = _field(64, "Maximum number of samples per engine call", group=BATCHING, least=1)
+    max_batch: int = _field(64, "Maximum number of samples per engine call", group=BATCHING, least=1, per_model=True)
     slo: float | None = _field(
         None,
         "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
@@ -184,6 +233,7 @@ class ServerConfig:
         most=3600,
         duration=True,
         needs_unit=True,
+        per_model=True,
     )
     max_delay: float | None = _field(
         None,
@@ -194,6 +244,7 @@ class ServerConfig:
         most=60,
         duration=True,
         needs_unit=True,
+        per_model=True,
     )
     max_queue: int = _field(
         4096,
@@ -202,6 +253,7 @@ class ServerConfig:
         "requests that arrive meanwhile run between them.",
         group=LIMITS,
         least=1,
+        per_model=True,
     )
     max_queue_mb: int = _field(
         256,
@@ -209,6 +261,7 @@ class ServerConfig:
         more="Large requests count with all their parts.",
         group=LIMITS,
         least=1,
+        per_model=True,
     )
     max_body_mb: int = _field(
         64, "Largest request in MiB, before and after decompression", group=LIMITS, least=1, most=2047
@@ -253,6 +306,7 @@ class ServerConfig:
         "before an answer is encoded.",
         group=LIMITS,
         least=1,
+        per_model=True,
     )
     max_call_mb: int | None = _field(
         None,
@@ -262,6 +316,70 @@ class ServerConfig:
         group=LIMITS,
         unset="three quarters of the memory of the process, and 2048 where it cannot be predicted",
         least=1,
+        per_model=True,
+    )
+    memory_budget: str | None = _field(
+        None,
+        "Most memory of models: 4GB, or by device cpu=4GB,cuda=8GB; models beyond it are loaded when a request comes",
+        more="See [memory budget](#memory-budget).",
+        group=LIMITS,
+        unset="no limit",
+        pattern=r"((cpu|cuda)=)?\d+(\.\d+)? ?[KMGT]i?B(,(cpu|cuda)=\d+(\.\d+)? ?[KMGT]i?B)?",
+        form="a size: 4GB, or cpu=4GB,cuda=8GB",
+    )
+    states: str | None = _field(
+        None,
+        "Inputs that the server keeps between the requests of a sequence, each with the output that is its next value",
+        more="Such as `h=h_next,c=c_next`. See [sequences](#sequences).",
+        group=MODELS,
+        unset="none",
+        pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
+        form="pairs of an input and an output: h=h_next,c=c_next",
+        per_model=True,
+    )
+    repeat: str | None = _field(
+        None,
+        "Run the model again after each answer, with these inputs from outputs, and send each answer",
+        more="Such as `ids=next_ids`. See [several answers](#several-answers).",
+        group=MODELS,
+        unset="one answer",
+        pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
+        form="pairs of an input and an output: ids=next_ids",
+        per_model=True,
+    )
+    repeat_until: str | None = _field(
+        None,
+        "The BOOL output that is true in the last answer of a model with --repeat",
+        group=MODELS,
+        unset="none",
+        per_model=True,
+    )
+    max_steps: int = _field(
+        256, "Most answers to a request of a model with --repeat", group=LIMITS, least=1, per_model=True
+    )
+    max_sequences: int = _field(
+        1024, "Most open sequences of a model; more are refused", group=LIMITS, least=1, per_model=True
+    )
+    max_state_mb: int = _field(
+        256, "Most memory of the states of a model's sequences in MiB", group=LIMITS, least=1, per_model=True
+    )
+    sequence_timeout: float = _field(
+        60.0,
+        "Time without a request after which a sequence is dropped",
+        group=LIMITS,
+        above=0,
+        duration=True,
+        per_model=True,
+    )
+    cache: str | None = _field(
+        None,
+        "Memory per model for responses that are sent again to equal requests, such as 64MB",
+        more="See [response cache](#response-cache).",
+        group=MODELS,
+        unset="none",
+        pattern=r"\d+(\.\d+)? ?[KMGT]i?B",
+        form="a size: 64MB, or 0MB for none",
+        per_model=True,
     )
     load_timeout: float = _field(
         300.0,
@@ -272,6 +390,7 @@ class ServerConfig:
         least=0,
         most=86400,
         duration=True,
+        per_model=True,
     )
     engine_timeout: float | None = _field(
         None,
@@ -294,6 +413,73 @@ class ServerConfig:
     )
     drain_timeout: float = _field(
         30.0, "How long requests in flight may take to finish at shutdown", group=LIMITS, least=0, duration=True
+    )
+    canary: str | None = _field(
+        None,
+        "Shares of the requests in percent that a new version gets, step by step, before it takes over: 5,25,50",
+        more="A step of 0 compares answers only. See [canary and shadow](#canary-and-shadow).",
+        group=CANARY,
+        unset="it takes over at once",
+        pattern=r"(100|\d{1,2}(\.\d+)?)(,(100|\d{1,2}(\.\d+)?))*",
+        form="percentages: 5,25,50",
+        per_model=True,
+    )
+    canary_every: float = _field(
+        60.0, "How long a step takes at least", group=CANARY, least=0, duration=True, per_model=True
+    )
+    canary_errors: float | None = _field(
+        None,
+        "Percent of its requests that the new version may fail before it is rolled back",
+        group=CANARY,
+        unset="no limit",
+        least=0,
+        most=100,
+        per_model=True,
+    )
+    canary_drift: float | None = _field(
+        None,
+        "Percent of compared answers that may differ from the earlier version's before it is rolled back",
+        group=CANARY,
+        unset="no limit",
+        least=0,
+        most=100,
+        per_model=True,
+    )
+    canary_latency: float | None = _field(
+        None,
+        "Highest ratio of its p99 latency to the earlier version's before it is rolled back",
+        group=CANARY,
+        unset="no limit",
+        above=0,
+        per_model=True,
+    )
+    canary_tolerance: float = _field(
+        0.01,
+        "Largest error of an answer that does not differ, as a share of the largest value of the output",
+        group=CANARY,
+        least=0,
+        per_model=True,
+    )
+    canary_compare: float = _field(
+        10.0,
+        "Percent of the requests that both versions answer, to be compared",
+        group=CANARY,
+        least=0,
+        most=100,
+        per_model=True,
+    )
+    canary_sticky: bool = _field(
+        False, "Send all requests of a client to the same version", group=CANARY, per_model=True
+    )
+    sticky_header: str | None = _field(
+        None,
+        "Header that names the client, for --canary-sticky",
+        more="Only behind a gateway that sets it. By default the API key, the certificate or the connection is the "
+        "client.",
+        group=CANARY,
+        unset="none",
+        pattern=r"[A-Za-z0-9!#$%&'*+.^_`|~-]+",
+        form="the name of a header",
     )
     record: Path | None = _field(
         None,
@@ -325,148 +511,12 @@ class ServerConfig:
         above=0,
         most=60,
         duration=True,
+        per_model=True,
     )
     derived_cache: bool = _field(
         True,
         "Keep packed weights of large models next to the store, where processes share them",
         more="See [large models](#large-models).",
         group=EXPERT,
+        per_model=True,
     )
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any], *, options: bool = False) -> ServerConfig:
-        """Return a configuration; what ``settings`` lacks comes from the environment or the defaults.
-
-        Args:
-            settings: by name.
-            options: whether the user gave them as options of the command, so that messages call them that.
-
-        Raises:
-            InvalidArgument: a setting is unknown or has a wrong value; the message names it as the user wrote it.
-        """
-        known = cls.settings()
-        _check_variables(known)
-        for name in settings:
-            if name not in known:
-                raise InvalidArgument(f"there is no setting '{name}'; there are: {', '.join(known)}")
-        variables = {name: os.environ.get(setting.variable) for name, setting in known.items()}
-        given = {**{name: text for name, text in variables.items() if text is not None}, **settings}
-
-        def called(name: str) -> str:
-            if name in given and name not in settings:
-                return known[name].variable
-            return known[name].option if options else name
-
-        values = {}
-        for name, value in given.items():
-            try:
-                values[name] = known[name].read(value)
-            except (ValueError, OverflowError, TypeError) as error:
-                own = isinstance(error, NotDurationError)
-                unit = " seconds" if known[name].duration and not own and not isinstance(value, str) else ""
-                problem = str(error) if own else f"it must be {known[name].takes}"
-                raise InvalidArgument(f"{called(name)} is {value!r}{unit}: {problem}") from error
-        config = cls(**values)
-        if config.http_port and config.http_port == config.grpc_port:
-            raise InvalidArgument(
-                f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
-                "separate port (0 for any free port)"
-            )
-        check_exposure(config, called)
-        if config.grpc_server == "grpcio":
-            for name in CLIENT_LIMITS:
-                if getattr(config, name) is not None:
-                    raise InvalidArgument(
-                        f"{called(name)} has no effect on {called('grpc_server')} grpcio; use the server fast"
-                    )
-        return config
-
-    @classmethod
-    @cache
-    def settings(cls) -> Mapping[str, Setting]:
-        """Return what is known of each field, by its name."""
-        hints = get_type_hints(cls)
-        return {field.name: _named(field, hints[field.name]) for field in dataclasses.fields(cls)}
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """All settings, as JSON has them."""
-        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values}
-
-    @property
-    def changed(self) -> dict[str, Any]:
-        """The settings that are not the defaults, as JSON has them, without the addresses."""
-        known = self.settings()
-        return {
-            name: value
-            for name, value in self.content.items()
-            if value != known[name].default and name not in _ADDRESSES
-        }
-
-    @property
-    def summary(self) -> str:
-        """The same in one line, as they can be given."""
-        known, changed = self.settings(), self.changed.items()
-        return ", ".join(f"{name} {units.written(value) if known[name].duration else value}" for name, value in changed)
-
-    @property
-    def max_body_bytes(self) -> int:
-        return self.max_body_mb << 20
-
-    @property
-    def runtime(self) -> Settings:
-        """The settings that the runtime takes."""
-        from ingot.runtime import Limits, Settings, memory  # which --help does not need
-
-        limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
-        return Settings(
-            device=self.device,
-            instances=self.instances,
-            limits=limits,
-            allow_code=self.allow_code,
-            ort_library=self.ort_library,
-            variant_choice=self.variant_choice,
-            choice_time=self.choice_time,
-            derived_cache=self.derived_cache,
-            slo=self.slo,
-            max_answer_bytes=self.max_answer_mb << 20,
-            max_call_bytes=memory.for_engines() if self.max_call_mb is None else self.max_call_mb << 20,
-            engine_call_mb=self.max_call_mb or Settings.engine_call_mb,
-            engine_threads=self.threads,
-            isolate=self.isolate,
-            engine_memory_mb=self.engine_memory_mb,
-            load_timeout=self.load_timeout or None,
-        )
-
-
-def _named(field: dataclasses.Field[Any], hint: Any) -> Setting:
-    """Return a field's setting, with its name and what its type says."""
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
-    choices = tuple(kinds) if isinstance(kinds[0], str) else ()
-    about: Setting = field.metadata["setting"]
-    return dataclasses.replace(about, name=field.name, kind=str if choices else kinds[0], choices=choices)
-
-
-def _check_variables(known: Mapping[str, Setting]) -> None:
-    """Refuse a variable that nothing reads, since a misspelt setting would be ignored.
-
-    Raises:
-        InvalidArgument: names it, and the one that is most like it.
-    """
-    settings = [setting.variable for setting in known.values()]
-    for name in sorted(os.environ):
-        if not name.startswith("INGOT_") or name in settings or name in _OTHER_VARIABLES or _of_kubernetes(name):
-            continue
-        others = [other.removeprefix("INGOT_") for other in (*settings, *_OTHER_VARIABLES)]
-        near = difflib.get_close_matches(name.removeprefix("INGOT_"), others, 1)
-        remedy = f"did you mean INGOT_{near[0]}?" if near else "docs/serving.md lists them"
-        raise InvalidArgument(f"unknown environment variable {name}; {remedy}")
-
-
-def _of_kubernetes(name: str) -> bool:
-    """Return whether Kubernetes set a variable. The name alone is not enough for a port: it may be misspelt."""
-    if _SERVICE.fullmatch(name):
-        return True
-    host = f"{name.removesuffix('PORT')}SERVICE_HOST"
-    return bool(_SERVICE_PORT.fullmatch(name)) and ("://" in os.environ[name] or host in os.environ)

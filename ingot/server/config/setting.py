@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,16 @@ from typing import Any
 from ingot.report import units
 
 _TRUE, _FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
+# The type of each kind in JSON Schema, and the types of its values as tomllib reads them.
+_TYPES: Mapping[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("boolean", (bool,)),
+    int: ("integer", (int,)),
+    float: ("number", (int, float)),
+    str: ("string", (str,)),
+    Path: ("string", (str,)),
+}
+# As units.seconds reads it.
+_DURATION = r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)? ?(us|ms|s|m|h)"
 
 
 class NotDurationError(ValueError):
@@ -32,10 +44,14 @@ class Setting:
         most: the highest value.
         duration: whether it is a time, in seconds.
         needs_unit: whether a text must have a unit, as its number could be meant as milliseconds.
+        per_model: whether a ``[[model]]`` of the configuration file can have its own value.
+        live: whether a running server can change it; a value per model, by loading the models again.
         name: the field's.
         kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
         choices: the texts that it takes, if not all.
         default: its value where none is given.
+        pattern: a regular expression that a text must match.
+        form: what it means, in words.
     """
 
     help: str
@@ -47,10 +63,14 @@ class Setting:
     most: float | None = None
     duration: bool = False
     needs_unit: bool = False
+    per_model: bool = False
+    live: bool = False
     name: str = ""
     kind: type = str
     choices: tuple[str, ...] = ()
     default: Any = None
+    pattern: str = ""
+    form: str = ""
 
     @property
     def variable(self) -> str:
@@ -65,11 +85,7 @@ class Setting:
     @property
     def shown_default(self) -> str:
         """The default as help and docs show it."""
-        if self.default is None:
-            return self.unset
-        if isinstance(self.default, bool):
-            return "on" if self.default else "off"
-        return units.written(self.default) if self.duration else str(self.default)
+        return self.shown(self.default)
 
     @property
     def bounds(self) -> str:
@@ -90,10 +106,58 @@ class Setting:
         if self.kind in (int, float):
             what = "a whole number" if self.kind is int else "a number"
             return f"{what}, {self.bounds}" if self.bounds else what
-        return "a path" if self.kind is Path else "text"
+        return "a path" if self.kind is Path else self.form or "text"
+
+    def shown(self, value: Any) -> str:
+        """Return a value as a user would write it; the default in words, where it is None."""
+        if value is None:
+            return self.unset
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return units.written(value) if self.duration else str(value)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the values that :meth:`typed` reads."""
+        schema: dict[str, Any] = {"description": f"{self.help}."}
+        if self.default is not None:
+            schema["default"] = units.written(self.default) if self.duration else self.default
+        if self.choices:
+            return {**schema, "enum": [*self.choices]}
+        if self.duration:
+            text = {"type": "string", "pattern": f"^{_DURATION}{'' if self.needs_unit else '?'}$"}
+            number = {"const": 0} if self.needs_unit else {"type": "number", **self._limits}
+            return {**schema, **(text if self.needs_unit and self.least != 0 else {"anyOf": [text, number]})}
+        pattern = {"pattern": f"^{self.pattern}$"} if self.pattern else {}
+        return {**schema, "type": _TYPES[self.kind][0], **self._limits, **pattern}
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        limits = {"exclusiveMinimum": self.above, "minimum": self.least, "maximum": self.most}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _written(self, limit: float) -> str:
         return units.written(limit) if self.duration and limit else f"{limit:g}"
+
+    def typed(self, value: Any) -> Any:
+        """Return a value of a format that has types, such as TOML, as the field has it; see :meth:`read`.
+
+        Raises:
+            ValueError: it has another type than the setting, or is not one that the setting takes.
+        """
+        if self.duration and type(value) in (int, float):
+            value = str(value)  # read as a text, since a number could be meant as milliseconds
+        if self.duration and not isinstance(value, str):
+            raise NotDurationError(f'not a duration; write it as text: "{units.TIMES.partition(",")[0]}"')
+        if not self.duration and type(value) not in _TYPES[self.kind][1]:
+            raise ValueError(value)
+        return self.read(value)
+
+    def fault(self, value: Any, error: Exception) -> str:
+        """Return what is wrong with a value that :meth:`read` or :meth:`typed` refused, to follow the name."""
+        own = isinstance(error, NotDurationError)
+        unit = " seconds" if self.duration and not own and not isinstance(value, str) else ""
+        return f"is {value!r}{unit}: {error if own else f'it must be {self.takes}'}"
 
     def read(self, value: Any) -> Any:
         """Return a value as the field has it; texts are those of options and variables.
@@ -115,7 +179,7 @@ class Setting:
             return _flag(value)
         if self.kind is Path and isinstance(value, str | os.PathLike):
             return Path(value)
-        if self.kind is str and isinstance(value, str):
+        if self.kind is str and isinstance(value, str) and (not self.pattern or re.fullmatch(self.pattern, value)):
             return value
         raise ValueError(value)
 

@@ -1,0 +1,314 @@
+"""``ingot ctl``: control a running server over its management listener."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from ingot.cli.archives import Json
+from ingot.cli.infer import api_key
+from ingot.cli.output import print_json, say
+from ingot.errors import CLASSES, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
+from ingot.report.units import size
+
+ctl = typer.Typer(help="Control a running server: its models, and changes of what it serves.", no_args_is_help=True)
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="INGOT_MANAGEMENT_URL",
+        help="The management listener: a path of a Unix socket, or http(s)://HOST:PORT. By default that of the one "
+        "server of this user on this machine.",
+    ),
+]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="File of an API key with the right manage, for a port.",
+        show_default="the variable INGOT_API_KEY",
+    ),
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option("--ca-file", help="PEM file of the authorities that may have signed the server's certificate."),
+]
+
+
+@ctl.command()
+def status(
+    server: ServerOption = None, key_file: KeyOption = None, ca_file: CaOption = None, as_json: Json = False
+) -> None:
+    """Show the models, their states, and why a change did not take place."""
+    found = _Server.find(server, key_file, ca_file).ask("GET", "/v2/repository/status")
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        follows = ", followed" if each["follows"] else ""
+        held = {device: size(count) for device, count in each["memory"].items() if device != "loaded"}
+        memory = "".join(f"  {text} of {device}" for device, text in held.items() if each["memory"]["loaded"])
+        shown = f"{each['digest'][:19]}  {each['source']}{follows}{memory}"
+        say(f"{each['name']}:{each['version']}  {each['state']}  {shown}")
+        if each["candidate"]:
+            say(f"  {each['candidate']['digest'][:19]} is {each['candidate']['state']}")
+        if each["trial"] and each["trial"]["state"] == "running":
+            weight = each["trial"]["weight"]
+            say(f"  {each['trial']['digest'][:19]} gets {f'{weight:g} % of the requests' if weight else 'copies'}")
+        if reason := each["update_failed"] or each["reason"]:
+            say(f"  {reason}")
+
+
+@ctl.command()
+def reload(
+    name: Annotated[str, typer.Argument(help="A model, or MODEL:VERSION; without one, all that are loaded.")] = "",
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    ca_file: CaOption = None,
+    as_json: Json = False,
+) -> None:
+    """Load what the sources of models mean now, if that differs; exit code 1 if a change fails, and is not made."""
+    done = _Server.find(server, key_file, ca_file).ask("POST", "/v2/repository/reload", {"name": name})
+    if as_json:
+        print_json(done)
+    for each in done if not as_json else ():
+        change = f"{each['from'][:19]} -> {each['to'][:19]}: " if each["result"] != "unchanged" else ""
+        say(f"{each['name']}:{each['version']}  {change}{each['result']}{_reason(each)}")
+    if any(each["result"] == "failed" for each in done):
+        raise typer.Exit(1)
+
+
+@ctl.command()
+def load(
+    name: Annotated[str, typer.Argument(help="A model of the server, or the name of a new one.")],
+    source: Annotated[
+        str | None, typer.Argument(help="The source of a new model, or another one for the model, as for ingot serve.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the model: NAME=VALUE, as in ingot.toml.")
+    ] = None,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    ca_file: CaOption = None,
+    as_json: Json = False,
+) -> None:
+    """Load a model, or load it again; a running one answers until the new one is ready."""
+    if source is not None and _is_local_file(source):
+        source = str(Path(source).absolute())
+    parameters: dict[str, Any] = {} if source is None else {"source": source}
+    for setting in settings or ():
+        label, found, value = setting.partition("=")
+        if not found:
+            raise InvalidArgument(f"--set '{setting}' is not NAME=VALUE, such as --set instances=2")
+        parameters[label] = value
+    path = f"/v2/repository/models/{quote(name, safe=':')}/load"
+    done = _Server.find(server, key_file, ca_file).ask("POST", path, {"parameters": parameters})
+    if as_json:
+        print_json(done)
+    else:
+        say(f"{done['name']}:{done['version']} is {done['state']}")
+
+
+@ctl.command()
+def unload(
+    name: Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.")],
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    ca_file: CaOption = None,
+) -> None:
+    """Unload a model once the requests that it has are answered."""
+    _Server.find(server, key_file, ca_file).ask("POST", f"/v2/repository/models/{quote(name, safe=':')}/unload", {})
+    say(f"{name} is unloaded")
+
+
+ModelArgument = Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.")]
+CandidateArgument = Annotated[
+    str | None, typer.Argument(help="The source of a candidate, as for ingot serve; without one, that which is tried.")
+]
+StopOption = Annotated[bool, typer.Option("--stop", help="Let the current model answer all requests.")]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(help="Largest error of an answer that does not differ, as a share of the output's largest value."),
+]
+CompareOption = Annotated[float | None, typer.Option(help="Percent of the requests that both models answer.")]
+
+
+@ctl.command()
+def canary(
+    name: ModelArgument,
+    source: CandidateArgument = None,
+    weight: Annotated[float | None, typer.Option(help="Percent of the requests; at 100 it takes over.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Percentages, step by step, before it takes over: 5,25,50.")] = None,
+    every: Annotated[str | None, typer.Option(help="How long a step takes at least: 60s.")] = None,
+    errors: Annotated[float | None, typer.Option(help="Percent of its requests that it may fail.")] = None,
+    drift: Annotated[float | None, typer.Option(help="Percent of compared answers that may differ.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Highest ratio of its p99 latency to the model's.")] = None,
+    tolerance: ToleranceOption = None,
+    compare: CompareOption = None,
+    sticky: Annotated[
+        bool | None, typer.Option("--sticky/--no-sticky", help="Send all requests of a client to the same model.")
+    ] = None,
+    stop: StopOption = False,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    ca_file: CaOption = None,
+    as_json: Json = False,
+) -> None:
+    """Give a candidate a share of a model's requests; beyond a limit it is rolled back. Without options, show it."""
+    given = {
+        "source": source,
+        "weight": weight,
+        "steps": steps,
+        "every": every,
+        "errors": errors,
+        "drift": drift,
+        "latency": latency,
+        "tolerance": tolerance,
+        "compare": compare,
+        "sticky": sticky,
+    }
+    _try(_Server.find(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
+
+
+@ctl.command()
+def shadow(
+    name: ModelArgument,
+    source: CandidateArgument = None,
+    tolerance: ToleranceOption = None,
+    compare: CompareOption = None,
+    stop: StopOption = False,
+    server: ServerOption = None,
+    key_file: KeyOption = None,
+    ca_file: CaOption = None,
+    as_json: Json = False,
+) -> None:
+    """Let a candidate answer copies of a model's requests, and compare the answers. Without options, show it."""
+    given = {"source": source, "tolerance": tolerance, "compare": compare}
+    if any(value is not None for value in given.values()):
+        given["shadow"] = True
+    _try(_Server.find(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
+
+
+def _try(server: _Server, name: str, given: Mapping[str, Any], *, stop: bool, as_json: bool) -> None:
+    """Begin, change, stop or show the trial of a model."""
+    parameters = {label: value for label, value in given.items() if value is not None}
+    if (source := parameters.get("source")) is not None and _is_local_file(source):
+        parameters["source"] = str(Path(source).absolute())
+    path = f"/v2/repository/models/{quote(name, safe=':')}/trial"
+    if stop and parameters:
+        raise InvalidArgument(f"use --stop without other options; leave --{next(iter(parameters))} out")
+    if stop or parameters:
+        found = server.ask("DELETE", path) if stop else server.ask("POST", path, parameters)
+    else:
+        wanted, _, version = name.partition(":")
+        served = [
+            each
+            for each in server.ask("GET", "/v2/repository/status")
+            if each["name"] == wanted and version in ("", each["version"])
+        ]
+        found = next((each["trial"] for each in served if each["trial"]), None)
+        if found is None:
+            raise NotFound(f"no candidate is tried for model '{name}'; name its source, such as digits:2")
+    if as_json:
+        print_json(found)
+    else:
+        _say_trial(name, found)
+
+
+def _say_trial(name: str, trial: Mapping[str, Any]) -> None:
+    requests, answers, latency = trial["requests"], trial["answers"], trial["latency"]
+    share = f"canary {trial['weight']:g} %" if trial["weight"] else "shadow"
+    steps = f", step {trial['step'] + 1} of {len(trial['steps'])}" if trial["steps"] else ""
+    state = f"{share}{steps}" if trial["state"] == "running" else trial["state"]
+    say(f"{name}  {state}  {trial['digest'][:19]}")
+    if trial["reason"]:
+        say(f"  {trial['reason']}")
+    counts = [f"{side} {each['answered']} ({each['failed']} failed)" for side, each in requests.items()]
+    say(f"  requests  {', '.join(counts)}")
+    agreement = "" if answers["agreement"] is None else f", {answers['agreement']:.2%} agree"
+    worst = answers["worst_error"] if isinstance(answers["worst_error"], str) else f"{answers['worst_error']:.3g}"
+    say(f"  answers   {answers['compared']} compared{agreement}, worst error {worst}, {answers['dropped']} dropped")
+    ratios = [f"{label[:3]} {'-' if value is None else value}" for label, value in latency.items()]
+    say(f"  latency   candidate over current: {', '.join(ratios)}")
+
+
+def _reason(each: Mapping[str, str]) -> str:
+    return f": {each['reason']}" if each["reason"] else ""
+
+
+def _is_local_file(source: str) -> bool:
+    return "://" not in source and source.endswith((".ingot", ".onnx"))
+
+
+class _Server:
+    """The management listener of one server."""
+
+    def __init__(self, place: str, key_file: Path | None, ca_file: Path | None):
+        import httpx
+
+        key = api_key(key_file)
+
+        self._place = place
+        path = None if "://" in place else place.removeprefix("unix:")
+        self._client = httpx.Client(
+            transport=None if path is None else httpx.HTTPTransport(uds=path),
+            base_url="http://localhost" if path is not None else place,
+            verify=True if ca_file is None else ssl.create_default_context(cafile=ca_file),
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=None,
+            trust_env=False,
+        )
+
+    @classmethod
+    def find(cls, place: str | None, key_file: Path | None, ca_file: Path | None) -> _Server:
+        """Return the server at a place, or the only one of this user.
+
+        Raises:
+            NotFound: no server runs.
+            InvalidArgument: several do.
+        """
+        from ingot.server.management import places
+
+        if place is not None:
+            return cls(place, key_file, ca_file)
+        found = places.running()
+        if not found:
+            raise NotFound("no server of this user runs with a management socket on this machine; name one by --server")
+        if len(found) > 1:
+            listed = "".join(f"\n  --server {path}" for path in found)
+            raise InvalidArgument(f"several servers run; choose one by its process and HTTP port:{listed}")
+        return cls(str(found[0]), key_file, ca_file)
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send the one request, and return the parsed answer.
+
+        Raises:
+            IngotError: the server's, or it cannot be reached.
+        """
+        import httpx
+
+        try:
+            with self._client as client:
+                answer = client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"no server answers at {self._place}: {error}") from error
+        if answer.status_code == 200:
+            return answer.json()
+        try:
+            text = answer.json()["error"]
+        except (ValueError, LookupError, TypeError):
+            text = f"status {answer.status_code}; is this the management listener?"
+        raise _error(answer.status_code)(text)
+
+
+def _error(status: int) -> type[IngotError]:
+    from ingot.server.http.codec import STATUS
+
+    kinds = {STATUS[code]: kind for code, kind in CLASSES.items()}
+    return kinds.get(status, InternalError)

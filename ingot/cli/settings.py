@@ -1,0 +1,55 @@
+"""The server's settings as options of a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from ingot.server.config import ServerConfig
+from ingot.server.config.setting import Setting
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A configuration file (ingot.toml) with settings and models.",
+        show_default="INGOT_CONFIG, else none",
+    ),
+]
+
+
+def with_settings(command: _Command) -> _Command:
+    """Add an option for each setting to a command, which takes the values as ``**settings``: None if not given."""
+    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+    options = map(_option, ServerConfig.settings().values())
+    command.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    return command
+
+
+def chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the user gave."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _option(setting: Setting) -> inspect.Parameter:
+    """Return the parameter of a setting's option; None leaves the variable, the file or the default."""
+    flags = [setting.option]
+    if setting.default is True:
+        flags = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
+    option = typer.Option(
+        *flags,
+        help=f"{setting.help}.",
+        rich_help_panel=setting.group,
+        show_default=setting.shown_default,
+        metavar="<time>" if setting.duration else None,
+    )
+    kind = str if setting.duration else setting.kind
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

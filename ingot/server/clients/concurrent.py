@@ -1,0 +1,275 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+import httpx
+
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument
+from ingot.server.access.exposure import is_loopback
+from ingot.server.clients import arguments
+from ingot.server.clients.access import Access, address
+from ingot.server.clients.grpc import OPTIONS, STREAM, GrpcCall, GrpcProtocol
+from ingot.server.clients.http import HttpCall, HttpProtocol
+from ingot.server.clients.retries import Retries, checked
+from ingot.server.grpc import codec as grpc_codec
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.requests import InferRequest
+from ingot.tensors import Array
+
+T = TypeVar("T")
+
+
+class _Transport(Protocol):
+    protocol: Any
+
+    async def send(self, call: Any, timeout: float) -> Any: ...
+    def stream(self, request: InferRequest, timeout: float) -> AsyncGenerator[dict[str, Array], None]: ...
+    async def close(self) -> None: ...
+
+
+class AsyncClient:
+    """Sends requests to a server from an event loop. Use it in an ``async with`` block, or close it.
+
+    Cancelling a task cancels its request on the server.
+
+    Args:
+        url: see :class:`ingot.Client`.
+        timeout: see there.
+        ca_file: see there.
+        key: see there.
+        cert_file: see there.
+        cert_key_file: see there.
+        retries: see there.
+        connections: most connections over HTTP; more requests wait. gRPC has one connection for all.
+
+    Raises:
+        InvalidArgument: as for :class:`ingot.Client`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = 60.0,
+        ca_file: str | Path | None = None,
+        key: str | None = None,
+        cert_file: str | Path | None = None,
+        cert_key_file: str | Path | None = None,
+        *,
+        retries: int = 0,
+        connections: int = 100,
+    ):
+        scheme, place = address(url)
+        access = Access(key, ca_file, cert_file, cert_key_file)
+        self._retries, self._timeout = checked(retries), timeout
+        with access.reading():
+            self._transport: _Transport = (
+                _Grpc(scheme, place, access)
+                if scheme.startswith("grpc")
+                else _Http(url.rstrip("/"), access, connections)
+            )
+        self._closed = False
+
+    async def ready(self, model: str = "") -> bool:
+        """Return whether a model, or the whole server, accepts requests; False for an unknown model."""
+        name = arguments.text("model", model)
+        return bool(await self._ask(lambda protocol: protocol.ready(name)))
+
+    async def metadata(self, model: str, version: str | int = "") -> dict[str, Any]:
+        """Return a model's metadata; see :meth:`ingot.Client.metadata`."""
+        named = arguments.text("model", model), arguments.version_text(version)
+        found: dict[str, Any] = await self._ask(lambda protocol: protocol.metadata(*named))
+        return found
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, str | float] | None = None,
+        binary: bool = True,
+    ) -> dict[str, Array]:
+        """Infer; arguments and errors as for :meth:`ingot.Client.infer`."""
+        request = arguments.request(model, inputs, version, outputs, parameters)
+        repeatable = arguments.repeatable(request)
+        found: dict[str, Array] = await self._ask(
+            lambda protocol: protocol.infer(request, binary=binary), repeatable=repeatable
+        )
+        return found
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, str | float] | None = None,
+    ) -> AsyncGenerator[dict[str, Array], None]:
+        """Yield each answer to one request; arguments and errors as for :meth:`ingot.Client.stream`.
+
+        The server stops computing when the generator is closed, or its task is cancelled.
+        """
+        request = arguments.request(model, inputs, version, outputs, parameters)
+        transport = self._open()
+        tries = Retries(self._retries, self._timeout, repeatable=arguments.repeatable(request))
+        begun = False
+        while True:
+            try:
+                async with contextlib.aclosing(transport.stream(request, tries.left)) as answers:
+                    async for answer in answers:
+                        begun = True
+                        yield answer
+                return
+            except IngotError as error:
+                if begun:
+                    raise
+                await asyncio.sleep(tries.wait(error))
+
+    async def metrics(self) -> str:
+        """Return the server's metrics in Prometheus' text form; HTTP only.
+
+        Raises:
+            Unsupported: the client speaks gRPC.
+        """
+        return str(await self._ask(lambda protocol: protocol.metrics()))
+
+    async def close(self) -> None:
+        """Close the connections. Closing twice does nothing."""
+        self._closed = True
+        await self._transport.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _open(self) -> _Transport:
+        if self._closed:
+            raise InvalidArgument(
+                "this client is closed; use it in its 'async with' block, or create another ingot.AsyncClient"
+            )
+        return self._transport
+
+    async def _ask(self, made: Callable[[Any], Any], *, repeatable: bool = True) -> Any:
+        transport = self._open()
+        call = made(transport.protocol)
+        tries = Retries(self._retries, self._timeout, repeatable=repeatable)
+        while True:
+            try:
+                return await transport.send(call, tries.left)
+            except IngotError as error:
+                await asyncio.sleep(tries.wait(error))
+
+
+class _Http:
+    def __init__(self, url: str, access: Access, connections: int):
+        self.protocol = HttpProtocol(url)
+        # A proxy from the environment cannot reach this machine's loopback.
+        trust_env = not is_loopback(urlsplit(url).hostname or "")
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            verify=access.context(),
+            trust_env=trust_env,
+            headers=access.headers,
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        )
+
+    async def send(self, call: HttpCall[T], timeout: float) -> T:
+        try:
+            async with asyncio.timeout(timeout):
+                response = await self._client.request(
+                    call.method, call.path, content=call.content, headers=call.headers, timeout=None
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{self.protocol.url} did not answer in time") from error
+        except httpx.HTTPError as error:
+            raise self.protocol.lost(error) from error
+        if response.status_code not in call.accept:
+            raise self.protocol.failure(response)
+        return call.read(response)
+
+    async def stream(self, request: InferRequest, timeout: float) -> AsyncGenerator[dict[str, Array], None]:
+        template = request.template
+        metadata = await self.send(self.protocol.metadata(template.model, template.version), timeout)
+        call, events = self.protocol.stream(request, metadata)
+        try:
+            async with self._client.stream(
+                call.method, call.path, content=call.content, headers=call.headers, timeout=timeout
+            ) as response:
+                if response.status_code not in call.accept:
+                    await response.aread()
+                    raise self.protocol.failure(response)
+                async for line in response.aiter_lines():
+                    if (answer := events.read(line)) is not None:
+                        yield answer
+        except httpx.HTTPError as error:
+            raise self.protocol.lost(error) from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class _Grpc:
+    def __init__(self, scheme: str, target: str, access: Access):
+        self.protocol = GrpcProtocol(f"{scheme}://{target}")
+        self._metadata = tuple(access.headers.items())
+        self._target = target
+        self._credentials = None if scheme == "grpc" else access.credentials()
+        self._opened: grpc.aio.Channel | None = None
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        # It belongs to the event loop, which need not run where the client is created.
+        if self._opened is None:
+            self._opened = (
+                grpc.aio.insecure_channel(self._target, OPTIONS)
+                if self._credentials is None
+                else grpc.aio.secure_channel(self._target, self._credentials, OPTIONS)
+            )
+        return self._opened
+
+    async def send(self, call: GrpcCall[T], timeout: float) -> T:
+        method = self._channel.unary_unary(
+            call.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.answer.FromString,
+        )
+        try:
+            return call.read(await method(call.request, timeout=timeout, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    async def stream(self, request: InferRequest, timeout: float) -> AsyncGenerator[dict[str, Array], None]:
+        method = self._channel.stream_stream(
+            STREAM,
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        answers = method(iter([grpc_codec.encode_request(request)]), timeout=timeout, metadata=self._metadata)
+        try:
+            async for message in answers:
+                if (outputs := self.protocol.read_event(message)) is not None:
+                    yield outputs
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        finally:
+            answers.cancel()
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> IngotError:
+        return self.protocol.failure(error.code(), error.details(), error.trailing_metadata())

@@ -1,0 +1,114 @@
+"""The protocol over gRPC, without a channel: the messages of a client, and what their answers mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from ingot import errors
+from ingot.errors import IngotError
+from ingot.server.clients.access import parsing, unreachable
+from ingot.server.grpc import codec
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.requests import InferRequest
+from ingot.tensors import Array
+
+T = TypeVar("T")
+
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+STREAM = f"/{codec.SERVICE}/ModelStreamInfer"
+
+_BY_STATUS = {status: errors.CLASSES[code] for code, status in codec.STATUS.items()}
+_PUSHBACK = "grpc-retry-pushback-ms"  # with RESOURCE_EXHAUSTED: the client may retry
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcCall(Generic[T]):
+    """A unary call: its method's name, the request, the type of the answer, and how that is read."""
+
+    method: str
+    request: Any
+    answer: Any
+    read: Callable[[Any], T]
+
+    @property
+    def path(self) -> str:
+        return f"/{codec.SERVICE}/{self.method}"
+
+
+class GrpcProtocol:
+    """Calls of one server; ``url`` is its address."""
+
+    def __init__(self, url: str):
+        self.url = url
+
+    def ready(self, model: str) -> GrpcCall[bool]:
+        """Ask whether a model, or the server, is ready."""
+        if model:
+            request = pb.ModelReadyRequest(name=model)
+            return GrpcCall(method="ModelReady", request=request, answer=pb.ModelReadyResponse, read=_is_ready)
+        return GrpcCall(
+            method="ServerReady", request=pb.ServerReadyRequest(), answer=pb.ServerReadyResponse, read=_is_ready
+        )
+
+    def metadata(self, model: str, version: str) -> GrpcCall[dict[str, Any]]:
+        """Ask for a model's metadata."""
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        return GrpcCall(method="ModelMetadata", request=request, answer=pb.ModelMetadataResponse, read=_metadata)
+
+    def infer(self, request: InferRequest, *, binary: bool) -> GrpcCall[dict[str, Array]]:
+        """Ask for an answer, which is always raw."""
+        message = codec.encode_request(request)
+        return GrpcCall(method="ModelInfer", request=message, answer=pb.ModelInferResponse, read=self._outputs)
+
+    def read_event(self, message: pb.ModelStreamInferResponse) -> dict[str, Array] | None:
+        """Return the outputs of a message of a stream; None if it has none, as the last one may.
+
+        Raises:
+            IngotError: the server reports an error.
+        """
+        if message.error_message:
+            raise IngotError(f"the server answered: {message.error_message}")
+        return self._outputs(message.infer_response) if message.infer_response.outputs else None
+
+    def _outputs(self, answer: pb.ModelInferResponse) -> dict[str, Array]:
+        with parsing(self.url):
+            return codec.decode_response(answer)
+
+    def metrics(self) -> GrpcCall[str]:
+        raise errors.Unsupported("metrics are served over HTTP; use the server's http:// address")
+
+    def failure(self, status: grpc.StatusCode, details: str | None, trailers: Any) -> IngotError:
+        """Return the error that a call ended with."""
+        if status is grpc.StatusCode.UNAVAILABLE and re.search("connect|resolving", str(details), re.IGNORECASE):
+            return unreachable(self.url, str(details).rpartition("last error: ")[2])
+        kind = _BY_STATUS.get(status.value[0], errors.InternalError)
+        pushback = next((str(value) for name, value in trailers or () if name == _PUSHBACK), "")
+        if kind is errors.TooLarge and pushback:
+            kind = errors.TooManyRequests
+        error = kind(f"the server answered {status.name}: {details}")
+        if pushback.isdecimal() or kind is errors.Unavailable:
+            error.retry_after = int(pushback) / 1e3 if pushback.isdecimal() else 0.0
+        return error
+
+
+def _is_ready(answer: Any) -> bool:
+    return bool(answer.ready)
+
+
+def _metadata(answer: pb.ModelMetadataResponse) -> dict[str, Any]:
+    def tensors(specs: Any) -> list[dict[str, Any]]:
+        return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+
+    return {
+        "name": answer.name,
+        "versions": list(answer.versions),
+        "platform": answer.platform,
+        "inputs": tensors(answer.inputs),
+        "outputs": tensors(answer.outputs),
+        **({"properties": dict(answer.properties)} if answer.properties else {}),
+    }

@@ -1,0 +1,9 @@
+"""The settings of a server and its models: where they are stated, and how they are read.
+
+``ServerConfig`` states them. ``file.py`` reads ``ingot.toml``, ``configuration.py`` combines it with options and
+variables, and ``changes.py`` compares two configurations.
+"""
+
+from ingot.server.config.server import CLIENT_LIMITS, ServerConfig
+
+__all__ = ["CLIENT_LIMITS", "ServerConfig"]

@@ -1,0 +1,174 @@
+"""The settings of a server, as it uses them. The command line imports this for ``--help``, so it imports little."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from ingot.errors import InvalidArgument
+from ingot.report import units
+from ingot.server.access.exposure import check_exposure
+from ingot.server.config.fields import Fields
+from ingot.server.config.given import Given, given
+from ingot.server.config.setting import Setting
+
+if TYPE_CHECKING:
+    from ingot.runtime import Settings
+
+# Limits that grpcio does not support.
+CLIENT_LIMITS = ("max_connections", "max_in_flight", "max_rate")
+# Where a server listens. The command prints it as addresses, not as settings.
+_ADDRESSES = ("host", "http_port", "grpc_port")
+_NOTHING: Mapping[str, Given] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(Fields):
+    """Every setting is an option of ``ingot serve``, a variable and a key: ``max_batch`` is ``INGOT_MAX_BATCH``."""
+
+    @classmethod
+    def of(
+        cls, settings: Mapping[str, Any], *, options: bool = False, file: Mapping[str, Given] = _NOTHING
+    ) -> ServerConfig:
+        """Return a configuration; what ``settings`` lacks comes from the environment, the file or the defaults.
+
+        Args:
+            settings: by name.
+            options: whether the user gave them as options of the command, so that messages call them that.
+            file: the values of a configuration file, by name.
+
+        Raises:
+            InvalidArgument: a setting is unknown or has a wrong value; the message names it as the user wrote it.
+        """
+        known = cls.settings()
+        found = given(known, settings, options, file)
+
+        def called(name: str) -> str:
+            return found[name].called if name in found else known[name].option if options else name
+
+        values = {}
+        for name, (value, *_) in found.items():
+            try:
+                values[name] = known[name].read(value)
+            except (ValueError, OverflowError, TypeError) as error:
+                raise InvalidArgument(f"{called(name)} {known[name].fault(value, error)}") from error
+        config = cls(**values)
+        if config.http_port and config.http_port == config.grpc_port:
+            raise InvalidArgument(
+                f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
+                "separate port (0 for any free port)"
+            )
+        check_exposure(config, called)
+        if config.grpc_server == "grpcio":
+            for name in CLIENT_LIMITS:
+                if getattr(config, name) is not None:
+                    raise InvalidArgument(
+                        f"{called(name)} has no effect on {called('grpc_server')} grpcio; use the server fast"
+                    )
+        return config
+
+    @classmethod
+    @cache
+    def settings(cls) -> Mapping[str, Setting]:
+        """Return what is known of each field, by its name."""
+        hints = get_type_hints(cls)
+        return {field.name: _named(field, hints[field.name]) for field in dataclasses.fields(cls)}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All settings, as JSON has them."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values}
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the defaults, as JSON has them, without the addresses."""
+        known = self.settings()
+        return {
+            name: value
+            for name, value in self.content.items()
+            if value != known[name].default and name not in _ADDRESSES
+        }
+
+    @property
+    def summary(self) -> str:
+        """The same in one line, as they can be given."""
+        known, changed = self.settings(), self.changed.items()
+        return ", ".join(f"{name} {units.written(value) if known[name].duration else value}" for name, value in changed)
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.max_body_mb << 20
+
+    @property
+    def memory_by_device(self) -> Mapping[str, int]:
+        """``memory_budget`` in bytes by device; a size alone is that of the CPU."""
+        found = {}
+        for part in self.memory_budget.split(",") if self.memory_budget else ():
+            device, _, size = part.rpartition("=")
+            found[device or "cpu"] = units.parse_size(size) or 0
+        return found
+
+    @property
+    def runtime(self) -> Settings:
+        """The settings that the runtime takes."""
+        # --help does not need these.
+        from ingot.runtime import Limits, Settings, memory
+        from ingot.runtime.canary import Plan
+        from ingot.runtime.dispatch import sequences
+        from ingot.runtime.repeat import Repeat
+
+        limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
+        return Settings(
+            device=self.device,
+            instances=self.instances,
+            limits=limits,
+            allow_code=self.allow_code,
+            ort_library=self.ort_library,
+            variant_choice=self.variant_choice,
+            choice_time=self.choice_time,
+            derived_cache=self.derived_cache,
+            slo=self.slo,
+            max_answer_bytes=self.max_answer_mb << 20,
+            max_call_bytes=memory.for_engines() if self.max_call_mb is None else self.max_call_mb << 20,
+            engine_call_mb=self.max_call_mb or Settings.engine_call_mb,
+            engine_threads=self.threads,
+            isolate=self.isolate,
+            engine_memory_mb=self.engine_memory_mb,
+            load_timeout=self.load_timeout or None,
+            labels=self.labels,
+            cache_bytes=units.parse_size(self.cache or "0") or 0,
+            canary=Plan(
+                steps=Plan.parse_steps(self.canary),
+                every=self.canary_every,
+                errors=self.canary_errors,
+                drift=self.canary_drift,
+                latency=self.canary_latency,
+                tolerance=self.canary_tolerance,
+                compare=self.canary_compare,
+                sticky=self.canary_sticky,
+            ),
+            states=sequences.parse_pairs(self.states),
+            repeat=Repeat(
+                inputs=sequences.parse_pairs(self.repeat), until=self.repeat_until or "", steps=self.max_steps
+            ),
+            sequences=sequences.SequenceLimits(
+                sequences=self.max_sequences,
+                nbytes=self.max_state_mb << 20,
+                idle=self.sequence_timeout,
+                waiting=self.max_queue,
+            ),
+        )
+
+
+def _named(field: dataclasses.Field[Any], hint: Any) -> Setting:
+    """Return a field's setting, with its name and what its type says."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
+    choices = tuple(kinds) if isinstance(kinds[0], str) else ()
+    about: Setting = field.metadata["setting"]
+    return dataclasses.replace(about, name=field.name, kind=str if choices else kinds[0], choices=choices)

@@ -1,0 +1,92 @@
+"""Triton's generate extension: flat JSON for people, and a stream of answers as server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Hashable
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ingot.errors import InvalidArgument, Unsupported, public_text
+from ingot.server import generation
+from ingot.server.dataplane import DataPlane, public_error
+from ingot.server.http import codec, data
+from ingot.server.requests import InferRequest, InferResponse, Template
+from ingot.tensors import Array, TensorSpec
+
+
+def decode(plane: DataPlane, model: str, version: str, body: bytes, client: Hashable) -> InferRequest:
+    """Parse a request: an input by its name, ``id``, ``parameters``, and other keys as further parameters.
+
+    A value with fewer dimensions than its input is one row, or one element: ``"n": 3`` for ``n:int64[batch,1]``.
+
+    Raises:
+        NotFound: no such model or version is served.
+        InvalidArgument: the body is not a JSON object, or a value does not fit its input.
+    """
+    content = codec.decode_object(body)
+    specs = {spec.name: spec for spec in plane.signature(model, version).inputs}
+    inputs = {name: _array(specs[name], value) for name, value in content.items() if name in specs}
+    given, identifier = content.get("parameters", {}), content.get("id", "")
+    if not isinstance(given, dict) or not isinstance(identifier, str):
+        raise InvalidArgument("'parameters' must be an object, and 'id' a text")
+    others = {name: value for name, value in content.items() if name not in specs and name not in ("parameters", "id")}
+    parameters = {**given, **others}
+    for name, value in parameters.items():
+        if not isinstance(value, str | int | float | bool):
+            raise InvalidArgument(f"'{name}' is not an input of model '{model}', nor a parameter: a text or a number")
+    return InferRequest(Template(model, version, (), parameters), inputs, identifier, None, client)
+
+
+async def answer(plane: DataPlane, request: InferRequest) -> bytes:
+    """Return the one answer as JSON.
+
+    Raises:
+        Unsupported: the model answers several times.
+        IngotError: as for :meth:`DataPlane.infer`.
+    """
+    template = request.template
+    repeat = plane.repository.get(template.model, template.version).repeat
+    if repeat is not None and template.parameters.get("max_steps") != 1:
+        raise Unsupported(f"model '{template.model}' answers a request several times; ask .../generate_stream")
+    async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
+        response, _ = await anext(answers)
+        return _encode(response)
+
+
+async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[bytes, None]:
+    """Yield each answer as a server-sent event; an error behind the first answer is one, too.
+
+    Raises:
+        IngotError: there is no answer.
+    """
+    begun = False
+    async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
+        try:
+            async for response, _ in answers:
+                yield b"data: %b\n\n" % _encode(response)
+                begun = True
+        except Exception as error:  # the boundary of one request
+            if not begun:
+                raise
+            public = public_error(error, "a request failed")
+            plane.count_error("http", public)
+            yield b"data: %b\n\n" % codec.dumps({"error": public_text(public)})
+
+
+def _array(spec: TensorSpec, value: object) -> Array:
+    array = data.from_json(spec.name, spec.dtype, value)
+    missing = len(spec.shape) - array.ndim
+    return array.reshape((1,) * missing + array.shape) if missing > 0 else array
+
+
+def _encode(response: InferResponse) -> bytes:
+    route = response.route
+    content: dict[str, Any] = {"id": response.id} if response.id else {}
+    content |= {"model_name": route.name, "model_version": route.version}
+    for name, dtype, array in response.outputs:
+        text = data.to_json(name, dtype, np.asarray(array))
+        content[name] = orjson.Fragment(text[1:-1] if array.size == 1 else text)
+    return orjson.dumps(content)

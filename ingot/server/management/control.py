@@ -1,0 +1,182 @@
+"""What a management client can do, as JSON has it; both protocols call it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ingot.errors import Code, IngotError, InvalidArgument, PermissionDenied, Unsupported
+from ingot.model_store.places import is_file
+from ingot.runtime.deployment import Deployment
+from ingot.runtime.metrics import Metrics
+from ingot.server.models.rollout import Rollout, Rollouts
+
+# What a server trusts is decided where it is started.
+_FIXED = frozenset(("allow_code", "isolate", "ort_library"))
+
+
+class Control:
+    """Loads and unloads models for management clients.
+
+    Args:
+        rollouts: the server's.
+        local: whether clients are the user of the server, who may also load files and from registries.
+        metrics: where actions are counted.
+    """
+
+    def __init__(self, rollouts: Rollouts, metrics: Metrics, *, local: bool):
+        self._rollouts = rollouts
+        self._local = local
+        self._count = metrics.management.labels
+
+    def index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Return Triton's index of the repository; with ``ready`` only models that are ready."""
+        listed = [
+            {
+                "name": each["name"],
+                "version": each["version"],
+                "state": each["state"].upper(),
+                "reason": each["update_failed"] or each["reason"],
+            }
+            for each in self._rollouts.status()
+        ]
+        return [each for each in listed if not ready or each["state"] == "READY"]
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the state of each deployment; see :meth:`Rollouts.status`."""
+        return self._rollouts.status()
+
+    async def reload(self, name: str = "") -> list[dict[str, str]]:
+        """Load what sources mean now; of all models without a name.
+
+        Raises:
+            NotFound: there is no such model, or it is unloaded.
+        """
+        with self._counting_failures("reload"):
+            done = await self._rollouts.reload(name or None)
+        self._count("reload", "failed" if any(each.error for each in done) else "ok").inc()
+        return [_content(each) for each in done]
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> Deployment:
+        """Load a model.
+
+        Args:
+            name: of a model of this server, with or without ``:version``, or the name of a new one.
+            parameters: ``source`` of a new model; ``config``, a model configuration of Triton as JSON, of which the
+                batch size and the number of instances are read; and settings of a model by name.
+
+        Raises:
+            NotFound: there is no such model or source.
+            PermissionDenied: the client may not load this.
+            IngotError: it cannot be loaded.
+        """
+        with self._counting_failures("load", name):
+            settings = _settings(parameters)
+            source = settings.pop("source", None)
+            if source is not None:
+                self._check(source)
+            deployment = await self._rollouts.load(name if source is None else f"{name}={source}", settings)
+        self._count("load", "ok").inc()
+        return deployment
+
+    async def unload(self, name: str, version: str = "", dependents: bool = False) -> None:
+        """Answer the requests in flight of a model, then free it.
+
+        Raises:
+            NotFound: there is no such model.
+        """
+        with self._counting_failures("unload"):
+            await self._rollouts.unload(name, version, dependents)
+        self._count("unload", "ok").inc()
+
+    async def trial(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Try a candidate for a model, or change how; arguments and errors as for :meth:`Trials.ask`."""
+        with self._counting_failures("trial"):
+            if (source := parameters.get("source")) is not None:
+                self._check(source)
+            done = await self._rollouts.trials.ask(name, parameters)
+        self._count("trial", "ok").inc()
+        return done
+
+    async def stop_trial(self, name: str) -> dict[str, Any]:
+        """Stop a trial; arguments and errors as for :meth:`Trials.stop`."""
+        with self._counting_failures("stop_trial"):
+            done = await self._rollouts.trials.stop(name)
+        self._count("stop_trial", "ok").inc()
+        return done
+
+    @contextlib.contextmanager
+    def _counting_failures(self, action: str, loaded: str = "") -> Iterator[None]:
+        """Count an action that fails, and let the client see why.
+
+        Args:
+            action: the label of the metric.
+            loaded: the model that a request loads; its error then begins with the words that Triton's clients match.
+        """
+        try:
+            yield
+        except IngotError as error:
+            self._count(action, error.code.value).inc()
+            if loaded and error.code is Code.NOT_FOUND:
+                error.args = (f"failed to load '{loaded}', failed to poll from model repository: {error}",)
+            elif loaded:
+                error.args = (f"load failed for model '{loaded}': {error}",)
+            if error.code is Code.INTERNAL:  # such as goldens that do not hold; other clients do not see its text
+                raise InvalidArgument(str(error)) from error
+            raise
+
+    def _check(self, source: object) -> None:
+        if not isinstance(source, str) or not source:
+            raise InvalidArgument(f"parameter 'source' is {source!r}; it must be a reference such as digits:1")
+        if not self._local and (is_file(source) or "://" in source):
+            raise PermissionDenied(
+                f"'{source}' is not in the server's store; over the network only models of the store can be "
+                "loaded. Push or pull it there first, or use the server's Unix socket"
+            )
+
+
+def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that load parameters stand for, and the source."""
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name.startswith("file:"):
+            raise Unsupported("a request cannot carry a model's files; push an archive to the store, and load that")
+        if name in _FIXED:
+            raise PermissionDenied(f"'{name}' cannot be changed by a request; it is a setting of ingot serve")
+        found.update(_of_triton(value) if name == "config" else {name: value})
+    return found
+
+
+def _of_triton(text: object) -> dict[str, Any]:
+    try:
+        config = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise InvalidArgument("parameter 'config' must be a model configuration as JSON text")
+    known = {"name", "platform", "backend", "max_batch_size", "instance_group"}
+    if unknown := sorted(config.keys() - known):
+        raise InvalidArgument(
+            f"the configuration has '{unknown[0]}', which this server does not read; it reads max_batch_size and the "
+            "count of instance_group. Give other settings as parameters by their names, such as max_delay"
+        )
+    settings: dict[str, Any] = {}
+    if config.get("max_batch_size"):
+        settings["max_batch"] = config["max_batch_size"]
+    for group in config.get("instance_group") or ():
+        if isinstance(group, dict) and "count" in group:
+            settings["instances"] = group["count"]
+    return settings
+
+
+def _content(done: Rollout) -> dict[str, str]:
+    return {
+        "name": done.name,
+        "version": done.version,
+        "from": done.before,
+        "to": done.after,
+        "result": done.result,
+        "reason": done.reason,
+    }

@@ -1,0 +1,1 @@
+"""The models of a running server: loaded, replaced, tried, and within a memory budget."""

@@ -1,0 +1,407 @@
+"""Changes of what a running server serves: new versions are loaded, take over, or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ingot.errors import IngotError, InvalidArgument, NotFound, shortened
+from ingot.runtime import Model, Repository
+from ingot.runtime.deployment import Deployment, Event, Result, stamp
+from ingot.runtime.settings import Settings
+from ingot.server.config import ServerConfig
+from ingot.server.config.given import Given, nearest
+from ingot.server.config.model import ModelConfig
+from ingot.server.dataplane import attempt_async
+from ingot.server.models.loading import Tasks, in_thread
+from ingot.server.models.residency import Residency, sweep
+from ingot.server.models.trials import Trials
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at the store, where a look at a model is one system call.
+_LOOK_SECONDS = 0.25
+# Batch sizes of traffic that a candidate runs before it takes over: the most frequent.
+_SIZES = 32
+# Seconds that a model which is unloaded waits for an engine call that no request waits for.
+_CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """The outcome of one change; digests, result and reason as in :class:`~ingot.runtime.deployment.Event`."""
+
+    name: str
+    version: str
+    before: str
+    after: str
+    result: Result
+    reason: str = ""
+    error: IngotError | None = None
+
+
+class Rollouts:
+    """Loads, replaces and unloads models while the server runs. Everything here belongs to one event loop.
+
+    Args:
+        repository: the models.
+        config: the settings of models that have none themselves.
+        changed: called after each change of the models that answer, so that front processes learn of it.
+        retired: called with each model that answers no longer.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        config: ServerConfig,
+        changed: Callable[[], Awaitable[None]],
+        retired: Callable[[Model], None] = lambda _: None,
+    ):
+        self.repository = repository
+        self._config = config
+        self._changed = changed
+        self._retired = retired
+        self.reconfigure: Callable[[], Awaitable[None]] | None = None
+        self._rollouts = repository.metrics.rollouts
+        self._tasks = Tasks()
+        self.trials = Trials(self, repository.metrics, self._tasks)
+        # One model is loaded at a time: loading takes cores from those that answer, and memory.
+        self._loading = asyncio.Lock()
+        self._residency = Residency(repository, config.memory_by_device, self._loading)
+
+    async def start(self) -> None:
+        """Load every model, and follow aliases from then on.
+
+        Raises:
+            DeadlineExceeded: a model takes longer than ``load_timeout``.
+            IngotError: a model cannot be loaded.
+        """
+        for model in self.repository:
+            async with self._loading:
+                await self._residency.load(model, "start")
+        for deployment in self.repository.deployments.values():
+            await self._name(deployment)
+        if not self._config.no_watch:
+            self._tasks.begin(self._follow)
+
+    def stop(self) -> None:
+        """Follow no alias any longer, and give up changes that are under way."""
+        self._tasks.cancel()
+
+    def close(self) -> None:
+        """Also give up loads for requests, once the requests have had their time."""
+        self._residency.stop()
+
+    async def reload(self, name: str | None = None) -> list[Rollout]:
+        """Load what sources mean now, if that differs from what answers; a candidate that failed is tried again.
+
+        Args:
+            name: ``name`` or ``name:version``; None for all that are loaded, after changes of the configuration file.
+
+        Raises:
+            NotFound: there is no such model, or it is unloaded.
+            InvalidConfig: the configuration file has faults; nothing is changed.
+        """
+        if name is None and self.reconfigure is not None:
+            await self.reconfigure()
+        served = [*self.repository.deployments.values()] if name is None else self.repository.find(name)
+        loaded = [deployment for deployment in served if deployment.current is not None]
+        if name is not None and not loaded:
+            raise NotFound(f"model '{name}' is unloaded; load it instead")
+        return list(await asyncio.gather(*map(self.renew, loaded)))
+
+    async def load(self, source: str, parameters: Mapping[str, Any] | None = None) -> Deployment:
+        """Load a model, or load it again.
+
+        Args:
+            source: ``name`` or ``name:version`` of a deployment, unloaded or not; or a new source, as for ``ingot
+                serve``. A source with a known name and version takes over from the known one.
+            parameters: settings for this model alone, by name; they stay until the next ones.
+
+        Raises:
+            NotFound: there is no such source.
+            InvalidArgument: a parameter is not a setting of a model, or has a wrong value.
+            IngotError: it cannot be loaded; what answered before still answers.
+        """
+        settings = self._settings(parameters) if parameters else None
+        try:
+            known = self.repository.find(source)
+        except NotFound:
+            return await self.load_source(source, settings)
+        for deployment in known:
+            before = deployment.settings
+            deployment.settings = settings or before
+            done = await self.renew(deployment, again=settings is not None, at_once=True)
+            if done.error is not None:
+                deployment.settings = before
+                raise done.error
+        return known[-1]
+
+    async def use(self, config: ServerConfig) -> None:
+        """Use other settings for the models that have none themselves, which are loaded again."""
+        self._config = config
+        self.repository.use(config.runtime)
+        for deployment in [*self.repository.deployments.values()]:
+            if deployment.settings is None and deployment.current is not None:
+                await self.renew(deployment, again=True)
+
+    async def load_source(self, source: str, settings: Settings | None) -> Deployment:
+        """Load a source with settings; arguments and errors as for :meth:`load`."""
+        found, model = await in_thread("open", lambda: self.repository.open(source, settings))
+        deployment = self.repository.deployments.setdefault((found.name, found.tag), found)
+
+        async with deployment.changing:
+            done = await self._change(deployment, model.digest, lambda: model, at_once=True)
+        if done.error is not None:
+            raise done.error
+        deployment.source, deployment.located, deployment.settings = source, found.located, settings
+        return deployment
+
+    async def unload(self, name: str, version: str = "", dependents: bool = False) -> list[Deployment]:
+        """Answer the requests in flight of a model, then free it.
+
+        Args:
+            name: the model's, or ``name:version``.
+            version: one version; by default all.
+            dependents: as in the protocol; no model of Ingot depends on another.
+
+        Raises:
+            NotFound: there is no such model.
+        """
+        found = self.repository.find(name, version)
+        for deployment in found:
+            async with deployment.changing:
+                self.trials.end(deployment, "stopped", "was stopped, as the model is unloaded")
+                old = self.repository.take_off(deployment)
+                if old is None:
+                    continue
+                self.repository.name(deployment, frozenset())
+                deployment.note(Event(before=old.digest, after="", result="ok"))
+                log.info("model %s version %s is unloaded", deployment.name, deployment.tag)
+                try:
+                    await self._changed()
+                finally:  # it answers no longer, whatever fronts know
+                    await self._retire(old)
+        return found
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what users see of each deployment, as JSON has it."""
+        served = self.repository.deployments.values()
+        return [
+            {
+                **deployment.status(),
+                "trial": self.trials.status(deployment),
+                "memory": {} if deployment.current is None else self._residency.content(deployment.current),
+            }
+            for deployment in served
+        ]
+
+    async def renew(
+        self, deployment: Deployment, *, again: bool = False, watched: bool = False, at_once: bool = False
+    ) -> Rollout:
+        """Let what a deployment's source means now take over; if it fails, the earlier model still answers.
+
+        Args:
+            deployment: loaded or not.
+            again: load it also if it is the same.
+            watched: do nothing if the same failed before.
+            at_once: without a canary.
+        """
+        async with deployment.changing:
+            before = deployment.digest
+            wanted = await attempt_async("a model could not be found", in_thread("look", deployment.wanted))
+            if isinstance(wanted, IngotError):
+                known = watched and shortened(str(wanted)) == deployment.failure
+                return _rollout(deployment, "", wanted) if known else self._failed(deployment, "", wanted)
+            if watched and wanted == deployment.refused:
+                return _rollout(deployment, before)
+            trial = self.trials.running(deployment)
+            if trial is not None and trial.candidate.digest == wanted and not at_once:
+                return _rollout(deployment, before)
+            if trial is not None and trial.found is None:
+                self.trials.end(deployment, "stopped", "was stopped, as another version is wanted")
+            if wanted == before and deployment.current is not None and not again:
+                deployment.refused = ""
+                deployment.show("")
+                await self._name(deployment)
+                return _rollout(deployment, before)
+            # The same archive with other settings needs no canary.
+            at_once = at_once or wanted == before
+            return await self._change(deployment, wanted, lambda: self.repository.renewed(deployment), at_once=at_once)
+
+    async def _change(
+        self, deployment: Deployment, wanted: str, opened: Callable[[], Model], *, at_once: bool
+    ) -> Rollout:
+        """Let a model take over, or begin its canary; ``wanted`` is its digest, ``opened`` is called in a thread."""
+        self.trials.end(deployment, "stopped", "was stopped, as another version is loaded")
+        failure = f"model {deployment.name} could not be loaded"
+        model = await attempt_async(failure, in_thread("open", opened))
+        if not isinstance(model, IngotError):
+            wanted = model.digest
+            model = await attempt_async(failure, self._load(deployment, model))
+        if isinstance(model, IngotError):
+            return self._failed(deployment, wanted, model)
+        before, plan = deployment.digest, model.settings.canary
+        if plan.steps and not at_once and deployment.current is not None:
+            try:
+                self.trials.begin(deployment, model, plan)
+            except IngotError as error:
+                return self._failed(deployment, wanted, error)
+            return _rollout(deployment, wanted, result="canary", before=before)
+        await self.take_over(deployment, model)
+        return _rollout(deployment, wanted, result="ok", before=before)
+
+    async def take_over(self, deployment: Deployment, model: Model) -> None:
+        """Let a loaded model answer from the next request on; the caller holds ``deployment.changing``."""
+        old = self.repository.put(deployment, model)
+        deployment.refused = ""
+        deployment.note(Event(before=old.digest if old is not None else "", after=model.digest, result="ok"))
+        self._rollouts.labels(deployment.name, deployment.tag, "ok").inc()
+        log.warning("model %s version %s: %s took over", deployment.name, deployment.tag, model.digest)
+        try:
+            await self._name(deployment)
+            await self._changed()
+        finally:  # it answers no longer, whatever fronts know
+            if old is not None:
+                self._tasks.begin(lambda: self._retire(old, wait=True))
+
+    async def prepare(self, deployment: Deployment, source: str) -> tuple[Deployment, Model]:
+        """Load a candidate of another source for a deployment; return the source's deployment and the candidate.
+
+        Raises:
+            NotFound: there is no such source.
+            IngotError: it cannot be loaded.
+        """
+        named = f"{deployment.name}={source}"
+        found, model = await in_thread("open", lambda: self.repository.open(named, deployment.settings))
+        model.version = deployment.tag
+        return found, await self._load(deployment, model)
+
+    def fail(self, deployment: Deployment, digest: str, error: IngotError) -> None:
+        """Record that a candidate did not take over."""
+        self._failed(deployment, digest, error)
+
+    def discard(self, model: Model) -> None:
+        """Free a candidate once it has answered its requests."""
+        self._tasks.begin(lambda: self._retire(model))
+
+    async def _load(self, deployment: Deployment, model: Model) -> Model:
+        """Load a candidate, and run it at the batch sizes of the model that answers; return it."""
+        seen = deployment.current.statistics().by_samples if deployment.current is not None else {}
+        sizes = sorted(seen, key=lambda samples: -seen[samples].running.count)[:_SIZES]
+        async with self._loading:
+            self.repository.held.append(model)
+            deployment.candidate = model
+            log.info("model %s version %s: %s is loaded", deployment.name, deployment.tag, model.digest)
+            try:
+                await self._residency.load(model, "rollout", sizes, earlier=deployment.current)
+                return model
+            except BaseException:  # also if the task is cancelled, the watchdog must not see it any longer
+                self._residency.forget(model)
+                self.repository.drop(model)
+                raise
+            finally:
+                deployment.candidate = None
+
+    def _failed(self, deployment: Deployment, wanted: str, error: IngotError) -> Rollout:
+        reason, before = shortened(str(error)), deployment.digest
+        deployment.refused = wanted
+        deployment.note(Event(before=before, after=wanted, result="failed", reason=reason))
+        self._rollouts.labels(deployment.name, deployment.tag, "failed").inc()
+        stays = f"{before} still answers" if before else "it stays unloaded"
+        log.error("model %s version %s cannot be changed, so %s: %s", deployment.name, deployment.tag, stays, reason)
+        return _rollout(deployment, wanted, error)
+
+    async def _retire(self, model: Model, *, wait: bool = False) -> None:
+        """Let a model that answers no longer finish its requests, then give its memory back.
+
+        Args:
+            model: it was taken off the repository.
+            wait: first until its open sequences end, which its successor leaves to it.
+        """
+        self._retired(model)
+        if (successor := self.repository.successor(model)) is not None:
+            self._residency.replaced(model, successor)
+        while model.keeps_sequences and wait:
+            await asyncio.sleep(_LOOK_SECONDS)
+        await model.drain()
+        await in_thread("close", lambda: model.close(_CLOSE_SECONDS))
+        self._residency.forget(model)
+        self.repository.drop(model)
+        await in_thread("sweep", sweep)
+        log.info("model %s version %s: %s is unloaded", model.name, model.version, model.digest)
+
+    async def _name(self, deployment: Deployment) -> None:
+        """Let clients use the aliases that mean what answers; they stay as they are if the store cannot be read."""
+        found = await attempt_async("aliases could not be read", in_thread("look", deployment.others))
+        if not isinstance(found, IngotError):
+            self.repository.name(deployment, found)
+
+    async def _follow(self) -> None:
+        """Renew deployments whose alias has moved: in the store at once, in a registry at intervals."""
+        seen: dict[Deployment, str] = {}
+        checking: dict[Deployment, asyncio.Task[Any]] = {}
+        while True:
+            served = [
+                each for each in self.repository.deployments.values() if each.current and (each.follows or each.store)
+            ]
+            marks = await attempt_async(
+                "aliases could not be watched",
+                in_thread("watch", lambda: [self._mark(each) for each in served]),  # noqa: B023 - awaited
+            )
+            for deployment, mark in zip(served, marks, strict=True) if not isinstance(marks, IngotError) else ():
+                running = checking.get(deployment)
+                if seen.get(deployment) != mark and (running is None or running.done()):
+                    seen[deployment] = mark
+                    changed = functools.partial(self.renew, watched=True) if deployment.follows else self._name
+                    checking[deployment] = self._tasks.begin(functools.partial(changed, deployment))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _mark(self, deployment: Deployment) -> str:
+        """Return a text that changes when a deployment's alias may have moved."""
+        reference = deployment.located.reference if deployment.located is not None else None
+        if deployment.store is not None and reference is not None:
+            return stamp(deployment.store.of(reference.name).index)
+        return str(math.floor(time.monotonic() / self._config.watch))
+
+    def _settings(self, parameters: Mapping[str, Any]) -> Settings:
+        known = {name: setting for name, setting in ServerConfig.settings().items() if setting.per_model}
+        given = {}
+        for name, value in parameters.items():
+            if name not in known:
+                near = nearest(name, known)
+                raise InvalidArgument(
+                    f"'{name}' is not a setting of a model; "
+                    + (f"did you mean '{near}'?" if near else f"there are: {', '.join(known)}")
+                )
+            try:
+                given[name] = Given(known[name].read(value), name)
+            except (ValueError, OverflowError, TypeError) as error:
+                raise InvalidArgument(f"{name} {known[name].fault(value, error)}") from error
+        return ModelConfig(source="", given=given).runtime(self._config)
+
+
+def _rollout(
+    deployment: Deployment,
+    after: str,
+    error: IngotError | None = None,
+    result: Result = "unchanged",
+    before: str | None = None,
+) -> Rollout:
+    return Rollout(
+        name=deployment.name,
+        version=deployment.tag,
+        before=deployment.digest if before is None else before,
+        after=after,
+        result="failed" if error is not None else result,
+        reason=shortened(str(error)) if error is not None else "",
+        error=error,
+    )

@@ -1,0 +1,395 @@
+"""Candidates that are tried while another model answers: judged, then rolled back or let take over."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable, Unsupported
+from ingot.runtime import Metrics, Model, Repository, State
+from ingot.runtime.canary import Plan
+from ingot.runtime.deployment import Deployment, Event
+from ingot.runtime.traffic.comparison import at_least
+from ingot.runtime.traffic.split import Split
+from ingot.server.config import ServerConfig
+from ingot.server.config.given import nearest
+from ingot.server.models.loading import Tasks
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.1
+# Share of the requests in percent that a canary gets if nothing else is said.
+_WEIGHT = 10.0
+# Requests or comparisons below which a candidate is not rolled back, and those that a step needs at least.
+_FEW, _ENOUGH = 10, 50
+# Latencies of each model that its p99 needs.
+_LATENCIES = 100
+
+Outcome = Literal["running", "passed", "rolled back", "stopped"]
+
+
+class Changes(Protocol):
+    """What a trial needs of :class:`ingot.server.models.rollout.Rollouts`."""
+
+    repository: Repository
+
+    async def prepare(self, deployment: Deployment, source: str) -> tuple[Deployment, Model]: ...
+
+    async def take_over(self, deployment: Deployment, model: Model) -> None: ...
+
+    def fail(self, deployment: Deployment, digest: str, error: IngotError) -> None: ...
+
+    def discard(self, model: Model) -> None: ...
+
+
+@dataclass(eq=False, kw_only=True)
+class Trial:
+    """A candidate that is tried for a deployment.
+
+    Attributes:
+        deployment: whose requests it gets.
+        split: shares the requests, and counts.
+        found: the deployment of its source, if a client named one; None if it was followed or reloaded.
+        step: the index of the plan's step.
+        began: when the step began.
+        outcome: how it ended.
+        reason: why.
+    """
+
+    deployment: Deployment
+    split: Split
+    found: Deployment | None
+    step: int = 0
+    began: float = field(default_factory=time.monotonic)
+    outcome: Outcome = "running"
+    reason: str = ""
+    judging: asyncio.Task[None] | None = None
+    _at_step: tuple[int, int] = (0, 0)
+
+    @property
+    def plan(self) -> Plan:
+        return self.split.plan
+
+    @property
+    def candidate(self) -> Model:
+        return self.split.candidate
+
+    def enter(self, step: int, weight: float) -> None:
+        """Begin a step."""
+        self.step, self.split.weight, self.began = step, weight, time.monotonic()
+        self._at_step = (self.split.sides[self.candidate].total, self.split.drift.compared)
+
+    def fault(self) -> str:
+        """Return why the candidate is to be rolled back; empty if it is not."""
+        plan, split = self.plan, self.split
+        side, drift = split.sides[self.candidate], split.drift
+        if self.candidate.state is State.FAILED:
+            return f"it failed: {self.candidate.reason}"
+        if plan.errors is not None and side.total >= _FEW and at_least(side.failed, side.total) > plan.errors:
+            return f"it failed {side.failed} of {side.total} requests; {plan.errors:g} % are allowed"
+        if plan.drift is not None and drift.compared >= _FEW and at_least(drift.differed, drift.compared) > plan.drift:
+            return (
+                f"{drift.differed} of {drift.compared} answers differ by more than {plan.tolerance:g}, the worst by "
+                f"{drift.worst:.3g}; {plan.drift:g} % are allowed"
+            )
+        if plan.latency is not None and (ratio := self._latency_ratio()) is not None and ratio > plan.latency:
+            return f"its p99 latency is {ratio:.2f} times the current model's; {plan.latency:g} is allowed"
+        return ""
+
+    def _latency_ratio(self) -> float | None:
+        sides = self.split.sides.values()
+        if any(len(side.seconds) < _LATENCIES for side in sides):
+            return None
+        current, candidate = (side.latency(0.99) for side in sides)
+        return candidate / current
+
+    @property
+    def passed(self) -> bool:
+        """Whether the step has taken its time, and has seen enough to continue."""
+        plan, split = self.plan, self.split
+        side, drift = split.sides[self.candidate], split.drift
+        requests, compared = self._at_step
+        return (
+            time.monotonic() - self.began >= plan.every
+            and (not split.weight or side.total - requests >= _ENOUGH)
+            and ((plan.drift is None and bool(split.weight)) or drift.compared - compared >= _ENOUGH)
+            and (plan.errors is None or 100 * side.failed <= plan.errors * side.total)
+            and (plan.drift is None or 100 * drift.differed <= plan.drift * drift.compared)
+            and (plan.latency is None or self._latency_ratio() is not None)
+        )
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What users see of it, as JSON has it."""
+        return {
+            "digest": self.candidate.digest,
+            "source": "" if self.found is None else self.found.source,
+            "state": self.outcome,
+            "reason": self.reason,
+            "weight": self.split.weight,
+            "steps": list(self.plan.steps),
+            "step": self.step,
+            "limits": {"errors": self.plan.errors, "drift": self.plan.drift, "latency": self.plan.latency},
+            **self.split.content,
+        }
+
+
+class Trials:
+    """The trials of a server. All of it belongs to its event loop.
+
+    Args:
+        changes: loads candidates, and lets them take over.
+        metrics: where to count.
+        tasks: runs the judgement of candidates.
+    """
+
+    def __init__(
+        self,
+        changes: Changes,
+        metrics: Metrics,
+        tasks: Tasks,
+    ):
+        self._changes = changes
+        self._metrics = metrics
+        self._tasks = tasks
+        self._last: dict[Deployment, Trial] = {}
+
+    def running(self, deployment: Deployment) -> Trial | None:
+        """Return the trial of a deployment, if there is one now."""
+        trial = self._last.get(deployment)
+        return trial if trial is not None and trial.outcome == "running" else None
+
+    def status(self, deployment: Deployment) -> dict[str, Any] | None:
+        """Return the present or last trial of a deployment."""
+        trial = self._last.get(deployment)
+        return trial.content if trial is not None else None
+
+    async def ask(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a trial, or change the one that runs; return its status.
+
+        Args:
+            name: of the model, with ``:version`` if several are served.
+            parameters: ``source`` of a new candidate; ``shadow``, to compare only; ``weight`` in percent, where 100
+                takes over; and the settings ``canary_...`` without that prefix.
+
+        Raises:
+            NotFound: there is no such model or source, or nothing to change.
+            AlreadyExists: another candidate is tried.
+            InvalidArgument: a parameter is unknown or wrong, or the candidate has other inputs or outputs.
+            IngotError: the candidate cannot be loaded.
+        """
+        deployment = self._deployment(name)
+        given = dict(parameters)
+        source, shadow, weight = given.pop("source", None), given.pop("shadow", False), given.pop("weight", None)
+        if source is not None and (not isinstance(source, str) or not source):
+            raise InvalidArgument(f"'source' is {source!r}; it must be a reference such as digits:2")
+        if not isinstance(shadow, bool):
+            raise InvalidArgument(f"'shadow' is {shadow!r}; it must be true or false")
+        weight = 0.0 if shadow else _percent(weight)
+        async with deployment.changing:
+            trial = self.running(deployment)
+            if source is None and trial is None:
+                raise NotFound(f"no candidate is tried for model '{name}'; name its source, such as digits:2")
+            if source is not None and trial is not None:
+                raise AlreadyExists(f"model '{name}' has a candidate, {trial.candidate.digest}; stop its trial first")
+            if source is not None:
+                current = _current(deployment)
+                plan = changed(current.settings.canary, given)
+                steps = plan.steps if "steps" in given or weight is None else ()
+                found, model = await self._changes.prepare(deployment, source)
+                weight = _WEIGHT if weight is None else weight
+                self.begin(deployment, model, dataclasses.replace(plan, steps=steps), found, weight)
+            elif trial is not None:
+                trial.split.plan = changed(trial.plan, given)
+                if weight is not None:
+                    trial.split.plan = dataclasses.replace(trial.plan, steps=())
+                    trial.enter(0, weight)
+            trial = self._last[deployment]
+            if weight == 100:
+                await self._pass(trial)
+        return trial.content
+
+    async def stop(self, name: str) -> dict[str, Any]:
+        """Stop a trial; the current model gets all requests.
+
+        Raises:
+            NotFound: there is no such model, or no trial.
+        """
+        deployment = self._deployment(name)
+        async with deployment.changing:
+            trial = self.running(deployment)
+            if trial is None:
+                raise NotFound(f"no candidate is tried for model '{name}'")
+            self.end(deployment, "stopped")
+        return trial.content
+
+    def begin(
+        self,
+        deployment: Deployment,
+        model: Model,
+        plan: Plan,
+        found: Deployment | None = None,
+        weight: float = 0.0,
+    ) -> None:
+        """Give a loaded candidate its first share of the requests; the caller holds ``deployment.changing``.
+
+        Args:
+            deployment: what it is tried for.
+            model: the candidate; it is discarded if it cannot be tried.
+            plan: the steps, which go before ``weight``, and the limits.
+            found: see :class:`Trial`.
+            weight: percent of the requests, if there are no steps.
+
+        Raises:
+            InvalidArgument: its inputs or outputs differ from those of the current model.
+            Unsupported: one of them keeps states or answers several times.
+        """
+        current = _current(deployment)
+        try:
+            _check(current, model)
+        except IngotError:
+            self._changes.discard(model)
+            raise
+        trial = Trial(deployment=deployment, split=Split(current, model, plan, self._metrics), found=found)
+        self._last[deployment] = trial
+        trial.enter(0, plan.steps[0] if plan.steps else weight)
+        self._show(trial)
+        current.divert(trial.split.submit)
+        deployment.note(Event(before=current.digest, after=model.digest, result="canary"))
+        log.warning(
+            "model %s version %s: %s is tried with %g %% of the requests",
+            deployment.name,
+            deployment.tag,
+            model.digest,
+            trial.split.weight,
+        )
+        trial.judging = self._tasks.begin(lambda: self._judge(trial))
+
+    def end(self, deployment: Deployment, outcome: Outcome, reason: str = "") -> None:
+        """End the trial of a deployment, if there is one, and free its candidate; the caller holds ``changing``."""
+        trial = self.running(deployment)
+        if trial is not None:
+            self._settle(trial, outcome, reason)
+            self._changes.discard(trial.candidate)
+
+    def _settle(self, trial: Trial, outcome: Outcome, reason: str = "") -> None:
+        trial.outcome, trial.reason, trial.split.weight = outcome, reason, 0.0
+        trial.split.current.divert(None)
+        labels = (trial.deployment.name, trial.deployment.tag)
+        for gauge in (
+            self._metrics.trial_weight,
+            self._metrics.trial_worst_error,
+            self._metrics.trial_latency_ratio,
+        ):
+            gauge.remove(*labels)
+        log.warning("model %s version %s: the trial of %s %s", *labels, trial.candidate.digest, reason or outcome)
+
+    async def _pass(self, trial: Trial) -> None:
+        """Let the candidate take over; the caller holds ``changing``."""
+        deployment = trial.deployment
+        self._settle(trial, "passed")
+        await self._changes.take_over(deployment, trial.candidate)
+        if trial.found is not None:
+            deployment.source, deployment.located = trial.found.source, trial.found.located
+
+    async def _judge(self, trial: Trial) -> None:
+        """Look at a trial until it ends."""
+        while trial.outcome == "running":
+            self._show(trial)
+            await asyncio.sleep(_LOOK_SECONDS)
+            if trial.fault() or (trial.plan.steps and trial.passed):
+                async with trial.deployment.changing:
+                    if trial.outcome == "running":
+                        await self._decide(trial)
+
+    async def _decide(self, trial: Trial) -> None:
+        deployment, plan = trial.deployment, trial.plan
+        if fault := trial.fault():
+            share = f"at {trial.split.weight:g} %" if trial.split.weight else "as a shadow"
+            reason = f"{trial.candidate.digest} was rolled back {share}: {fault}"
+            self.end(deployment, "rolled back", reason)
+            self._changes.fail(deployment, trial.candidate.digest, Unavailable(reason))
+        elif plan.steps and trial.passed:
+            if trial.step + 1 < len(plan.steps) and plan.steps[trial.step + 1] < 100:
+                trial.enter(trial.step + 1, plan.steps[trial.step + 1])
+                share = f"{trial.split.weight:g} %"
+                log.info("model %s: %s gets %s of the requests", deployment.name, trial.candidate.digest, share)
+            else:
+                await self._pass(trial)
+
+    def _show(self, trial: Trial) -> None:
+        labels = (trial.deployment.name, trial.deployment.tag)
+        self._metrics.trial_weight.labels(*labels).set(trial.split.weight)
+        self._metrics.trial_worst_error.labels(*labels).set(trial.split.drift.worst)
+        current, candidate = trial.split.sides.values()
+        self._metrics.trial_latency_ratio.labels(*labels).set(candidate.latency(0.99) / current.latency(0.99))
+
+    def _deployment(self, name: str) -> Deployment:
+        found = [each for each in self._changes.repository.find(name) if each.current is not None]
+        if not found:
+            raise NotFound(f"model '{name}' is unloaded")
+        if len(found) > 1:
+            names = ", ".join(f"{each.name}:{each.tag}" for each in found)
+            raise InvalidArgument(f"model '{name}' has several versions; name one: {names}")
+        return found[0]
+
+
+def changed(plan: Plan, given: Mapping[str, Any]) -> Plan:
+    """Return a plan with some of its values changed.
+
+    Raises:
+        InvalidArgument: a name or value is wrong.
+    """
+    fields = [each.name for each in dataclasses.fields(Plan)]
+    settings, values = ServerConfig.settings(), {}
+    for name, value in given.items():
+        if name not in fields:
+            near = nearest(name, dict.fromkeys([*fields, "source", "shadow", "weight"]))
+            raise InvalidArgument(f"'{name}' is not known" + (f"; did you mean '{near}'?" if near else ""))
+        setting = settings["canary" if name == "steps" else f"canary_{name}"]
+        try:
+            values[name] = setting.read(value)
+        except (ValueError, OverflowError, TypeError) as error:
+            raise InvalidArgument(f"{name} {setting.fault(value, error)}") from error
+    if "steps" in values:
+        values["steps"] = Plan.parse_steps(values["steps"])
+    return dataclasses.replace(plan, **values)
+
+
+def _percent(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number <= 100:
+        raise InvalidArgument(f"'weight' is {value!r}; it must be a percentage, from 0 to 100")
+    return number
+
+
+def _current(deployment: Deployment) -> Model:
+    if deployment.current is None:
+        raise InternalError(f"model '{deployment.name}' is unloaded")
+    return deployment.current
+
+
+def _check(current: Model, candidate: Model) -> None:
+    if current.sequential or candidate.sequential or current.repeat or candidate.repeat:
+        raise Unsupported(
+            f"model '{current.name}' keeps states of sequences or answers several times, so its requests cannot be "
+            "shared with a candidate; replace it at once by ingot ctl load"
+        )
+    if (current.signature.inputs, current.signature.outputs) != (
+        candidate.signature.inputs,
+        candidate.signature.outputs,
+    ):
+        raise InvalidArgument(
+            f"the candidate of model '{current.name}' has other inputs or outputs, so they cannot share requests; "
+            "replace it at once by ingot ctl load"
+        )

@@ -1,0 +1,274 @@
+"""Models of a running server are loaded and unloaded over its management listener."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+import ingot
+from ingot.errors import InvalidArgument, NotFound
+from ingot.model_store import Store
+from ingot.server.main import RunningServer
+from tests import onnx_models
+from tests.server.access.served import make_key
+from tests.server.gates import Gate, hold
+from tests.server.outside import wait_until
+from tests.server.rolling import X, load, times
+from tests.server.test_lifecycle import refuses
+from tests.support import RunIngot, succeeded
+
+FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of sockets, whose paths may have some 100 characters."""
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    return path / "ingot"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "store")
+    for version in (1, 2):
+        store.push(times(version), f"times:{version}")
+    store.push(times(3, golden=4), "times:3")
+    store.promote("times:1", "prod")
+    return store
+
+
+def factor(server: RunningServer, name: str = "times", version: str = "") -> float:
+    with ingot.Client(server.http_url) as client:
+        return float((client.infer(name, {"x": X}, version=version)["y"] / X)[0, 0])
+
+
+def test_ctl_loads_reloads_and_unloads(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
+    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
+        [found] = json.loads(succeeded(run_ingot("ctl", "status", "--json")))
+        assert (found["name"], found["version"], found["state"]) == ("times", "prod", "ready")
+        store.promote("times:2", "prod")
+        assert factor(server) == 1
+        assert "-> " in succeeded(run_ingot("ctl", "reload"))
+        assert factor(server) == 2
+        assert "unchanged" in succeeded(run_ingot("ctl", "reload", "times"))
+
+        onnx_models.affine(tmp_path)
+        succeeded(run_ingot("ctl", "load", "other", "affine.onnx", "--set", "instances=2", cwd=tmp_path))
+        assert sorted(server.models) == ["other", "times"]
+        with ingot.Client(server.http_url) as client:
+            assert client.infer("other", {"x": np.zeros((1, 3), np.float32)})["y"].tolist() == [[1, 1, 1]]
+        succeeded(run_ingot("ctl", "unload", "other"))
+        with ingot.Client(server.grpc_url) as client, pytest.raises(NotFound):
+            client.infer("other", {"x": np.zeros((1, 3), np.float32)})
+        assert "other:1  unloaded" in succeeded(run_ingot("ctl", "status"))
+        succeeded(run_ingot("ctl", "load", "other"))
+        assert sorted(server.models) == ["other", "times"]
+
+
+def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: Store, run_ingot: RunIngot) -> None:
+    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
+        store.promote("times:3", "prod")  # whose golden does not hold
+        result = run_ingot("ctl", "reload")
+        assert result.returncode == 1
+        assert "failed: " in result.stdout
+        assert "golden" in result.stdout
+        assert "golden" in succeeded(run_ingot("ctl", "status"))
+        assert factor(server) == 1
+        for arguments, text in (
+            (("load", "absent", "absent:1"), "absent"),
+            (("load", "third", "times:3"), "does not reproduce its golden"),
+            (("shadow", "times", "times:3"), "does not reproduce its golden"),
+            (("load", "times", "--set", "instances=0"), "instances"),
+            (("load", "times", "--set", "instance=2"), "did you mean 'instances'"),
+            (("load", "times", "--set", "allow_code=1"), "a setting of ingot serve"),
+            (("load", "times", "--set", "x"), "NAME=VALUE"),
+            (("unload", "absent"), "absent"),
+            (("reload", "absent"), "absent"),
+        ):
+            result = run_ingot("ctl", *arguments)
+            assert (result.returncode, text in result.stderr) == (1, True), result.stderr
+        assert factor(server) == 1
+
+
+def test_requests_in_flight_are_answered_while_a_model_is_loaded_and_unloaded(
+    store: Store, run_ingot: RunIngot
+) -> None:
+    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
+        with load([server.http_url, server.grpc_url]) as clients:
+            for _ in range(3):
+                succeeded(run_ingot("ctl", "load", "second", "times:2"))
+                assert factor(server, "second") == 2
+                succeeded(run_ingot("ctl", "unload", "second"))
+        assert [(client.seen, client.failure) for client in clients] == [([1], None)] * len(clients)
+
+
+def test_only_the_user_can_open_the_socket_and_it_goes_with_the_server(
+    runtime: Path, store: Store, run_ingot: RunIngot
+) -> None:
+    result = run_ingot("ctl", "status")
+    assert "no server of this user runs" in result.stderr
+    with ingot.serve("times:1", store=store, **FREE):
+        [path] = runtime.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
+        with ingot.serve("times:2", store=store, **FREE):
+            result = run_ingot("ctl", "status")
+            assert "several servers run" in result.stderr
+            assert str(path) in result.stderr
+            assert "times:1" in succeeded(run_ingot("ctl", "status", "--server", path))
+    assert list(runtime.iterdir()) == []
+    with socket.socket(socket.AF_UNIX) as stale:  # as of a server that was killed
+        stale.bind(str(runtime / "1-8000.sock"))
+    assert "no server of this user runs" in run_ingot("ctl", "status").stderr
+    with ingot.serve("times:1", store=store, no_management=True, **FREE):
+        assert list(runtime.iterdir()) == []
+
+
+def test_a_folder_that_others_can_open_is_not_used(runtime: Path, store: Store, tmp_path: Path) -> None:
+    runtime.mkdir(mode=0o755)
+    os.chmod(runtime, 0o755)  # noqa: PTH101
+    with ingot.serve("times:1", store=store, **FREE) as server:  # which is logged
+        assert list(runtime.iterdir()) == []
+        assert factor(server) == 1
+    taken = tmp_path / "taken.sock"
+    taken.write_text("a file")
+    with pytest.raises(InvalidArgument, match=r"taken\.sock for management: it is taken"):
+        ingot.serve("times:1", store=store, management=str(taken), **FREE)
+    assert taken.read_text() == "a file"
+
+
+@contextmanager
+def over_network(store: Store, folder: Path) -> Iterator[tuple[RunningServer, str, str, dict[str, str]]]:
+    """A server with management on ports: their addresses, and the header of a key that may manage."""
+    auth = folder / "keys.toml"
+    headers = {"authorization": f"Bearer {make_key(auth, 'manage', 'infer')}"}
+    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
+        ports = [free.getsockname()[1] for free in (http, grpc)]
+    places = [f"127.0.0.1:{port}" for port in ports]
+    settings: dict[str, Any] = {"management": places[0], "management_grpc": places[1], "auth": auth, **FREE}
+    with ingot.serve("times:prod", store=store, **settings) as server:
+        yield server, places[0], places[1], headers
+
+
+def state_of_times(client: Any, headers: dict[str, str]) -> str:
+    index = client.get_model_repository_index(headers=headers)
+    if isinstance(index, list):  # over HTTP
+        return str(index[0]["state"])
+    return str(index.models[0].state)
+
+
+@pytest.mark.matrix
+def test_a_request_over_it_is_answered_while_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    with Gate(tmp_path) as gate:
+        hold(gate.path, monkeypatch.setattr)
+        server = ingot.serve(str(onnx_models.affine(tmp_path, "held")), **FREE)
+        [place] = runtime.iterdir()
+        transport = httpx.HTTPTransport(uds=str(place))
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
+        with (
+            ThreadPoolExecutor() as threads,
+            httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as http,
+        ):
+            gate.shut()
+            asking = threads.submit(http.post, "/v2/models/held/infer", json=body)
+            wait_until(gate.waited_at)
+            closing = threads.submit(server.close)
+            wait_until(lambda: refuses(server.http_url))
+            gate.open()
+            assert asking.result(60).json()["outputs"][0]["data"] == [3, 5, 7]
+            closing.result(60)
+
+
+def test_triton_clients_control_the_repository(store: Store, tmp_path: Path) -> None:
+    with over_network(store, tmp_path) as (_, http_place, grpc_place, headers):
+        for module, place in ((tritonclient.http, http_place), (tritonclient.grpc, grpc_place)):
+            with module.InferenceServerClient(place) as client:
+                assert state_of_times(client, headers) == "READY"
+                config = json.dumps({"max_batch_size": 8, "instance_group": [{"count": 2}]})
+                client.load_model("times", headers=headers, config=config)
+                assert client.is_model_ready("times", headers=headers)
+                client.unload_model("times", headers=headers, unload_dependents=True)
+                assert state_of_times(client, headers) == "UNLOADED"
+                client.load_model("times", headers=headers)
+                assert state_of_times(client, headers) == "READY"
+                with pytest.raises(InferenceServerException, match="failed to load 'absent', failed to poll"):
+                    client.load_model("absent", headers=headers)
+                with pytest.raises(InferenceServerException, match="push an archive"):
+                    client.load_model("times", headers=headers, config="{}", files={"file:1/model.onnx": b"x"})
+                with pytest.raises(InferenceServerException, match="'ensemble_scheduling', which this server does not"):
+                    client.load_model("times", headers=headers, config='{"ensemble_scheduling": {}}')
+
+
+def test_keys_without_the_right_and_files_are_refused_over_the_network(
+    store: Store, tmp_path: Path, run_ingot: RunIngot
+) -> None:
+    onnx_models.affine(tmp_path)
+    with over_network(store, tmp_path) as (server, place, grpc_place, headers):
+        infer = {"authorization": f"Bearer {make_key(tmp_path / 'keys.toml', 'infer')}"}
+        url = f"http://{place}/v2/repository"
+
+        def post(path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
+            answer = httpx.post(f"{url}{path}", json=body, headers=headers, trust_env=False, timeout=60)
+            return answer.status_code, answer.text
+
+        assert post("/index", {}, {})[0] == 401
+        status = [post("/index", {}, infer)[0], post("/models/times/unload", {}, infer)[0]]
+        assert set(status) <= {401, 403}  # 401 until the new key is read
+        for source in (str(tmp_path / "affine.onnx"), "oci://127.0.0.1:1/x:1", "s3://bucket/x.ingot"):
+            status_code, text = post("/models/new/load", {"parameters": {"source": source}}, headers)
+            assert (status_code, "over the network only models of the store" in text) == (403, True), text
+        assert post("/models/new/load", {"parameters": {"source": "times:2"}}, headers)[0] == 200
+        with (
+            tritonclient.grpc.InferenceServerClient(grpc_place) as client,
+            pytest.raises(InferenceServerException, match="authorization"),
+        ):
+            client.get_model_repository_index()
+        # The ports for inference name the place instead.
+        for path in ("/index", "/models/times/load", "/models/times/unload"):
+            answer = httpx.post(f"{server.http_url}/v2/repository{path}", headers=headers, json={}, trust_env=False)
+            assert (answer.status_code, "management listener" in answer.text) == (501, True)
+        with (
+            tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client,
+            pytest.raises(InferenceServerException, match="management listener"),
+        ):
+            client.get_model_repository_index(headers=headers)
+        (tmp_path / "key.txt").write_text(headers["authorization"].removeprefix("Bearer "))
+        where = ("--server", f"http://{place}", "--key-file", str(tmp_path / "key.txt"))
+        assert "times:2" in succeeded(run_ingot("ctl", "status", *where))
+        assert "authorization" in run_ingot("ctl", "status", *where[:2]).stderr
+        metrics = httpx.get(f"http://{place}/metrics", headers=headers, trust_env=False).text
+        assert 'ingot_management_total{action="load",result="ok"} 1.0' in metrics
+        assert 'ingot_management_total{action="load",result="permission_denied"} 3.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"management": "127.0.0.1:8003"}, "without --auth"),
+        ({"management_grpc": "127.0.0.1:8003"}, "without --auth"),
+        ({"management": "8003", "insecure": True}, "write HOST:PORT"),
+        ({"management": "http://127.0.0.1:8003", "insecure": True}, "write HOST:PORT"),
+        ({"management": "/absent/folder/ctl.sock"}, "cannot listen on /absent/folder/ctl.sock"),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_named(store: Store, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        ingot.serve("times:1", store=store, **settings, **FREE)

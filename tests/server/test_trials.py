@@ -1,0 +1,240 @@
+"""A candidate gets a share of the traffic, is compared with what answers, and takes over or is rolled back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ingot
+from ingot.errors import InvalidArgument
+from ingot.model_store import Archive, Store
+from ingot.runtime.canary import Plan
+from ingot.runtime.traffic.comparison import Side, at_least, error_of
+from ingot.server.main import RunningServer
+from ingot.server.models.trials import changed
+from tests.server.outside import wait_until
+from tests.server.rolling import X, archive, load, times
+from tests.support import RunIngot, matrix, succeeded
+
+FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
+POLICY: dict[str, Any] = {"canary": "0,20,50", "canary_every": "0s", "canary_drift": 1, "canary_compare": 50}
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Version 1, which is prod, multiplies by 1; version 2 is as good, and version 3 is wrong."""
+    store = Store(tmp_path / "store")
+    for version, factor in ((1, 1.0), (2, 1.0005), (3, 1.1)):
+        store.push(times(factor), f"times:{version}")
+    store.promote("times:1", "prod")
+    return store
+
+
+def lookup() -> Archive:
+    """Return an archive of y = x whose table has only the numbers below 8: it fails for larger ones."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["index"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "index"], ["y"]),
+    ]
+    return archive(nodes, [numpy_helper.from_array(np.arange(8, dtype=np.float32), "table")])
+
+
+def trial(server: RunningServer) -> dict[str, Any]:
+    found = server.status()[0]["trial"]
+    assert isinstance(found, dict)
+    return found
+
+
+def answered(server: RunningServer, **headers: str) -> float:
+    """Return the factor of the model that answers a request with some headers."""
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": X.ravel().tolist()}]}
+    answer = httpx.post(f"{server.http_url}/v2/models/times/infer", json=body, headers=headers, trust_env=False).json()
+    return round(float(answer["outputs"][0]["data"][0]), 4)
+
+
+@pytest.mark.parametrize("frontends", matrix(0, 2))
+def test_a_wrong_candidate_is_rolled_back_by_drift(
+    store: Store, frontends: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ingot.serve("times:prod", store=store, frontends=frontends, **POLICY, **FREE) as server:
+        with load([server.http_url, server.grpc_url]) as clients:
+            store.promote("times:3", "prod")
+            wait_until(lambda: bool(server.status()[0]["update_failed"]))
+            wait_until(lambda: all(client.seen[-1] == 1 or client.failure for client in clients))
+        [status] = server.status()
+        assert status["digest"] == store.digest_of("times", "1")
+        assert "was rolled back as a shadow" in status["update_failed"]
+        assert "answers differ by more than 0.01, the worst by 0.1; 1 % are allowed" in status["update_failed"]
+        assert status["trial"]["state"] == "rolled back"
+        assert status["trial"]["answers"]["agreement"] == 0
+        assert "was rolled back as a shadow" in caplog.text
+        metrics = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+        assert 'ingot_rollouts_total{model="times",result="failed",version="prod"} 1.0' in metrics
+        assert 'ingot_trial_comparisons_total{model="times",result="agreed"' in metrics
+        [again] = server.reload("times:prod")  # asked for, it is tried again
+        assert again.result == "canary"
+
+
+@pytest.mark.parametrize("frontends", matrix(0, 2))
+def test_a_good_candidate_takes_over_step_by_step(store: Store, frontends: int) -> None:
+    with ingot.serve("times:prod", store=store, frontends=frontends, **POLICY, **FREE) as server:
+        with load([server.http_url, server.grpc_url]) as clients:
+            store.promote("times:2", "prod")
+            wait_until(lambda: server.status()[0]["digest"] == store.digest_of("times", "2"))
+            wait_until(lambda: all(client.seen[-1] != 1 or client.failure for client in clients))
+        [status] = server.status()
+        assert [event["result"] for event in status["history"]] == ["canary", "ok"]
+        assert status["trial"]["state"] == "passed"
+        assert status["trial"]["answers"]["agreement"] == 1
+        assert status["trial"]["answers"]["worst_error"] == pytest.approx(5e-4, rel=1e-2)
+        assert status["trial"]["requests"]["candidate"]["answered"] >= 100
+        assert status["update_failed"] == ""
+
+
+@pytest.mark.matrix
+def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
+    with ingot.serve("times:prod", store=store, **FREE) as server:
+        with load([server.http_url, server.grpc_url]) as clients:
+            shown = succeeded(run_ingot("ctl", "canary", "times", "times:3", "--weight", "50", "--compare", "20"))
+            assert shown.startswith("times  canary 50 %  sha256:")
+            wait_until(lambda: all(len(client.seen) > 4 or client.failure for client in clients))
+            wait_until(lambda: trial(server)["answers"]["compared"] > 0)
+            shown = succeeded(run_ingot("ctl", "canary", "times"))
+            assert "compared, 0.00% agree, worst error 0.1" in shown
+            assert "gets 50 % of the requests" in succeeded(run_ingot("ctl", "status"))
+            assert "stopped" in succeeded(run_ingot("ctl", "canary", "times", "--stop"))
+            wait_until(lambda: all(client.seen[-1] == 1 or client.failure for client in clients))
+            succeeded(run_ingot("ctl", "canary", "times:prod", "times:3", "--weight", "1"))
+            succeeded(run_ingot("ctl", "canary", "times", "--weight", "100"))
+            wait_until(lambda: all(client.seen[-1] > 1 or client.failure for client in clients))
+        assert server.status()[0]["source"] == "times=times:3"
+        assert trial(server)["state"] == "passed"
+
+
+@pytest.mark.matrix
+def test_a_shadow_reports_drift_and_answers_nobody(store: Store, run_ingot: RunIngot) -> None:
+    with ingot.serve("times:prod", store=store, **FREE) as server:
+        with load([server.http_url, server.grpc_url]) as clients:
+            succeeded(run_ingot("ctl", "shadow", "times", "times:3", "--compare", "50"))
+            wait_until(lambda: trial(server)["answers"]["compared"] > 20)
+            found = json.loads(succeeded(run_ingot("ctl", "shadow", "times", "--json")))
+        assert [client.seen for client in clients] == [[1]] * len(clients)
+        assert found["answers"]["agreement"] == 0
+        assert found["answers"]["worst_error"] == pytest.approx(0.1, rel=1e-3)
+        assert found["latency"]["p50_ratio"] > 0
+        assert found["weight"] == 0
+        succeeded(run_ingot("ctl", "unload", "times"))
+        assert trial(server)["state"] == "stopped"
+
+
+@pytest.mark.matrix
+def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
+    def refused(*args: str) -> str:
+        result = run_ingot("ctl", *args)
+        assert result.returncode == 1
+        return result.stderr
+
+    from tests import onnx_models
+
+    onnx_models.affine(tmp_path)
+    with ingot.serve("times:prod", store=store, **FREE) as server:
+        assert "no candidate is tried for model 'times'" in refused("canary", "times")
+        assert "no candidate is tried" in refused("canary", "times", "--stop")
+        assert "no candidate is tried" in refused("canary", "times", "--weight", "5")
+        assert "there is no model 'tims'" in refused("shadow", "tims", "times:2")
+        assert "has no 'times:9'" in refused("canary", "times", "times:9")
+        assert "other inputs or outputs" in refused("canary", "times", str(tmp_path / "affine.onnx"))
+        assert "'weight' is 101.0; it must be a percentage" in refused("canary", "times", "times:2", "--weight", "101")
+        assert "percentages: 5,25,50" in refused("canary", "times", "times:2", "--steps", "5;10")
+        succeeded(run_ingot("ctl", "shadow", "times", "times:2"))
+        assert "stop its trial first" in refused("canary", "times", "times:3")
+        store.promote("times:3", "prod")  # which takes the place of what is tried
+        wait_until(lambda: server.status()[0]["digest"] == store.digest_of("times", "3"))
+        assert trial(server)["state"] == "stopped"
+        assert answered(server) == 1.1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("frontends", [0, 2])
+def test_a_client_stays_with_its_version(store: Store, run_ingot: RunIngot, frontends: int) -> None:
+    with ingot.serve("times:prod", store=store, frontends=frontends, sticky_header="X-User", **FREE) as server:
+        succeeded(run_ingot("ctl", "canary", "times", "times:3", "--weight", "50", "--sticky"))
+        seen = {user: {answered(server, **{"x-user": user}) for _ in range(8)} for user in map(str, range(20))}
+        assert all(len(versions) == 1 for versions in seen.values())
+        assert {version for versions in seen.values() for version in versions} == {1, 1.1}
+        with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
+            from ingot.server.grpc import open_inference_pb2 as pb
+
+            call = channel.unary_unary(
+                "/inference.GRPCInferenceService/ModelInfer",
+                pb.ModelInferRequest.SerializeToString,
+                pb.ModelInferResponse.FromString,
+            )
+            request = pb.ModelInferRequest(
+                model_name="times",
+                inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])],
+                raw_input_contents=[X.tobytes()],
+            )
+            for user, [version] in seen.items():
+                outputs = call(request, metadata=(("x-user", user),), timeout=30).raw_output_contents
+                assert np.allclose(np.frombuffer(outputs[0], np.float32), version * X)
+
+
+@pytest.mark.matrix
+def test_a_candidate_that_fails_costs_no_answer(store: Store, run_ingot: RunIngot) -> None:
+    store.push(lookup(), "times:4")
+    with ingot.serve("times:prod", store=store, **FREE) as server:
+        with load([server.http_url, server.grpc_url]) as clients:
+            # Its table has an answer for each of the first requests only.
+            succeeded(run_ingot("ctl", "canary", "times", "times:4", "--weight", "50", "--errors", "1"))
+            wait_until(lambda: trial(server)["state"] != "running")
+        assert [client.seen for client in clients] == [[1]] * len(clients)
+        assert trial(server)["requests"]["candidate"]["failed"] > 5
+        assert "requests; 1 % are allowed" in trial(server)["reason"]
+        assert "was rolled back at 50 %" in server.status()[0]["update_failed"]
+
+
+def test_errors_of_answers() -> None:
+    def error(reference: Any, found: Any) -> float:
+        return error_of({"y": np.array(reference)}, {"y": np.array(found)})
+
+    assert error([1.0, -4.0], [1.0, -4.0]) == 0
+    assert error([1.0, -4.0], [1.2, -4.0]) == pytest.approx(0.05)
+    assert error([0.0], [0.5]) == 0.5
+    assert error([1.0, math.nan, math.inf], [1.0, math.nan, math.inf]) == 0
+    assert error([1.0, math.nan], [1.0, 2.0]) == math.inf
+    assert error([1.0, 2.0], [1.0, math.inf]) == math.inf
+    assert error([[1.0]], [1.0]) == math.inf
+    assert error([1, 2], [1, 3]) == math.inf
+    assert error(["a"], ["a"]) == 0
+
+
+def test_a_share_is_certain_only_after_some_requests() -> None:
+    assert at_least(0, 10) == 0
+    assert at_least(1, 10) == pytest.approx(1.79, abs=0.01)  # Wilson's interval
+    assert at_least(10, 10) == pytest.approx(72.2, abs=0.1)
+    assert Side().total == 0
+
+
+def test_values_of_a_plan() -> None:
+    plan = changed(Plan(), {"steps": "5,25", "every": "2m", "drift": 1, "sticky": True})
+    assert plan == Plan(steps=(5.0, 25.0), every=120.0, drift=1.0, sticky=True)
+    with pytest.raises(InvalidArgument, match="'weigt' is not known; did you mean 'weight'"):
+        changed(Plan(), {"weigt": 5})
+    with pytest.raises(InvalidArgument, match="drift is 200: it must be a number, at least 0 and at most 100"):
+        changed(Plan(), {"drift": 200})
