@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -177,22 +176,26 @@ def test_a_closed_terminal_stops_the_server(folder: Path) -> None:
     """Its server would otherwise run on, since SIGHUP reloads."""
     model = str(onnx_models.affine(folder))
     command = [sys.executable, "-m", "ingot", "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]
-    output = folder / "addresses"
-    process, terminal = pty.fork()
-    if not process:
-        with output.open("w") as stream:
-            os.dup2(stream.fileno(), 1)
-        os.execve(sys.executable, command, {**os.environ, "INGOT_HOME": str(folder)})
+    terminal, end = pty.openpty()
+    # Not pty.fork: gRPC's fork handlers, of other tests' clients, can abort the forked process.
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *command],
+        stdin=end,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INGOT_HOME": str(folder)},
+    )
+    os.close(end)
     try:
-        wait_until(lambda: output.exists() and output.read_text().endswith("\n"))
-        with ingot.Client(json.loads(output.read_text())["http"]) as client:
-            os.kill(process, signal.SIGHUP)
+        assert process.stdout is not None
+        with ingot.Client(json.loads(process.stdout.readline())["http"]) as client:
+            process.send_signal(signal.SIGHUP)
             assert client.ready()
         os.close(terminal)
-        wait_until(lambda: os.waitpid(process, os.WNOHANG)[0] == process)
+        process.wait(60)
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process, signal.SIGKILL)
+        process.kill()
+        process.communicate()
 
 
 def test_a_hangup_that_is_ignored_stays_so(folder: Path) -> None:
