@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from ingot.model_store import Archive, Store
-from ingot.model_store.places import Located, locate
+from ingot.model_store.places import Located, is_file, locate, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
 from ingot.runtime.catalog import Catalog
 from ingot.runtime.deployment import Deployment, is_onnx, stamp
@@ -198,6 +198,15 @@ class Repository(Catalog[Model]):
         located, model = self._model(source, settings, tag)
         return Deployment(name=model.name, tag=model.version, source=source, located=located, settings=settings), model
 
+    def is_stored(self, source: str) -> bool:
+        """Return whether a source is a reference to the store: not a file, an object or one of a registry.
+
+        Raises:
+            InvalidArgument: it is not a source.
+        """
+        name, _ = split_variant(_split_name(source)[1])
+        return not is_file(name) and Reference.parse(name).registry is None
+
     def renewed(self, deployment: Deployment) -> Model:
         """Return a model of what a deployment's source means now, not loaded; errors as for :meth:`add`."""
         return self._model(deployment.source, deployment.settings, deployment.tag)[1]
@@ -206,8 +215,7 @@ class Repository(Catalog[Model]):
         of_archive = functools.partial(self._of_archive, settings)
         if isinstance(source, Archive):
             return None, of_archive(source.name, "1", source, Reference(source.name))
-        match = _NAMED.fullmatch(source)
-        name, source = (match["name"], match["source"]) if match else (None, source)
+        name, source = _split_name(source)
         with _exported_first(source):
             located = locate(source, self._store)
         if is_onnx(located):
@@ -271,6 +279,12 @@ def _exported_first(source: str) -> Iterator[None]:
                 f"-o {code['attribute']}.ingot first, then ingot serve {code['attribute']}.ingot"
             ) from error
         raise
+
+
+def _split_name(source: str) -> tuple[str | None, str]:
+    """Return the name of ``NAME=SOURCE``, or None, and the source."""
+    match = _NAMED.fullmatch(source)
+    return (match["name"], match["source"]) if match else (None, source)
 
 
 def _is_code(module: str) -> bool:

@@ -235,12 +235,20 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         for source in (str(tmp_path / "affine.onnx"), "oci://127.0.0.1:1/x:1", "s3://bucket/x.ingot"):
             status_code, text = post("/models/new/load", {"parameters": {"source": source}}, headers)
             assert (status_code, "over the network only models of the store" in text) == (403, True), text
+        status_code, text = post("/models/times/load", {"parameters": {"labels": "/etc/hostname"}}, headers)
+        assert (status_code, "'labels' is a file" in text) == (403, True), text
+        for config in ("[" * 100_000, '{"instance_group": 2}', '{"instance_group": [2]}'):
+            assert post("/models/times/load", {"parameters": {"config": config}}, headers)[0] == 400
         assert post("/models/new/load", {"parameters": {"source": "times:2"}}, headers)[0] == 200
         with (
             tritonclient.grpc.InferenceServerClient(grpc_place) as client,
             pytest.raises(InferenceServerException, match="authorization"),
         ):
             client.get_model_repository_index()
+        with tritonclient.grpc.InferenceServerClient(grpc_place) as client:
+            for name in (str(tmp_path / "affine.onnx"), f"new={tmp_path / 'affine.onnx'}", "oci://127.0.0.1:1/x:1"):
+                with pytest.raises(InferenceServerException, match="over the network only models of the store"):
+                    client.load_model(name, headers=headers)
         # The ports for inference name the place instead.
         for path in ("/index", "/models/times/load", "/models/times/unload"):
             answer = httpx.post(f"{server.http_url}/v2/repository{path}", headers=headers, json={}, trust_env=False)
@@ -256,7 +264,7 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         assert "authorization" in run_ingot("ctl", "status", *where[:2]).stderr
         metrics = httpx.get(f"http://{place}/metrics", headers=headers, trust_env=False).text
         assert 'ingot_management_total{action="load",result="ok"} 1.0' in metrics
-        assert 'ingot_management_total{action="load",result="permission_denied"} 3.0' in metrics
+        assert 'ingot_management_total{action="load",result="permission_denied"} 7.0' in metrics
 
 
 @pytest.mark.parametrize(

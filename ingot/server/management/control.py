@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from ingot.errors import Code, IngotError, InvalidArgument, PermissionDenied, Unsupported
-from ingot.model_store.places import is_file
+from ingot.errors import Code, IngotError, InvalidArgument, NotFound, PermissionDenied, Unsupported
 from ingot.runtime.deployment import Deployment
 from ingot.runtime.metrics import Metrics
+from ingot.server.config import ServerConfig
 from ingot.server.models.rollout import Rollout, Rollouts
 
 # What a server trusts is decided where it is started.
@@ -75,9 +76,11 @@ class Control:
         with self._counting_failures("load", name):
             settings = _settings(parameters)
             source = settings.pop("source", None)
-            if source is not None:
-                self._check(source)
-            deployment = await self._rollouts.load(name if source is None else f"{name}={source}", settings)
+            wanted = name if source is None else f"{name}={_text(source)}"
+            if wanted != name or not self._is_known(name):
+                self._check(wanted)
+            self._check_settings(settings)
+            deployment = await self._rollouts.load(wanted, settings)
         self._count("load", "ok").inc()
         return deployment
 
@@ -95,7 +98,7 @@ class Control:
         """Try a candidate for a model, or change how; arguments and errors as for :meth:`Trials.ask`."""
         with self._counting_failures("trial"):
             if (source := parameters.get("source")) is not None:
-                self._check(source)
+                self._check(_text(source))
             done = await self._rollouts.trials.ask(name, parameters)
         self._count("trial", "ok").inc()
         return done
@@ -127,14 +130,33 @@ class Control:
                 raise InvalidArgument(str(error)) from error
             raise
 
-    def _check(self, source: object) -> None:
-        if not isinstance(source, str) or not source:
-            raise InvalidArgument(f"parameter 'source' is {source!r}; it must be a reference such as digits:1")
-        if not self._local and (is_file(source) or "://" in source):
+    def _is_known(self, name: str) -> bool:
+        try:
+            return bool(self._rollouts.repository.find(name))
+        except NotFound:
+            return False
+
+    def _check(self, source: str) -> None:
+        if not self._local and not self._rollouts.repository.is_stored(source):
             raise PermissionDenied(
                 f"'{source}' is not in the server's store; over the network only models of the store can be "
                 "loaded. Push or pull it there first, or use the server's Unix socket"
             )
+
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse files of the server as settings: by the names of classes, say, their content could be read."""
+        known = ServerConfig.settings()
+        for name in settings:
+            if not self._local and name in known and known[name].kind is Path:
+                raise PermissionDenied(
+                    f"'{name}' is a file, which cannot be named over the network; use the server's Unix socket"
+                )
+
+
+def _text(source: object) -> str:
+    if not isinstance(source, str) or not source:
+        raise InvalidArgument(f"parameter 'source' is {source!r}; it must be a reference such as digits:1")
+    return source
 
 
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +174,7 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _of_triton(text: object) -> dict[str, Any]:
     try:
         config = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise InvalidArgument("parameter 'config' must be a model configuration as JSON text")
@@ -165,8 +187,11 @@ def _of_triton(text: object) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if config.get("max_batch_size"):
         settings["max_batch"] = config["max_batch_size"]
-    for group in config.get("instance_group") or ():
-        if isinstance(group, dict) and "count" in group:
+    groups = config.get("instance_group") or []
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise InvalidArgument("'instance_group' must be a list of objects")
+    for group in groups:
+        if "count" in group:
             settings["instances"] = group["count"]
     return settings
 
