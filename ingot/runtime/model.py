@@ -14,39 +14,31 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ingot import tensors
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
-from ingot.padding import Padding
 from ingot.report import units
 from ingot.runtime.devices import cpu_count
-from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences, Step
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engine import Engine
 from ingot.runtime.isolation.process_engine import ProcessEngine
-from ingot.runtime.isolation.supervisor import Supervision
 from ingot.runtime.labels import read_labels
-from ingot.runtime.loading import self_test, warmup
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
+from ingot.runtime.loading.engine_set import EngineSet, Learned
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.runnable import Runnable
-from ingot.runtime.loading.threads import Tuned
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Outcome, Reply
-from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings import Settings
-from ingot.tensors import Array, Range, Signature
+from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
 
@@ -125,23 +117,16 @@ class Model:
         self._admission = admission or Admission(self._settings)
         self._metrics = metrics or Metrics()
         self._engine_swap: EngineSwap | None = None
-        self._batchable = True
-        self._threads = 1
-        self._call_limit: CallLimit | None = None
-        self._paddings: Mapping[str, Padding] = {}
-        self._examples: list[Mapping[str, Array]] = []
         self._isolated: Sequence[ProcessEngine | Replaceable] = ()
         self._changing = Lock()
-        self._recorded: Mapping[int, float] = {}
         self._dispatcher: Dispatcher | None = None
         self._sequences: Sequences | None = None
         self._cache: ResponseCache | None = None
         self._uncertain: str | None = None
         self._choice_reason: Reason | None = None
+        self._learned: Learned | None = None
         self._published = False
         self.parkable = self.parked = False
-        self._latency: Latency | None = None
-        self._padding: PaddingPolicy | None = None
         self._counted = Statistics()
         self._diverted: Submit | None = None
         self._standby: Submit = self._refuse
@@ -277,27 +262,36 @@ class Model:
         Raises:
             IngotError: the model cannot be loaded, or its answers differ from its goldens; the state is then FAILED.
         """
-        engines: list[Engine] = []
+        engines: EngineSet | None = None
         dispatcher: Dispatcher | None = None
         self.state = State.LOADING
         try:
-            runnable, signature = self._open(engines)
-            self._sequences = self._keep_states(signature)
+            choice = self._choose_now()
+            engines = EngineSet(self.name, choice, self._signature, self._settings, self._learned)
+            self._signature = engines.signature
+            engines.open()
+            first = engines.engines[0]
+            self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
+            self.state = State.TESTING
+            engines.test()
+            self.state = State.WARMING
+            self._choice_reason = choice.reason
+            self._show_variant()
+            self._sequences = self._keep_states(engines.signature)
             if self._sequences is not None and self._published:
                 self._sequences.publish()
             if self.repeat is not None:
                 self.repeat.check(self.signature)
-            dispatcher = self._warm(engines, signature, runnable, sizes)
-            self._isolated = self._supervise(engines, runnable)
-            self._cache = self._make_cache(runnable, dispatcher.submit)
+            dispatcher = self._dispatch(engines, choice.runnable, sizes)
+            measures = engines.supervise(self._engine_lost, self._engine_changed)
+            self.properties = {**self.properties, **measures}
+            self._isolated, self._engine_swap = engines.isolated, engines.swap
+            self._cache = self._make_cache(choice.runnable, dispatcher.submit)
         except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
-            if self._engine_swap is not None:
-                self._engine_swap.close()
-            if dispatcher is not None:
-                dispatcher.close()
-            else:
-                for engine in engines:
-                    engine.close()
+            if engines is not None:
+                if engines.swap is not None:
+                    engines.swap.close()
+                (dispatcher or engines).close()
             self.state, self.reason = State.FAILED, str(error)
             if isinstance(error, IngotError):
                 raise
@@ -307,7 +301,8 @@ class Model:
                 # They hold the archive, which a closed model that something still refers to must not.
                 self._choose, self._admission = None, Admission(self._settings, self._admission.properties)
         if self.parkable:
-            self._choose = functools.partial(self._choose_again, runnable)
+            self._choose = functools.partial(self._choose_again, choice.runnable)
+            self._learned = engines.learned
         self.parked, self._standby = False, self._refuse
         self._own = dispatcher.submit if self._cache is None else self._cache.submit
         self._dispatcher, self.submit = dispatcher, self._diverted or self._own
@@ -316,9 +311,20 @@ class Model:
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
         log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
 
+    def _choose_now(self) -> Choice:
+        """Open the first engine of what is served, and describe it."""
+        if self._choose is None:
+            raise InternalError(f"model '{self.name}' is loaded once only")
+        self._admission.check()
+        choice = self._choose()
+        self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
+        self.size = choice.runnable.size
+        return choice
+
     def _choose_again(self, runnable: Runnable) -> Choice:
         """Open an engine of the variant that was chosen before, with as many threads."""
-        engine, tested = runnable.start(self._settings.device, self._threads, self.name)
+        threads = self._settings.threads if self._learned is None else self._learned.threads
+        engine, tested = runnable.start(self._settings.device, threads, self.name)
         return Choice(
             runnable,
             engine,
@@ -326,45 +332,6 @@ class Model:
             why=self.properties.get("variant_detail", ""),
             tested=tested,
         )
-
-    def _open(self, engines: list[Engine]) -> tuple[Runnable, Signature]:
-        """Fill ``engines`` with tested engines; if this fails, the caller closes them."""
-        if self._choose is None:
-            raise InternalError(f"model '{self.name}' is loaded once only")
-        self._admission.check()
-        choice = self._choose()
-        engines.append(choice.engine)
-        self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
-        self.size = choice.runnable.size
-        self._batchable, self._paddings = choice.runnable.batchable, choice.runnable.padding
-        self._recorded = choice.runnable.latency
-        if (bounds := choice.runnable.bounds) is not None and bounds.bounded:
-            self._call_limit = CallLimit(bounds.peak, self._settings.max_call_bytes, self.name)
-        signature = self._signature = self._signature or _of_any_size(choice.engine.signature)
-        tensors.check_same(signature, choice.engine.signature)
-        if self._latency is None:
-            tuned = choice.runnable.tune(choice.engine, self._settings, signature)
-        else:
-            tuned = Tuned(choice.engine, self._threads, self.engine_settings["threads_why"])
-        self._threads = tuned.threads
-        first = engines[0] = tuned.engine
-        self.platform, self.device = first.platform, first.device
-        while len(engines) < self._settings.instances:
-            engines.append(choice.runnable.start(self._settings.device, tuned.threads, self.name)[0])
-        self.engine_settings = {"instances": str(len(engines)), **first.settings, "threads_why": tuned.why}
-        self.state = State.TESTING
-        if first is not choice.engine or not choice.tested:
-            choice.runnable.test(first, self.name)
-        self.state = State.WARMING
-        for engine in engines[1:]:
-            choice.runnable.test(engine, self.name)
-        self._engine_swap = choice.runnable.engine_swap(engines, self._settings.threads, self.name, self._count_derived)
-        if self._engine_swap is not None:
-            engines[:] = self._engine_swap.engines
-        self._examples = [golden.inputs for golden in choice.runnable.goldens[:1]]
-        self._choice_reason = choice.reason
-        self._show_variant()
-        return choice.runnable, signature
 
     def _keep_states(self, signature: Signature) -> Sequences | None:
         settings = self._settings
@@ -380,71 +347,35 @@ class Model:
             self._metrics,
         )
 
-    def _warm(
-        self, engines: Sequence[Engine], signature: Signature, runnable: Runnable, sizes: Sequence[int]
-    ) -> Dispatcher:
-        """Time the engines, run sizes that are slow the first time, and return the dispatcher."""
-        limits, warm_time = self._settings.limits, self._settings.warm_time
-        limits = replace(limits, max_batch=signature.max_samples(limits.max_batch))
-        most, examples = limits.max_batch, self._examples
-        known = self._recorded if self.device == "cpu" else {}
-        latency = self._latency or warmup.measure(engines[0], signature, examples, most, warm_time, known)
-        budget = self_test.SHARE * warm_time
-        if left := self_test.run_sizes(engines, signature, examples, latency, most, budget, sizes):
-            log.info("model %s: %d batch sizes were not tested within %.1f s", self.name, left, budget)
+    def _dispatch(self, engines: EngineSet, runnable: Runnable, sizes: Sequence[int]) -> Dispatcher:
+        """Warm the engines, and return the dispatcher that serves them."""
+        settings, signature, found = self._settings, engines.signature, engines.engines
+        limits = replace(settings.limits, max_batch=signature.max_samples(settings.limits.max_batch))
         scheduler = Scheduler(
             limits,
-            batching=signature.batch is not None and self._batchable,
-            latency=latency,
-            engines=len(engines),
-            sample_bytes=warmup.sample_bytes(signature, examples),
+            batching=signature.batch is not None and runnable.batchable,
+            latency=engines.warm(limits.max_batch, sizes, self._count_derived),
+            engines=len(found),
+            sample_bytes=engines.sample_bytes,
         )
-        if self._paddings and examples and self._latency is None:
-            self._padding = padding.of(engines[0], signature, self._paddings, examples[0], warm_time)
-        if self.parkable:
-            self._latency = latency
-        if self._engine_swap is not None:
-            self._engine_swap.start()
-        served = (self.name, self.version, engines, signature, scheduler)
-        crowded = self.device == "cpu" and cpu_count() <= len(engines) * self._threads
-        settings = self._settings
+        call_limit = None
+        if (bounds := runnable.bounds) is not None and bounds.bounded:
+            call_limit = CallLimit(bounds.peak, settings.max_call_bytes, self.name)
         return Dispatcher(
-            *served,
-            padding=self._padding,
+            self.name,
+            self.version,
+            found,
+            signature,
+            scheduler,
+            padding=engines.padding,
             slo=settings.slo,
             answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
-            call_limit=self._call_limit,
+            call_limit=call_limit,
             metrics=self._metrics,
             statistics=self._counted,
-            crowded=crowded,
+            crowded=self.device == "cpu" and cpu_count() <= len(found) * engines.threads,
             inline=not runnable.doubt,
         )
-
-    def _supervise(self, engines: Sequence[Engine], runnable: Runnable) -> Sequence[ProcessEngine | Replaceable]:
-        """Keep the processes of engines running; return the engines that have one."""
-        isolated = [engine for engine in engines if isinstance(engine, ProcessEngine | Replaceable) and engine.isolated]
-        if runnable.isolation is None or not isolated:
-            if runnable.doubt:
-                log.warning(
-                    "model %s runs in the server's process, which it might end or freeze: %s", self.name, runnable.doubt
-                )
-            return ()
-        measures = ", ".join(isolated[0].measures) or "nothing"
-        log.info(
-            "model %s runs in an engine process, since %s; confined by: %s", self.name, runnable.isolation.why, measures
-        )
-        self.properties = {
-            **self.properties,
-            "isolation": "process",
-            "isolation_reason": runnable.isolation.why,
-            "isolation_measures": measures,
-        }
-        supervision = Supervision(
-            self.name, lambda run: runnable.replay(run, self.name), self._engine_lost, self._engine_changed
-        )
-        for engine in isolated:
-            engine.supervise(supervision)
-        return isolated
 
     def _engine_lost(self, ending: str) -> None:
         signal = re.search(r"SIG\w+", ending)
@@ -654,18 +585,13 @@ class Model:
             self._sequences.close()
         if dispatcher is not None:
             dispatcher.close(timeout)
-        self._isolated, self._examples = (), []
+        self._isolated = ()
         self._own, self._cache = self._refuse, None
         if self.state is not State.FAILED:
             self.state = State.UNLOADED
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(self.unavailable)
-
-
-def _of_any_size(signature: Signature) -> Signature:
-    """Return a bare file's signature with unbounded dimensions: only the engine knows their limits."""
-    return replace(signature, ranges={name: Range(0) for name in signature.symbols})
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

@@ -1,0 +1,176 @@
+"""The engines of one model: opened, tested, timed and run at the sizes of traffic before the model is ready."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ingot import tensors
+from ingot.runtime.dispatch import padding
+from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.isolation.process_engine import ProcessEngine
+from ingot.runtime.isolation.supervisor import Supervision
+from ingot.runtime.loading import self_test, warmup
+from ingot.runtime.loading.choice import Choice
+from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
+from ingot.runtime.loading.threads import Tuned
+from ingot.runtime.scheduling.latency_model import Latency
+from ingot.runtime.settings import Settings
+from ingot.tensors import Range, Signature
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Measurements of a model's first load, which later loads use."""
+
+    threads: int
+    threads_why: str
+    latency: Latency
+    padding: PaddingPolicy | None
+
+
+class EngineSet:
+    """Opens, tests and warms a model's engines; call the methods in the order in which they are defined.
+
+    If one of them fails, close the set. Otherwise its engines belong to a dispatcher, which closes them.
+
+    Args:
+        name: the model's.
+        choice: what is served, with its first engine.
+        signature: the contract for requests; None uses the engine's own reading of the file.
+        settings: how the model is run.
+        learned: by an earlier load of the same choice.
+
+    Attributes:
+        engines: all of them, once opened.
+        signature: the model's.
+        threads: CPU threads of each engine.
+        swap: replaces engines that serve at once by those that share memory; None if there is nothing to replace.
+        padding: how inputs are padded; None if they are not.
+        isolated: the engines that run in engine processes, once supervised.
+    """
+
+    def __init__(
+        self, name: str, choice: Choice, signature: Signature | None, settings: Settings, learned: Learned | None
+    ):
+        self.engines = [choice.engine]
+        self.signature = signature or _of_any_size(choice.engine.signature)
+        self.threads = settings.threads
+        self.swap: EngineSwap | None = None
+        self.padding: PaddingPolicy | None = None
+        self.isolated: Sequence[ProcessEngine | Replaceable] = ()
+        self._name = name
+        self._choice = choice
+        self._runnable = choice.runnable
+        self._settings = settings
+        self._learned = learned
+        self._threads_why = ""
+        self._latency: Latency | None = None
+        self._examples = [golden.inputs for golden in choice.runnable.goldens[:1]]
+
+    def open(self) -> None:
+        """Find the number of threads, and open an engine for each instance.
+
+        Raises:
+            InvalidArgument: the engine's inputs and outputs are not those of the signature.
+            IngotError: an engine cannot be opened.
+        """
+        settings, first = self._settings, self._choice.engine
+        tensors.check_same(self.signature, first.signature)
+        if self._learned is None:
+            tuned = self._runnable.tune(first, settings, self.signature)
+        else:
+            tuned = Tuned(first, self._learned.threads, self._learned.threads_why)
+        self.engines[0] = tuned.engine
+        self.threads, self._threads_why = tuned.threads, tuned.why
+        while len(self.engines) < settings.instances:
+            self.engines.append(self._runnable.start(settings.device, tuned.threads, self._name)[0])
+
+    @property
+    def described(self) -> dict[str, str]:
+        """How the engines run, for users."""
+        count = str(len(self.engines))
+        return {"instances": count, **self.engines[0].settings, "threads_why": self._threads_why}
+
+    def test(self) -> None:
+        """Replay the goldens in each engine.
+
+        Raises:
+            InternalError: the outputs differ.
+        """
+        for engine in self.engines:
+            if engine is not self._choice.engine or not self._choice.tested:
+                self._runnable.test(engine, self._name)
+
+    def warm(self, max_batch: int, sizes: Sequence[int], swapped: Callable[[str], None]) -> Latency:
+        """Time the engines, and run sizes that are slow the first time.
+
+        Args:
+            max_batch: most samples of a batch.
+            sizes: numbers of samples that the traffic of the model's predecessor had.
+            swapped: called with the result of replacing engines.
+        """
+        self.swap = self._runnable.engine_swap(self.engines, self._settings.threads, self._name, swapped)
+        if self.swap is not None:
+            self.engines[:] = self.swap.engines
+        first, examples, seconds = self.engines[0], self._examples, self._settings.warm_time
+        if self._learned is not None:
+            latency, self.padding = self._learned.latency, self._learned.padding
+        else:
+            recorded = self._runnable.latency if first.device == "cpu" else {}
+            latency = warmup.measure(first, self.signature, examples, max_batch, seconds, recorded)
+        self._latency = latency
+        budget = self_test.SHARE * seconds
+        if left := self_test.run_sizes(self.engines, self.signature, examples, latency, max_batch, budget, sizes):
+            log.info("model %s: %d batch sizes were not tested within %.1f s", self._name, left, budget)
+        if self._learned is None and self._runnable.padding and examples:
+            self.padding = padding.of(first, self.signature, self._runnable.padding, examples[0], seconds)
+        if self.swap is not None:
+            self.swap.start()
+        return latency
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample of the inputs by which the engines were timed."""
+        return warmup.sample_bytes(self.signature, self._examples)
+
+    @property
+    def learned(self) -> Learned | None:
+        """The measurements; None before :meth:`warm`."""
+        if self._latency is None:
+            return None
+        return Learned(self.threads, self._threads_why, self._latency, self.padding)
+
+    def supervise(self, lost: Callable[[str], None], changed: Callable[[], None]) -> Mapping[str, str]:
+        """Keep the processes of engines running; return properties that clients see.
+
+        ``lost`` and ``changed`` are those of :class:`Supervision`.
+        """
+        name, runnable = self._name, self._runnable
+        found = [each for each in self.engines if isinstance(each, ProcessEngine | Replaceable) and each.isolated]
+        if runnable.isolation is None or not found:
+            if runnable.doubt:
+                log.warning(
+                    "model %s runs in the server's process, which it might end or freeze: %s", name, runnable.doubt
+                )
+            return {}
+        measures, why = ", ".join(found[0].measures) or "nothing", runnable.isolation.why
+        log.info("model %s runs in an engine process, since %s; confined by: %s", name, why, measures)
+        supervision = Supervision(name, lambda run: runnable.replay(run, name), lost, changed)
+        for engine in found:
+            engine.supervise(supervision)
+        self.isolated = found
+        return {"isolation": "process", "isolation_reason": why, "isolation_measures": measures}
+
+    def close(self) -> None:
+        """Close the engines."""
+        for engine in self.engines:
+            engine.close()
+
+
+def _of_any_size(signature: Signature) -> Signature:
+    """Return a bare file's signature with unbounded dimensions: only the engine knows their limits."""
+    return replace(signature, ranges={name: Range(0) for name in signature.symbols})
