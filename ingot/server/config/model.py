@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ingot.server.config.given import Given
+from ingot.errors import InvalidArgument
+from ingot.server.config.given import Given, nearest
 from ingot.server.config.server import ServerConfig
 
 if TYPE_CHECKING:
@@ -29,6 +30,28 @@ class ModelConfig:
     name: str = ""
     given: Mapping[str, Given] = field(default_factory=dict)
     place: str = ""
+
+    @classmethod
+    def of_parameters(cls, parameters: Mapping[str, Any]) -> ModelConfig:
+        """Return a model without a source whose settings come from a client.
+
+        Raises:
+            InvalidArgument: a parameter is not a setting of a model, or has a wrong value.
+        """
+        known = {name: setting for name, setting in ServerConfig.settings().items() if setting.per_model}
+        given = {}
+        for name, value in parameters.items():
+            if name not in known:
+                near = nearest(name, known)
+                raise InvalidArgument(
+                    f"'{name}' is not a setting of a model; "
+                    + (f"did you mean '{near}'?" if near else f"there are: {', '.join(known)}")
+                )
+            try:
+                given[name] = Given(known[name].read(value), name)
+            except (ValueError, OverflowError, TypeError) as error:
+                raise InvalidArgument(f"{name} {known[name].fault(value, error)}") from error
+        return cls(source="", given=given)
 
     @property
     def address(self) -> str:

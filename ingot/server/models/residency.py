@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot import foreign
-from ingot.errors import DeadlineExceeded, IngotError, Unavailable, shortened
+from ingot.errors import IngotError, Unavailable, shortened
 from ingot.report import units
 from ingot.runtime import InputKey, Metrics, Model, Repository, State, devices, memory
 from ingot.runtime.engines import ort_arena
-from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
+from ingot.runtime.scheduling.entry import Reply, size_of
 from ingot.server.models.loading import Tasks, in_thread, load_model
+from ingot.server.models.waiting import Waiting
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class _Resident:
     seconds: float = 0.0
     since: float = 0.0
     loaded: bool = False
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)
     bringing: asyncio.Task[None] | None = None
     failed: float = -_PAUSE
     failure: str = ""
@@ -229,7 +230,7 @@ class Residency:
         priority: int = 0,
         key: InputKey | None = None,
         client: Hashable = None,
-    ) -> _Waiting:
+    ) -> Waiting:
         """Accept a request for a model that is not in memory, and load it; see :meth:`Dispatcher.submit`.
 
         Raises:
@@ -251,7 +252,7 @@ class Residency:
             raise Unavailable(f"too many requests wait until model '{model.name}' is in memory; try again later")
         self._waits.labels(model.name, model.version).inc()
         longest = timeout if timeout is not None else model.settings.load_timeout
-        waiting = _Waiting(resident.waiting, reply, longest, (inputs, priority, key, client), nbytes)
+        waiting = Waiting(resident.waiting, reply, longest, (inputs, priority, key, client), nbytes)
         if resident.bringing is None:
             resident.bringing = self._tasks.begin(lambda: self._bring(model, resident))
         return waiting
@@ -303,70 +304,6 @@ class Residency:
         """Refuse requests for models that are not in memory, also those that wait."""
         self._stopped = True
         self._tasks.cancel()
-
-
-class _Waiting:
-    """A request for a model that is not in memory. ``queue`` has it until it is over or passed on."""
-
-    __slots__ = ("_asked", "_pending", "_queue", "_reply", "_timer", "_until", "done", "nbytes")
-
-    def __init__(
-        self,
-        queue: list[_Waiting],
-        reply: Reply,
-        longest: float | None,
-        asked: tuple[Mapping[str, Array], int, InputKey | None, Hashable],
-        nbytes: int,
-    ):
-        self._queue = queue
-        self._reply = reply
-        self._asked = asked
-        self._pending: Any = None
-        loop = asyncio.get_running_loop()
-        self._until = None if longest is None else time.monotonic() + longest
-        self._timer = None if longest is None else loop.call_later(longest, self._expire, longest)
-        self.nbytes = nbytes
-        self.done = False
-        queue.append(self)
-
-    def cancel(self) -> None:
-        """Drop the request, as its client left."""
-        if self._pending is not None:
-            self._pending.cancel()
-        elif not self.done:
-            self._leave()
-        self.done = True
-
-    def pass_on(self, model: Model) -> None:
-        """Submit the request to a model."""
-        left = None if self._until is None else max(0.0, self._until - time.monotonic())
-        self._leave()
-        inputs, priority, key, client = self._asked
-        try:
-            self._pending = model.submit(inputs, self.settle, left, priority, key, client)
-        except IngotError as error:
-            self.settle(error)
-
-    def settle(self, outcome: Outcome) -> None:
-        """Reply, unless the request is over."""
-        if not self.done:
-            self._leave()
-            self.done = True
-            reply, self._reply = self._reply, _ignore  # it refers back to this object
-            reply(outcome)
-
-    def _leave(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self in self._queue:
-            self._queue.remove(self)
-
-    def _expire(self, longest: float) -> None:
-        self.settle(DeadlineExceeded(f"the model was not in memory within {units.written(longest)}"))
-
-
-def _ignore(_: Outcome) -> None:
-    """Replace a reply that was called."""
 
 
 def sweep() -> None:

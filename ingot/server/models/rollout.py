@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import math
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ingot.errors import IngotError, InvalidArgument, NotFound, shortened
+from ingot.errors import IngotError, NotFound, shortened
 from ingot.runtime import Model, Repository
-from ingot.runtime.deployment import Deployment, Event, Result, stamp
+from ingot.runtime.deployment import Deployment, Event, Result
 from ingot.runtime.settings import Settings
 from ingot.server.config import ServerConfig
-from ingot.server.config.given import Given, nearest
 from ingot.server.config.model import ModelConfig
 from ingot.server.dataplane import attempt_async
+from ingot.server.models.following import LOOK_SECONDS, follow
 from ingot.server.models.loading import Tasks, in_thread
 from ingot.server.models.residency import Residency, sweep
 from ingot.server.models.trials import Trials
@@ -27,8 +24,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the store, where a look at a model is one system call.
-_LOOK_SECONDS = 0.25
 # Batch sizes of traffic that a candidate runs before it takes over: the most frequent.
 _SIZES = 32
 # Seconds that a model which is unloaded waits for an engine call that no request waits for.
@@ -90,7 +85,7 @@ class Rollouts:
         for deployment in self.repository.deployments.values():
             await self._name(deployment)
         if not self._config.no_watch:
-            self._tasks.begin(self._follow)
+            self._tasks.begin(lambda: follow(self.repository, self._moved, lambda: self._config.watch, self._tasks))
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""
@@ -131,7 +126,7 @@ class Rollouts:
             InvalidArgument: a parameter is not a setting of a model, or has a wrong value.
             IngotError: it cannot be loaded; what answered before still answers.
         """
-        settings = self._settings(parameters) if parameters else None
+        settings = ModelConfig.of_parameters(parameters).runtime(self._config) if parameters else None
         try:
             known = self.repository.find(source)
         except NotFound:
@@ -331,7 +326,7 @@ class Rollouts:
         if (successor := self.repository.successor(model)) is not None:
             self._residency.replaced(model, successor)
         while model.keeps_sequences and wait:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
         await model.drain()
         await in_thread("close", lambda: model.close(_CLOSE_SECONDS))
         self._residency.forget(model)
@@ -339,54 +334,18 @@ class Rollouts:
         await in_thread("sweep", sweep)
         log.info("model %s version %s: %s is unloaded", model.name, model.version, model.digest)
 
+    async def _moved(self, deployment: Deployment) -> None:
+        """Renew a deployment that follows its alias; let the others have the aliases that mean them."""
+        if deployment.follows:
+            await self.renew(deployment, watched=True)
+        else:
+            await self._name(deployment)
+
     async def _name(self, deployment: Deployment) -> None:
         """Let clients use the aliases that mean what answers; they stay as they are if the store cannot be read."""
         found = await attempt_async("aliases could not be read", in_thread("look", deployment.others))
         if not isinstance(found, IngotError):
             self.repository.name(deployment, found)
-
-    async def _follow(self) -> None:
-        """Renew deployments whose alias has moved: in the store at once, in a registry at intervals."""
-        seen: dict[Deployment, str] = {}
-        checking: dict[Deployment, asyncio.Task[Any]] = {}
-        while True:
-            served = [
-                each for each in self.repository.deployments.values() if each.current and (each.follows or each.store)
-            ]
-            marks = await attempt_async(
-                "aliases could not be watched",
-                in_thread("watch", lambda: [self._mark(each) for each in served]),  # noqa: B023 - awaited
-            )
-            for deployment, mark in zip(served, marks, strict=True) if not isinstance(marks, IngotError) else ():
-                running = checking.get(deployment)
-                if seen.get(deployment) != mark and (running is None or running.done()):
-                    seen[deployment] = mark
-                    changed = functools.partial(self.renew, watched=True) if deployment.follows else self._name
-                    checking[deployment] = self._tasks.begin(functools.partial(changed, deployment))
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    def _mark(self, deployment: Deployment) -> str:
-        """Return a text that changes when a deployment's alias may have moved."""
-        reference = deployment.located.reference if deployment.located is not None else None
-        if deployment.store is not None and reference is not None:
-            return stamp(deployment.store.of(reference.name).index)
-        return str(math.floor(time.monotonic() / self._config.watch))
-
-    def _settings(self, parameters: Mapping[str, Any]) -> Settings:
-        known = {name: setting for name, setting in ServerConfig.settings().items() if setting.per_model}
-        given = {}
-        for name, value in parameters.items():
-            if name not in known:
-                near = nearest(name, known)
-                raise InvalidArgument(
-                    f"'{name}' is not a setting of a model; "
-                    + (f"did you mean '{near}'?" if near else f"there are: {', '.join(known)}")
-                )
-            try:
-                given[name] = Given(known[name].read(value), name)
-            except (ValueError, OverflowError, TypeError) as error:
-                raise InvalidArgument(f"{name} {known[name].fault(value, error)}") from error
-        return ModelConfig(source="", given=given).runtime(self._config)
 
 
 def _rollout(

@@ -1,0 +1,57 @@
+"""Aliases that may have moved: in the store they are noticed at once, in a registry at intervals."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ingot.errors import IngotError
+from ingot.runtime import Repository
+from ingot.runtime.deployment import Deployment, stamp
+from ingot.server.dataplane import attempt_async
+from ingot.server.models.loading import Tasks, in_thread
+
+LOOK_SECONDS = 0.25
+"""Time between two looks at the store, where a look at a model is one system call."""
+
+
+async def follow(
+    repository: Repository,
+    moved: Callable[[Deployment], Coroutine[Any, Any, Any]],
+    every: Callable[[], float],
+    tasks: Tasks,
+) -> None:
+    """Watch the aliases of all loaded models until cancelled.
+
+    Args:
+        repository: the models.
+        moved: called once when the alias of a deployment may have moved, and again only after that has ended.
+        every: returns the seconds between two looks at a registry.
+        tasks: runs ``moved``.
+    """
+    seen: dict[Deployment, str] = {}
+    checking: dict[Deployment, asyncio.Task[Any]] = {}
+    while True:
+        served = [each for each in repository.deployments.values() if each.current and (each.follows or each.store)]
+        marks = await attempt_async(
+            "aliases could not be watched",
+            in_thread("watch", lambda: [_mark(each, every()) for each in served]),  # noqa: B023 - awaited
+        )
+        for deployment, mark in zip(served, marks, strict=True) if not isinstance(marks, IngotError) else ():
+            running = checking.get(deployment)
+            if seen.get(deployment) != mark and (running is None or running.done()):
+                seen[deployment] = mark
+                checking[deployment] = tasks.begin(functools.partial(moved, deployment))
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _mark(deployment: Deployment, every: float) -> str:
+    """Return a text that changes when a deployment's alias may have moved."""
+    reference = deployment.located.reference if deployment.located is not None else None
+    if deployment.store is not None and reference is not None:
+        return stamp(deployment.store.of(reference.name).index)
+    return str(math.floor(time.monotonic() / every))

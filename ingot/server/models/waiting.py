@@ -1,0 +1,86 @@
+"""A request that waits until its model is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from ingot.errors import DeadlineExceeded, IngotError
+from ingot.report import units
+from ingot.runtime import InputKey, Model
+from ingot.runtime.scheduling.entry import Outcome, Reply
+from ingot.tensors import Array
+
+
+class Waiting:
+    """A request for a model that is not in memory. ``queue`` has it until it is over or passed on.
+
+    Args:
+        queue: the requests that wait for the same model.
+        reply: called once with the outcome.
+        longest: seconds that it may wait; None is unlimited.
+        asked: its inputs, priority, key and client, as for :meth:`Model.submit`.
+        nbytes: size of the inputs.
+    """
+
+    __slots__ = ("_asked", "_pending", "_queue", "_reply", "_timer", "_until", "done", "nbytes")
+
+    def __init__(
+        self,
+        queue: list[Waiting],
+        reply: Reply,
+        longest: float | None,
+        asked: tuple[Mapping[str, Array], int, InputKey | None, Hashable],
+        nbytes: int,
+    ):
+        self._queue = queue
+        self._reply = reply
+        self._asked = asked
+        self._pending: Any = None
+        loop = asyncio.get_running_loop()
+        self._until = None if longest is None else time.monotonic() + longest
+        self._timer = None if longest is None else loop.call_later(longest, self._expire, longest)
+        self.nbytes = nbytes
+        self.done = False
+        queue.append(self)
+
+    def cancel(self) -> None:
+        """Drop the request, as its client left."""
+        if self._pending is not None:
+            self._pending.cancel()
+        elif not self.done:
+            self._leave()
+        self.done = True
+
+    def pass_on(self, model: Model) -> None:
+        """Submit the request to a model."""
+        left = None if self._until is None else max(0.0, self._until - time.monotonic())
+        self._leave()
+        inputs, priority, key, client = self._asked
+        try:
+            self._pending = model.submit(inputs, self.settle, left, priority, key, client)
+        except IngotError as error:
+            self.settle(error)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Reply, unless the request is over."""
+        if not self.done:
+            self._leave()
+            self.done = True
+            reply, self._reply = self._reply, _ignore  # it refers back to this object
+            reply(outcome)
+
+    def _leave(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self in self._queue:
+            self._queue.remove(self)
+
+    def _expire(self, longest: float) -> None:
+        self.settle(DeadlineExceeded(f"the model was not in memory within {units.written(longest)}"))
+
+
+def _ignore(_: Outcome) -> None:
+    """Replace a reply that was called."""
