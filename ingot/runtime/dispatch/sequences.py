@@ -11,20 +11,17 @@ import functools
 import hashlib
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
 
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
 from ingot.report.units import size, written
 from ingot.runtime.dispatch.pending import Cancellable
+from ingot.runtime.dispatch.states import Arrays, States
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
-from ingot.tensors import Array, Signature, TensorSpec, symbols
-
-Arrays = Mapping[str, Array]
+from ingot.tensors import Signature
 
 
 class Step(NamedTuple):
@@ -105,12 +102,9 @@ class Sequences:
         limits: SequenceLimits,
         metrics: Metrics,
     ):
-        self.signature = without(signature, states)
+        self._states = States(signature, states)
+        self.signature = self._states.signature
         self._model = f"model '{name}'"
-        self._full = signature
-        self._states = states
-        self._hidden = frozenset(states.values())
-        self._specs = [spec for spec in signature.inputs if spec.name in states]
         self._submit = submit
         self._limits = limits
         self._open: dict[bytes, _Sequence] = {}
@@ -152,7 +146,7 @@ class Sequences:
             IngotError: what the model raises.
         """
         loop = asyncio.get_running_loop()
-        if not inputs.keys().isdisjoint(self._states):
+        if not inputs.keys().isdisjoint(self._states.outputs):
             tensors.check_inputs(self.signature, inputs)  # it refuses states, which clients do not send
         sequence = self._open.get(step.sequence)
         if sequence is None:
@@ -225,14 +219,14 @@ class Sequences:
         sequence, loop = turn.sequence, asyncio.get_running_loop()
         if turn.step.start:
             self._keep(sequence, None)
-            state = self._initial(turn.inputs)
+            state = self._states.first(turn.inputs)
         elif sequence.state is None:
             raise InvalidArgument(
                 f"the sequence has ended; send sequence_start with its first request to {self._model}"
             )
         else:
             state = sequence.state
-            self._check_sizes(turn.inputs, state)
+            self._states.check_sizes(turn.inputs, state)
         timeout = None if turn.deadline is None else max(0.0, turn.deadline - loop.time())
         reply = functools.partial(self._answered, turn)
         turn.work = self._submit({**turn.inputs, **state}, reply, timeout, turn.priority, None, turn.client)
@@ -241,8 +235,7 @@ class Sequences:
     def _answered(self, turn: _Turn, outcome: Outcome) -> None:
         sequence, step = turn.sequence, turn.step
         if not isinstance(outcome, IngotError):
-            # The outputs are parts of a batch, which a reference would keep.
-            state = {name: np.array(outcome[output]) for name, output in self._states.items()}
+            state = self._states.after(outcome)
             nbytes = sum(map(size_of, state.values()))
             if not step.end and self._nbytes - sequence.nbytes + nbytes > self._limits.nbytes:
                 outcome = TooLarge(
@@ -252,7 +245,7 @@ class Sequences:
             else:
                 self._keep(sequence, None if step.end else state, nbytes)
         if not isinstance(outcome, IngotError):
-            outcome = {name: array for name, array in outcome.items() if name not in self._hidden}
+            outcome = self._states.without(outcome)
             if step.end:
                 self._ended("ended").inc()
         sequence.running = None
@@ -290,38 +283,6 @@ class Sequences:
         nbytes = 0 if state is None else nbytes
         self._nbytes += nbytes - sequence.nbytes
         sequence.state, sequence.nbytes = state, nbytes
-
-    def _initial(self, inputs: Arrays) -> Arrays:
-        """Return zeros; dimensions that the inputs do not have begin with their least size."""
-        sizes = self._sizes(inputs)
-
-        def begin(spec: TensorSpec) -> Array:
-            shape = [dim if isinstance(dim, int) else sizes.get(dim, self._full.range(dim).low) for dim in spec.shape]
-            if spec.dtype.numpy.kind == "O":
-                return np.full(shape, b"", object)
-            return np.zeros(shape, spec.dtype.numpy)
-
-        return {spec.name: begin(spec) for spec in self._specs}
-
-    def _check_sizes(self, inputs: Arrays, state: Arrays) -> None:
-        sizes = self._sizes(inputs)
-        for spec in self._specs:
-            for dim, kept in zip(spec.shape, state[spec.name].shape, strict=True):
-                if isinstance(dim, str) and sizes.get(dim, kept) != kept:
-                    raise InvalidArgument(
-                        f"dimension '{dim}' of the request is {sizes[dim]}, and its sequence began with {kept}; start "
-                        "a sequence for each size"
-                    )
-
-    def _sizes(self, inputs: Arrays) -> Mapping[str, int]:
-        """Return the sizes of named dimensions; wrong inputs are refused later."""
-        return {
-            dim: found
-            for spec in self.signature.inputs
-            if spec.name in inputs
-            for dim, found in zip(spec.shape, inputs[spec.name].shape, strict=False)
-            if isinstance(dim, str)
-        }
 
     def _used(self, sequence: _Sequence) -> None:
         """Note that a sequence is in use: the one that is idle for longest comes first."""
@@ -416,57 +377,6 @@ class _Turn:
             reply = self.finish()
             self._owner.left(self)
             reply(DeadlineExceeded("earlier requests of the sequence were not answered within the timeout"))
-
-
-def without(signature: Signature, states: Mapping[str, str]) -> Signature:
-    """Return a signature without its states.
-
-    Args:
-        signature: the model's.
-        states: the output that is each input's next value.
-
-    Raises:
-        InvalidArgument: an input or output does not exist, they differ, or the first value is not known.
-    """
-    inputs, outputs = ({spec.name: spec for spec in side} for side in (signature.inputs, signature.outputs))
-    for name, output in states.items():
-        for what, tensor, known in (("input", name, inputs), ("output", output, outputs)):
-            if tensor not in known:
-                raise InvalidArgument(
-                    f"the model has no {what} '{tensor}' for the state '{name}={output}'; it has {', '.join(known)}"
-                )
-        before, after = inputs[name], outputs[output]
-        if before.dtype is not after.dtype or len(before.shape) != len(after.shape):
-            raise InvalidArgument(f"the output {after} cannot be the next value of the input {before}: they differ")
-    rest = replace(
-        signature,
-        inputs=tuple(spec for spec in signature.inputs if spec.name not in states),
-        outputs=tuple(spec for spec in signature.outputs if spec.name not in states.values()),
-    )
-    if not rest.inputs or not rest.outputs:
-        raise InvalidArgument("the model has no inputs or no outputs except its states")
-    for name in states:
-        for dim in set(symbols([inputs[name]])) - set(rest.symbols):
-            bounds = signature.range(dim)
-            if bounds.low not in (0, bounds.high):
-                raise InvalidArgument(
-                    f"the first size of dimension '{dim}' of the state '{name}' is not known: no other input has it. "
-                    f"Export the model with a range that begins at 0: {dim}=0.."
-                )
-    return rest
-
-
-def parse_pairs(text: str | None) -> dict[str, str]:
-    """Parse ``input=output,input=output``.
-
-    Raises:
-        InvalidArgument: an input or an output occurs twice.
-    """
-    pairs = [part.split("=") for part in (text or "").split(",") if part]
-    found = {name.strip(): output.strip() for name, output in pairs}
-    if len(set(found.values())) < len(pairs):
-        raise InvalidArgument(f"'{text}' has an input or an output twice")
-    return found
 
 
 def _digest(content: bytes) -> bytes:

@@ -120,7 +120,8 @@ class ServerConfig(Fields):
         # --help does not need these.
         from ingot.runtime import Limits, Settings, memory
         from ingot.runtime.canary import Plan
-        from ingot.runtime.dispatch import sequences
+        from ingot.runtime.dispatch.sequences import SequenceLimits
+        from ingot.runtime.dispatch.states import parse_pairs
         from ingot.runtime.repeat import Repeat
 
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
@@ -153,11 +154,9 @@ class ServerConfig(Fields):
                 compare=self.canary_compare,
                 sticky=self.canary_sticky,
             ),
-            states=sequences.parse_pairs(self.states),
-            repeat=Repeat(
-                inputs=sequences.parse_pairs(self.repeat), until=self.repeat_until or "", steps=self.max_steps
-            ),
-            sequences=sequences.SequenceLimits(
+            states=parse_pairs(self.states),
+            repeat=Repeat(inputs=parse_pairs(self.repeat), until=self.repeat_until or "", steps=self.max_steps),
+            sequences=SequenceLimits(
                 sequences=self.max_sequences,
                 nbytes=self.max_state_mb << 20,
                 idle=self.sequence_timeout,
