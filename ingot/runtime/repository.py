@@ -209,7 +209,9 @@ class Repository(Catalog[Model]):
 
     def renewed(self, deployment: Deployment) -> Model:
         """Return a model of what a deployment's source means now, not loaded; errors as for :meth:`add`."""
-        return self._model(deployment.source, deployment.settings, deployment.tag)[1]
+        model = self._model(deployment.source, deployment.settings, deployment.tag)[1]
+        model.version = deployment.tag  # also if a candidate of another version has taken over
+        return model
 
     def _model(self, source: str | Archive, settings: Settings | None, tag: str = "") -> tuple[Located | None, Model]:
         of_archive = functools.partial(self._of_archive, settings)

@@ -126,6 +126,17 @@ def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
         assert trial(server)["state"] == "passed"
 
 
+def test_a_candidate_that_took_over_is_loaded_again_as_the_served_version(store: Store, run_ingot: RunIngot) -> None:
+    with ingot.serve("times:1", store=store, **FREE) as server:
+        succeeded(run_ingot("ctl", "canary", "times", "times:2", "--weight", "100"))
+        succeeded(run_ingot("ctl", "load", "times", "--set", "max_batch=8"))
+        with ingot.Client(server.http_url) as client:
+            assert client.infer("times", {"x": X}, version="1")["y"][0, 0] == np.float32(1.0005)
+            assert client.metadata("times")["versions"] == ["1"]
+        succeeded(run_ingot("ctl", "unload", "times"))
+        assert [each["state"] for each in server.status()] == ["unloaded"]
+
+
 @pytest.mark.matrix
 def test_a_shadow_reports_drift_and_answers_nobody(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:prod", store=store, **FREE) as server:
