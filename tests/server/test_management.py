@@ -253,6 +253,7 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         for path in ("/index", "/models/times/load", "/models/times/unload"):
             answer = httpx.post(f"{server.http_url}/v2/repository{path}", headers=headers, json={}, trust_env=False)
             assert (answer.status_code, "management listener" in answer.text) == (501, True)
+        assert "on the server's management listener" in run_ingot("ctl", "status", "--server", server.http_url).stderr
         with (
             tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client,
             pytest.raises(InferenceServerException, match="management listener"),

@@ -19,13 +19,15 @@ MAX_BODY_BYTES = 1 << 20
 def add_routes(app: FastAPI, control: Control | None) -> None:
     """Add the paths of repository control; without a control, those that name the management listener instead."""
 
-    @app.post("/v2/repository/index", include_in_schema=control is not None)
+    shown = control is not None
+
+    @app.post("/v2/repository/index", include_in_schema=shown)
     @app.post("/v2/repository/{repository}/index", include_in_schema=False)
     async def index(request: Request) -> Response:
         wanted = await _parameters(request)
         return _json(_control(control).index(ready=_flag(wanted, "ready")))
 
-    @app.post("/v2/repository/models/{model}/load", include_in_schema=control is not None)
+    @app.post("/v2/repository/models/{model}/load", include_in_schema=shown)
     @app.post("/v2/repository/{repository}/models/{model}/load", include_in_schema=False)
     async def load(request: Request, model: str) -> Response:
         parameters = (await _parameters(request)).get("parameters", {})
@@ -34,7 +36,7 @@ def add_routes(app: FastAPI, control: Control | None) -> None:
         deployment = await _control(control).load(model, parameters)
         return _json(deployment.status())
 
-    @app.post("/v2/repository/models/{model}/unload", include_in_schema=control is not None)
+    @app.post("/v2/repository/models/{model}/unload", include_in_schema=shown)
     @app.post("/v2/repository/{repository}/models/{model}/unload", include_in_schema=False)
     async def unload(request: Request, model: str) -> Response:
         parameters = (await _parameters(request)).get("parameters", {})
@@ -44,27 +46,24 @@ def add_routes(app: FastAPI, control: Control | None) -> None:
         await _control(control).unload(name, version, _flag(parameters, "unload_dependents"))
         return _json({})
 
-    if control is None:
-        return
-
-    @app.get("/v2/repository/status")
+    @app.get("/v2/repository/status", include_in_schema=shown)
     async def status() -> Response:
-        return _json(control.status())
+        return _json(_control(control).status())
 
-    @app.post("/v2/repository/models/{model}/trial")
+    @app.post("/v2/repository/models/{model}/trial", include_in_schema=shown)
     async def trial(request: Request, model: str) -> Response:
-        return _json(await control.trial(model, await _parameters(request)))
+        return _json(await _control(control).trial(model, await _parameters(request)))
 
-    @app.delete("/v2/repository/models/{model}/trial")
+    @app.delete("/v2/repository/models/{model}/trial", include_in_schema=shown)
     async def stop_trial(model: str) -> Response:
-        return _json(await control.stop_trial(model))
+        return _json(await _control(control).stop_trial(model))
 
-    @app.post("/v2/repository/reload")
+    @app.post("/v2/repository/reload", include_in_schema=shown)
     async def reload(request: Request) -> Response:
         name = (await _parameters(request)).get("name", "")
         if not isinstance(name, str):
             raise InvalidArgument("'name' must be a text")
-        return _json(await control.reload(name))
+        return _json(await _control(control).reload(name))
 
 
 def _control(control: Control | None) -> Control:
