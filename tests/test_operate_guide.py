@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "operate.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 # Texts that a section must print. Its exit code must be 0.
 PRINTED = {
-    "Configure a server with one file": ["ingot.toml: ok, 1 settings and 1 models", '"count":2'],
+    "Configure a server with one file": ["ingot.toml: ok, 1 setting and 1 model", '"count":2'],
     "See where a setting comes from": ["ingot.toml:2", "INGOT_SLO", "--http-port"],
     "Load and unload models of a running server": ["second:1 is ready", "second:1  ready", "second:1  unloaded"],
     "See what a new configuration changes before it is used": ["instances: 1 -> 2", "restart: http_port: 8000 -> 8080"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +56,7 @@ def check(
         print_json({"ok": True, "models": len(found.models), **_described(differences)})
         return
     settings = [value for value in found.given.values() if value.place]
-    say(f"{file}: ok, {len(settings)} settings and {len(found.models)} models")
+    say(f"{file}: ok, {_counted(settings, 'setting')} and {_counted(found.models, 'model')}")
     for line in differences.lines if differences is not None else ():
         say(line)
 
@@ -119,3 +119,7 @@ def _values(config: ServerConfig, given: Mapping[str, Given], otherwise: str) ->
         name: {"value": value, "from": given[name].origin if name in given else otherwise}
         for name, value in config.content.items()
     }
+
+
+def _counted(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")

@@ -77,10 +77,13 @@ def reload(
     done = _Server.find(server, key_file, ca_file).ask("POST", "/v2/repository/reload", {"name": name})
     if as_json:
         print_json(done)
-    for each in done if not as_json else ():
-        change = f"{each['from'][:19]} -> {each['to'][:19]}: " if each["result"] != "unchanged" else ""
-        say(f"{each['name']}:{each['version']}  {change}{each['result']}{_reason(each)}")
-    if any(each["result"] == "failed" for each in done):
+    else:
+        for line in done["configuration"]:
+            say(line)
+        for each in done["models"]:
+            change = f"{each['from'][:19]} -> {each['to'][:19]}: " if each["result"] != "unchanged" else ""
+            say(f"{each['name']}:{each['version']}  {change}{each['result']}{_reason(each)}")
+    if done["failed"]:
         raise typer.Exit(1)
 
 

@@ -206,7 +206,7 @@ class RunningServer:
         Raises:
             NotFound: there is no such model, or it is unloaded.
         """
-        return asyncio.run_coroutine_threadsafe(self.rollouts.reload(name), self.loop).result()
+        return asyncio.run_coroutine_threadsafe(self.rollouts.reload(name), self.loop).result().models
 
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each served name and version: its digest, its history, and why a change failed."""

@@ -56,7 +56,7 @@ def test_a_good_file_is_ok_and_shown_with_where_each_value_comes_from(
     run_ingot: RunIngot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ingot.toml").write_text(GOOD)
-    assert succeeded(run_ingot("config", "check")) == "ingot.toml: ok, 2 settings and 1 models\n"
+    assert succeeded(run_ingot("config", "check")) == "ingot.toml: ok, 2 settings and 1 model\n"
     monkeypatch.setenv("INGOT_MAX_BATCH", "16")
     shown = succeeded(run_ingot("config", "show", "--config", "ingot.toml", "--http-port", "9000", "--slo", "1s"))
     found = {line.split()[0]: line.split()[1:] for line in shown.partition("\n\n")[0].splitlines()}

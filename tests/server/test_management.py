@@ -253,13 +253,14 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         for path in ("/index", "/models/times/load", "/models/times/unload"):
             answer = httpx.post(f"{server.http_url}/v2/repository{path}", headers=headers, json={}, trust_env=False)
             assert (answer.status_code, "management listener" in answer.text) == (501, True)
-        assert "on the server's management listener" in run_ingot("ctl", "status", "--server", server.http_url).stderr
         with (
             tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client,
             pytest.raises(InferenceServerException, match="management listener"),
         ):
             client.get_model_repository_index(headers=headers)
         (tmp_path / "key.txt").write_text(headers["authorization"].removeprefix("Bearer "))
+        where = ("--server", server.http_url, "--key-file", str(tmp_path / "key.txt"))
+        assert "on the server's management listener" in run_ingot("ctl", "status", *where).stderr
         where = ("--server", f"http://{place}", "--key-file", str(tmp_path / "key.txt"))
         assert "times:2" in succeeded(run_ingot("ctl", "status", *where))
         assert "authorization" in run_ingot("ctl", "status", *where[:2]).stderr

@@ -25,7 +25,7 @@ from tests.model_store.signers import KEY, OTHER
 from tests.server.outside import wait_until
 from tests.server.rolling import X, load, signed, times
 from tests.server.test_lifecycle import running
-from tests.support import matrix
+from tests.support import RunIngot, matrix
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 
@@ -261,24 +261,26 @@ def config_of(server: RunningServer, name: str, version: str) -> Any:
     return httpx.get(f"{server.http_url}/v2/models/{name}/versions/{version}/config", trust_env=False).json()
 
 
-def test_a_reload_applies_the_configuration_file(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "ingot.toml"
+def test_a_reload_applies_the_configuration_file(store: Store, tmp_path: Path, run_ingot: RunIngot) -> None:
+    file, socket = tmp_path / "ingot.toml", str(tmp_path / "ctl.sock")
 
     def write(*models: str, server: str = "") -> None:
         file.write_text("\n".join([f"[server]\n{server}", *(f"[[model]]\nsource = {model}" for model in models)]))
 
     write('"times:1"', '"times:2"')
-    with ingot.serve(store=store, config=file, **FREE) as server, ingot.Client(server.http_url) as client:
+    with (
+        ingot.serve(store=store, config=file, management=socket, **FREE) as server,
+        ingot.Client(server.http_url) as client,
+    ):
         write('"times:1"\nmax_batch = 4', '"times:3"', '"nowhere:1"', server="max_queue = 7\nmax_body_mb = 5")
-        server.reload()
+        reloaded = run_ingot("ctl", "reload", "--server", socket)
+        assert reloaded.returncode == 1
         states = {each["version"]: each["state"] for each in server.status()}
         assert states == {"1": "ready", "2": "unloaded", "3": "ready"}
         assert np.allclose(client.infer("times", {"x": X})["y"], 3 * X)
         assert config_of(server, "times", "1")["max_batch_size"] == 4
-        assert "restart: max_body_mb" in caplog.text
-        assert "nowhere:1 cannot be loaded" in caplog.text
+        assert "restart: max_body_mb" in reloaded.stdout
+        assert "nowhere:1 cannot be loaded" in reloaded.stdout
         number = server.status()[0]["number"]
         server.reload()
         assert server.status()[0]["number"] == number

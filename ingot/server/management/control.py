@@ -49,16 +49,21 @@ class Control:
         """Return the state of each deployment; see :meth:`Rollouts.status`."""
         return self._rollouts.status()
 
-    async def reload(self, name: str = "") -> list[dict[str, str]]:
-        """Load what sources mean now; of all models without a name.
+    async def reload(self, name: str = "") -> dict[str, Any]:
+        """Load what sources mean now; without a name of all models, after changes of the configuration file.
 
         Raises:
             NotFound: there is no such model, or it is unloaded.
         """
         with self._counting_failures("reload"):
             done = await self._rollouts.reload(name or None)
-        self._count("reload", "failed" if any(each.error for each in done) else "ok").inc()
-        return [_content(each) for each in done]
+        failed = bool(done.failures) or any(each.error for each in done.models)
+        self._count("reload", "failed" if failed else "ok").inc()
+        return {
+            "configuration": done.changes + done.failures,
+            "models": [_content(each) for each in done.models],
+            "failed": failed,
+        }
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> Deployment:
         """Load a model.

@@ -30,8 +30,11 @@ class Reconfiguration:
         self._current = current
         self._read = read
 
-    async def apply(self) -> None:
+    async def apply(self) -> tuple[list[str], list[str]]:
         """Read the configuration again, and load, change and unload models accordingly.
+
+        Returns:
+            A line for each change, also of those that need a restart; and one for each model that could not be loaded.
 
         A model that cannot be loaded is logged, and tried again the next time; so are settings that need a restart.
 
@@ -46,33 +49,39 @@ class Reconfiguration:
         server = dataclasses.replace(old.server, **live)
         if live:
             await self._rollouts.use(server)
-        models = await self._apply(found, Configuration(server=server, models=new.models))
+        models, failures = await self._apply(found, Configuration(server=server, models=new.models))
         self._current = dataclasses.replace(new, server=server, models=models)
+        return found.lines, failures
 
-    async def _apply(self, found: Changes, new: Configuration) -> tuple[ModelConfig, ...]:
-        """Apply the changes of models; return those whose state is that of their configuration."""
+    async def _apply(self, found: Changes, new: Configuration) -> tuple[tuple[ModelConfig, ...], list[str]]:
+        """Apply the changes of models; return those whose state is that of their configuration, and failures."""
+        failures = []
         done = {model.address: model for model in new.models}
         for model in found.unload:
             await self._unload(model)
         for model in found.load:
-            if not await self._load(model, new):
+            if failure := await self._load(model, new):
+                failures.append(failure)
                 del done[model.address]
         for before, after, _ in found.reload:
             known = self._served(before)
-            if not await self._load(after, new):
+            if failure := await self._load(after, new):
+                failures.append(failure)
                 del done[after.address]
                 done[before.address] = before
             elif known != self._served(after):  # its version is another one
                 await self._unload(before)
-        return tuple(done.values())
+        return tuple(done.values()), failures
 
-    async def _load(self, model: ModelConfig, new: Configuration) -> bool:
+    async def _load(self, model: ModelConfig, new: Configuration) -> str:
+        """Load a model; return why that failed, or an empty text."""
         try:
             await self._rollouts.load_source(model.address, model.runtime(new.server))
         except IngotError as error:
-            log.error("configuration: %s: %s cannot be loaded: %s", model.place, model.address, error)
-            return False
-        return True
+            failure = f"failed: {model.place}: {model.address} cannot be loaded: {error}"
+            log.error("configuration: %s", failure)
+            return failure
+        return ""
 
     async def _unload(self, model: ModelConfig) -> None:
         if (served := self._served(model)) is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ingot.errors import IngotError, NotFound, shortened
 from ingot.runtime import Model, Repository
@@ -43,6 +43,14 @@ class Rollout:
     error: IngotError | None = None
 
 
+class Reload(NamedTuple):
+    """The outcome of a reload: of each model, and a line for each change of the configuration file and its failures."""
+
+    models: list[Rollout]
+    changes: list[str]
+    failures: list[str]
+
+
 class Rollouts:
     """Loads, replaces and unloads models while the server runs. Everything here belongs to one event loop.
 
@@ -64,7 +72,7 @@ class Rollouts:
         self._config = config
         self._changed = changed
         self._retired = retired
-        self.reconfigure: Callable[[], Awaitable[None]] | None = None
+        self.reconfigure: Callable[[], Awaitable[tuple[list[str], list[str]]]] | None = None
         self._rollouts = repository.metrics.rollouts
         self._tasks = Tasks()
         self.trials = Trials(self, repository.metrics, self._tasks)
@@ -95,7 +103,7 @@ class Rollouts:
         """Also give up loads for requests, once the requests have had their time."""
         self._residency.stop()
 
-    async def reload(self, name: str | None = None) -> list[Rollout]:
+    async def reload(self, name: str | None = None) -> Reload:
         """Load what sources mean now, if that differs from what answers; a candidate that failed is tried again.
 
         Args:
@@ -105,13 +113,15 @@ class Rollouts:
             NotFound: there is no such model, or it is unloaded.
             InvalidConfig: the configuration file has faults; nothing is changed.
         """
+        changes: list[str] = []
+        failures: list[str] = []
         if name is None and self.reconfigure is not None:
-            await self.reconfigure()
+            changes, failures = await self.reconfigure()
         served = [*self.repository.deployments.values()] if name is None else self.repository.find(name)
         loaded = [deployment for deployment in served if deployment.current is not None]
         if name is not None and not loaded:
             raise NotFound(f"model '{name}' is unloaded; load it instead")
-        return list(await asyncio.gather(*map(self.renew, loaded)))
+        return Reload(list(await asyncio.gather(*map(self.renew, loaded))), changes, failures)
 
     async def load(self, source: str, parameters: Mapping[str, Any] | None = None) -> Deployment:
         """Load a model, or load it again.
