@@ -55,6 +55,7 @@ _COMMANDS = {
         "config": "config.config",
         "ctl": "ctl.ctl",
         "infer": "infer.infer",
+        "bench": "bench.bench",
         "keys": "keys.keys",
         "demo": "demo.demo",
     },

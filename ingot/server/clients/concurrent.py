@@ -136,6 +136,16 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(tries.wait(error))
 
+    async def statistics(self, model: str, version: str | int = "") -> list[dict[str, Any]]:
+        """Return the entries of ``model_stats`` of the statistics extension, one for each version of the model.
+
+        Raises:
+            IngotError: the error that the server reports; servers need not have the extension.
+        """
+        named = arguments.text("model", model), arguments.version_text(version)
+        found: list[dict[str, Any]] = await self._ask(lambda protocol: protocol.statistics(*named))
+        return found
+
     async def metrics(self) -> str:
         """Return the server's metrics in Prometheus' text form; HTTP only.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 
 from ingot import errors
 from ingot.errors import IngotError
@@ -79,6 +80,15 @@ class GrpcProtocol:
         with parsing(self.url):
             return codec.decode_response(answer)
 
+    def statistics(self, model: str, version: str) -> GrpcCall[list[dict[str, Any]]]:
+        """Ask for the statistics of a model."""
+        return GrpcCall(
+            method="ModelStatistics",
+            request=pb.ModelStatisticsRequest(name=model, version=version),
+            answer=pb.ModelStatisticsResponse,
+            read=_statistics,
+        )
+
     def metrics(self) -> GrpcCall[str]:
         raise errors.Unsupported("metrics are served over HTTP; use the server's http:// address")
 
@@ -98,6 +108,21 @@ class GrpcProtocol:
 
 def _is_ready(answer: Any) -> bool:
     return bool(answer.ready)
+
+
+def _statistics(answer: pb.ModelStatisticsResponse) -> list[dict[str, Any]]:
+    """Return the statistics as they are over HTTP: numbers of 64 bits are not text there."""
+    found = MessageToDict(answer, preserving_proto_field_name=True)
+    entries: list[dict[str, Any]] = _numbers(found.get("model_stats", []))
+    return entries
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: item if key in ("name", "version") else _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return int(value)
 
 
 def _metadata(answer: pb.ModelMetadataResponse) -> dict[str, Any]:

@@ -106,6 +106,16 @@ class HttpProtocol:
         )
         return call, events
 
+    def statistics(self, model: str, version: str) -> HttpCall[list[dict[str, Any]]]:
+        """Ask for the statistics of a model."""
+
+        def read(response: httpx.Response) -> list[dict[str, Any]]:
+            with parsing(self.url):
+                entries: list[dict[str, Any]] = orjson.loads(response.content)["model_stats"]
+                return entries
+
+        return HttpCall(method="GET", path=f"{_path(model, version)}/stats", read=read)
+
     def metrics(self) -> HttpCall[str]:
         """Ask for the metrics."""
         return HttpCall(method="GET", path="/metrics", read=lambda response: response.text)

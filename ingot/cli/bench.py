@@ -1,0 +1,339 @@
+"""``ingot bench``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli import output
+from ingot.cli.infer import api_key
+from ingot.cli.output import note, print_json, say, stdout
+from ingot.errors import InvalidArgument, Unavailable, write_error
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+    from ingot.bench.measurement import Bench, Objective, Point
+    from ingot.bench.results import Report
+
+_CLIENTS = "1,4,16,64"
+_LOAD = "Load (one of these)"
+_INPUTS = "Inputs"
+_RULES = "Measurement"
+_ACCESS = "Access"
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")],
+    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
+    version: Annotated[str, typer.Option(help="The model's version.", show_default="the server's choice")] = "",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="<name>",
+            help="binary, json, grpc, grpc-stream or torchserve.",
+            show_default="binary over HTTP, grpc over gRPC",
+        ),
+    ] = "",
+    clients: Annotated[
+        str,
+        typer.Option(
+            "--clients",
+            "-c",
+            metavar="<n,n,...>",
+            help="Closed loop: each client sends its next request when the last one is answered.",
+            show_default=_CLIENTS,
+            rich_help_panel=_LOAD,
+        ),
+    ] = "",
+    rate: Annotated[
+        str,
+        typer.Option(
+            metavar="<n,n,...>",
+            help="Open loop: requests per second, whatever the server does. Latencies count from when each is due.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "",
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            help="Open loop: replay requests at the times of this file, seconds from the start, one per line.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    slo: Annotated[
+        str,
+        typer.Option(
+            metavar="<p99=50ms>", help="Find the highest rate that holds this latency.", rich_help_panel=_LOAD
+        ),
+    ] = "",
+    arrivals: Annotated[
+        str, typer.Option(metavar="<name>", help="Of --rate and --slo: poisson or fixed.", rich_help_panel=_LOAD)
+    ] = "poisson",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs: an .npz file, requests as .json, what --record wrote; for torchserve any body.",
+            show_default="random values",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<name:n,n,...>", help="The shape of a random input; repeatable.", rich_help_panel=_INPUTS
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per request.", rich_help_panel=_INPUTS)] = 1,
+    seed: Annotated[int, typer.Option(help="Of random inputs and arrivals.", rich_help_panel=_INPUTS)] = 1,
+    seconds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure for this long.", show_default="until it is stable", rich_help_panel=_RULES),
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Seconds before each measurement.", rich_help_panel=_RULES)] = 1,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0.001,
+            max=10,
+            help="It is stable when rate and mean latency of three seconds in a row differ by no more than this share.",
+            rich_help_panel=_RULES,
+        ),
+    ] = 0.1,
+    most_seconds: Annotated[
+        int, typer.Option(min=1, help="Measure no longer, stable or not.", rich_help_panel=_RULES)
+    ] = 15,
+    connections: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Connections to the server.",
+            show_default="one per client; gRPC: 1; open loops: 128; gRPC: 2",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that send the load.", rich_help_panel=_RULES)] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds until a request has failed.", rich_help_panel=_RULES)
+    ] = 60.0,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of the authorities that may have signed the server's certificate.", rich_help_panel=_ACCESS
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the API key, if the server needs one.",
+            show_default="the variable INGOT_API_KEY",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    cert_file: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of the client's certificate, if the server asks for one.", rich_help_panel=_ACCESS),
+    ] = None,
+    cert_key_file: Annotated[
+        Path | None, typer.Option(help="PEM file of that certificate's key.", rich_help_panel=_ACCESS)
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with plots to this .html file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a line for each load to this .csv file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Load a server and report throughput and latency.
+
+    The server can be Ingot, or any other that speaks the Open Inference Protocol (Triton, KServe, MLServer) or
+    TorchServe's API.
+    """
+    from ingot.bench.measurement import Bench, Objective, Rule
+    from ingot.bench.results import Report
+    from ingot.bench.target import PROTOCOLS, Credentials, Target
+
+    if sum(map(bool, (clients, rate, times, slo))) > 1:
+        raise InvalidArgument("--clients, --rate, --times and --slo exclude each other: give one of them")
+    chosen = next((name for name in PROTOCOLS if name == protocol), None)
+    if protocol and chosen is None:
+        raise InvalidArgument(f"--protocol '{protocol}' is not one of {', '.join(PROTOCOLS)}")
+    if arrivals not in ("poisson", "fixed"):
+        raise InvalidArgument(f"--arrivals '{arrivals}' is not poisson or fixed")
+    counts = _numbers("--clients", clients or ("" if rate or times or slo else _CLIENTS), whole=True)
+    rates = _numbers("--rate", rate)
+    recorded = () if times is None else _times(times)
+    objective = Objective.parse(slo) if slo else None
+    shapes = dict(_shape(text) for text in shape or [])
+    rule = Rule(warmup=warmup, windows=seconds, tolerance=tolerance, most=most_seconds)
+    known = Credentials(key=api_key(key_file), ca_file=ca_file, cert_file=cert_file, cert_key_file=cert_key_file)
+    with Target(url, model, version=version, protocol=chosen, credentials=known, timeout=timeout) as target:
+        payload = target.payload(data, shapes, batch, seed)
+        target.check(payload)
+        plan = target.plan(payload, arrivals="fixed" if arrivals == "fixed" else "poisson", seed=seed)
+        title = f"{model}{f':{version}' if version else ''} at {url}, {target.protocol}"
+        note(f"{title}: {payload.text}")
+        best, interrupted = None, False
+        with _Screen(title, quiet=as_json) as screen:
+            runner = Bench(target, plan, payload.samples, rule, processes, screen.show)
+            try:
+                if objective is not None:
+                    best = _search(runner, objective, connections, screen)
+                else:
+                    for point in _points(runner, [int(count) for count in counts], rates, recorded, connections):
+                        screen.keep(point)
+            except KeyboardInterrupt:
+                interrupted = True
+    made = Report(
+        target=title,
+        payload=payload.text,
+        command=shlex.join(["ingot", *sys.argv[1:]]),
+        points=screen.points,
+        objective=objective,
+        best=best,
+    )
+    if interrupted:
+        note("interrupted; the results are of what was measured")
+    _finish(made, report, csv, as_json=as_json, processes=processes)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _points(
+    runner: Bench, clients: Sequence[int], rates: Sequence[float], times: Sequence[float], connections: int | None
+) -> Iterator[Point]:
+    for count in clients:
+        yield runner.closed(count, connections)
+    for rate in rates:
+        yield runner.opened(rate, connections)
+    if times:
+        yield runner.replayed(times, connections)
+
+
+def _search(runner: Bench, objective: Objective, connections: int | None, screen: _Screen) -> Point | None:
+    best: Point | None = None
+    for point, held in runner.search(objective, connections):
+        screen.keep(point)
+        if held and (best is None or point.offered > best.offered):
+            best = point
+    return best
+
+
+class _Screen:
+    """The table, which is redrawn while it grows on a terminal, and otherwise printed at the end."""
+
+    def __init__(self, title: str, *, quiet: bool):
+        self.points: list[Point] = []
+        self._title = title
+        self._quiet = quiet
+        self._live: Live | None = None
+
+    def __enter__(self) -> _Screen:
+        from rich.live import Live
+
+        if not self._quiet and stdout().is_terminal:
+            self._live = Live(self._table([]), console=stdout(), refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.update(self._table(self.points))
+            self._live.__exit__(None, None, None)
+        elif not self._quiet and self.points:
+            stdout().print(self._table(self.points))
+
+    def show(self, point: Point) -> None:
+        """Show a point that is being measured."""
+        if self._live is not None:
+            self._live.update(self._table([*self.points, point]))
+        elif point.done and not self._quiet:
+            note(f"{point.name}: {point.total.rate:,.0f} requests/s, p99 {output.duration(point.quantile(0.99))}")
+
+    def keep(self, point: Point) -> None:
+        """Add a measured point."""
+        self.points.append(point)
+
+    def _table(self, points: Sequence[Point]) -> Table:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        from ingot.bench.results import COLUMNS, LEGEND, row
+
+        rows = [row(point) for point in points]
+        used = [number for number in range(len(COLUMNS)) if number < 2 or any(cells[number] for cells in rows)]
+        table = Table(title=self._title, caption=LEGEND, box=SIMPLE_HEAD)
+        for number in used:
+            table.add_column(COLUMNS[number], justify="right", no_wrap=True)
+        for cells in rows:
+            table.add_row(*(cells[number] for number in used))
+        return table
+
+
+def _finish(made: Report, page: Path | None, csv: Path | None, *, as_json: bool, processes: int) -> None:
+    from ingot.bench.results import warnings
+
+    for path, content in ((page, made.html), (csv, made.csv)):
+        if path is not None:
+            try:
+                path.write_text(content(), encoding="utf-8")
+            except OSError as error:
+                raise write_error(f"cannot write {path}", error) from error
+            note(f"wrote {path}")
+    if as_json:
+        print_json(made.json())
+    for point in made.points:
+        for text in (*warnings(point, processes), *_errors(point)):
+            note(text)
+    if made.objective is not None and not as_json:
+        say(made.verdict())
+    if not any(len(point.total.latencies) for point in made.points):
+        raise Unavailable("no request was answered")
+    if made.objective is not None and made.best is None:
+        raise typer.Exit(1)
+
+
+def _errors(point: Point) -> list[str]:
+    most = point.total.errors.most_common(3)
+    return [f"{point.name}: {count:,} requests failed: {text}" for text, count in most]
+
+
+def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
+    """Return the positive numbers of a list."""
+    try:
+        found = [int(part) if whole else float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [-1]
+    if any(not 0 < number < 1e7 for number in found):
+        raise InvalidArgument(
+            f"{option} '{text}' is not a list of {'counts' if whole else 'rates'}; write it as 1,8,32"
+        )
+    return [float(number) for number in found]
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, sizes = text.rpartition(":")
+    try:
+        shape = tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        shape = ()
+    if not colon or not name or not shape or min(shape) < 0:
+        raise InvalidArgument(f"--shape '{text}' is not a shape; write it as image:1,3,224,224")
+    return name, shape
+
+
+def _times(path: Path) -> tuple[float, ...]:
+    """Return the times of a file; the first field of each line counts, so that other columns may follow."""
+    try:
+        lines = path.read_text().splitlines()
+        found = sorted(float(line.replace(",", " ").split()[0]) for line in lines if line.strip() and line[0] != "#")
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise InvalidArgument(f"{path} is not a file of times, a number of seconds in each line: {error}") from error
+    if not found or found[0] < 0 or found[-1] > 86400:
+        raise InvalidArgument(f"{path} holds no times from 0 to 86400 seconds")
+    return tuple(found)
