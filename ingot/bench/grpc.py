@@ -57,19 +57,20 @@ class Place:
         sent: when it was sent.
         stream: the id of its stream; 0 if it has none.
         window: bytes that may be sent on the stream.
-        rest: what waits for the server to extend its windows.
-        message: of a stream of inference: the part of the response that has arrived.
+        rest: the message that waits for the server to extend its windows.
+        position: where that begins in the message.
+        arrived: of a stream of inference: the parts of the response that have arrived.
         received: of such a stream: bytes since it was allowed to send more.
     """
 
-    __slots__ = ("connection", "due", "message", "received", "rest", "sent", "stream", "window")
+    __slots__ = ("arrived", "connection", "due", "position", "received", "rest", "sent", "stream", "window")
 
     def __init__(self, connection: GrpcConnection):
         self.connection = connection
         self.due = self.sent = 0.0
-        self.stream = self.window = self.received = 0
+        self.stream = self.window = self.received = self.position = 0
         self.rest = b""
-        self.message = b""
+        self.arrived: list[bytes] = []
 
     def begin(self, message: bytes) -> None:
         """Send a message. Raises OSError if the connection is lost."""
@@ -136,7 +137,7 @@ class GrpcConnection:
             self._out.append(begin + head + message)
             return
         self._out.append(begin)
-        place.rest = message
+        place.rest, place.position = message, 0
         self._blocked.append(place)
         self._unblock()
 
@@ -144,7 +145,7 @@ class GrpcConnection:
         """Send as much of the messages that wait as the windows allow."""
         waiting, self._blocked = self._blocked, deque()
         for place in waiting:
-            rest, start = place.rest, 0
+            rest, start = place.rest, place.position
             while start < len(rest):
                 size = min(len(rest) - start, self._largest, place.window, self._window)
                 if size <= 0:
@@ -154,8 +155,8 @@ class GrpcConnection:
                 place.window -= size
                 self._window -= size
                 start += size
-            place.rest = rest[start:]
-            if place.rest:
+            place.position = start
+            if start < len(rest):
                 self._blocked.append(place)
 
     def flush(self) -> None:
@@ -222,19 +223,22 @@ class GrpcConnection:
         if place.received >= _REFILL:
             self._out.append(frame(_WINDOW, 0, stream, struct.pack(">I", place.received)))
             place.received = 0
-        message = place.message = place.message + payload
-        if len(message) < 5:
+        place.arrived.append(payload)
+        if len(place.arrived[0]) < 6:
+            place.arrived = [b"".join(place.arrived)]
+        head, size = place.arrived[0], sum(map(len, place.arrived))
+        length = int.from_bytes(head[1:5], "big")
+        if size < 5 or size < 5 + length:
             return
-        length = int.from_bytes(message[1:5], "big")
-        if len(message) >= 5 + length:
-            place.message = message[5 + length :]
-            failed = length > 0 and message[5] == _ERROR_FIELD
-            self._answered(place, _stream_error(message[5 : 5 + length]) if failed else "")
+        failed = length > 0 and head[5] == _ERROR_FIELD
+        whole = b"".join(place.arrived) if failed or size > 5 + length else b""
+        place.arrived = [whole[5 + length :]] if size > 5 + length else []
+        self._answered(place, _stream_error(whole[5 : 5 + length]) if failed else "")
 
     def _end(self, stream: int, error: str) -> None:
         place = self._open.pop(stream, None)
         if place is not None:
-            place.stream, place.message, place.rest = 0, b"", b""
+            place.stream, place.arrived = 0, []
             if place in self._blocked:
                 self._blocked.remove(place)
             self._answered(place, error or ("the server ended the stream" if self._streaming else ""))
