@@ -133,7 +133,7 @@ class GrpcConnection:
             self._window -= length
             place.window -= length
             end = 0 if self._streaming else _END_STREAM
-            head = _FRAME.pack(0, length, _DATA, end, stream)
+            head = _FRAME.pack(length >> 16, length & 0xFFFF, _DATA, end, stream)
             self._out.append(begin + head + message)
             return
         self._out.append(begin)

@@ -73,7 +73,7 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was measured under one load.
+    """A measurement under one load.
 
     Attributes:
         clients: of a closed loop; 0 for an open loop.
@@ -139,7 +139,16 @@ class Bench:
         show: called with each point, also while it is being measured.
     """
 
-    def __init__(self, target: Target, plan: Plan, samples: int, rule: Rule, processes: int, show: Show):
+    def __init__(
+        self,
+        target: Target,
+        plan: Plan,
+        samples: int,
+        rule: Rule,
+        *,
+        processes: int = 1,
+        show: Show = lambda _: None,
+    ):
         self._target = target
         self._plan = replace(plan, window=rule.window)
         self._samples = samples
@@ -147,26 +156,26 @@ class Bench:
         self._processes = processes
         self._show = show
 
-    def closed(self, clients: int, connections: int | None) -> Point:
+    def closed(self, clients: int, connections: int | None = None) -> Point:
         """Measure with ``clients`` that each send the next request when the last one is answered."""
         most = clients if self._plan.wire == "http" else 1
         plan = replace(self._plan, clients=clients, connections=min(clients, connections or most))
         return self._measured(plan, self._rule)
 
-    def opened(self, rate: float, connections: int | None, rule: Rule | None = None) -> Point:
+    def opened(self, rate: float, connections: int | None = None, rule: Rule | None = None) -> Point:
         """Measure with requests that come at a rate, whatever the server does."""
         most = 128 if self._plan.wire == "http" else 2
         plan = replace(self._plan, clients=0, rate=rate, connections=connections or most)
         return self._measured(plan, rule or self._rule)
 
-    def replayed(self, times: Sequence[float], connections: int | None) -> Point:
+    def replayed(self, times: Sequence[float], connections: int | None = None) -> Point:
         """Measure with requests that come at recorded times, in seconds from the start."""
         most = 128 if self._plan.wire == "http" else 2
         windows = max(1, math.ceil(times[-1] / self._rule.window))
         plan = replace(self._plan, clients=0, times=tuple(times), connections=connections or most)
         return self._measured(plan, replace(self._rule, warmup=0, windows=windows))
 
-    def search(self, objective: Objective, connections: int | None) -> Iterator[tuple[Point, bool]]:
+    def search(self, objective: Objective, connections: int | None = None) -> Iterator[tuple[Point, bool]]:
         """Yield points with whether they hold an objective, until the highest rate that holds it is known."""
         self._plan = replace(self._plan, limit=objective.seconds)
         high = self._capacity(connections) * (1 + _GAIN)
@@ -179,7 +188,7 @@ class Bench:
             low, high = (rate, high) if held else (low, rate)
             rate = (low + high) / 2
 
-    def _capacity(self, connections: int | None) -> float:
+    def _capacity(self, connections: int | None = None) -> float:
         """Return the highest rate of closed loops, with ever more clients until they no longer raise it."""
         best, clients = 0.0, 1
         rule = replace(self._rule, windows=1)

@@ -27,7 +27,7 @@ _INTEGERS = (0, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What is sent: ``requests`` as inputs of the model or, for TorchServe, as bytes.
+    """The requests of a load, as inputs of the model or, for TorchServe, as bytes.
 
     Attributes:
         requests: sent in turn.

@@ -106,9 +106,7 @@ class Target:
         """Return what to send; see :func:`ingot.bench.payload.payload`. For TorchServe, the file is the body."""
         if self.protocol == "torchserve":
             if data is None:
-                raise InvalidArgument(
-                    "TorchServe does not describe a model's inputs: give a request's body with --data"
-                )
+                raise InvalidArgument("TorchServe does not describe a model's inputs: give the body with --data FILE")
             return raw(data)
         return payload(self.client.metadata(self.model, self.version), data, shapes, batch, seed)
 

@@ -178,7 +178,7 @@ def bench(
         note(f"{title}: {payload.text}")
         best, interrupted = None, False
         with _Screen(title, quiet=as_json) as screen:
-            runner = Bench(target, plan, payload.samples, rule, processes, screen.show)
+            runner = Bench(target, plan, payload.samples, rule, processes=processes, show=screen.show)
             try:
                 if objective is not None:
                     best = _search(runner, objective, connections, screen)
@@ -196,7 +196,9 @@ def bench(
         best=best,
     )
     if interrupted:
-        note("interrupted; the results are of what was measured")
+        note("interrupted" + ("; these are the results so far" if made.points else ""))
+        if not made.points:
+            raise typer.Exit(130)
     _finish(made, report, csv, as_json=as_json, processes=processes)
     if interrupted:
         raise typer.Exit(130)
@@ -235,15 +237,14 @@ class _Screen:
         from rich.live import Live
 
         if not self._quiet and stdout().is_terminal:
-            self._live = Live(self._table([]), console=stdout(), refresh_per_second=4)
+            self._live = Live(self._table([]), console=stdout(), refresh_per_second=4, transient=True)
             self._live.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.update(self._table(self.points))
             self._live.__exit__(None, None, None)
-        elif not self._quiet and self.points:
+        if not self._quiet and self.points:
             stdout().print(self._table(self.points))
 
     def show(self, point: Point) -> None:
@@ -265,7 +266,7 @@ class _Screen:
 
         rows = [row(point) for point in points]
         used = [number for number in range(len(COLUMNS)) if number < 2 or any(cells[number] for cells in rows)]
-        table = Table(title=self._title, caption=LEGEND, box=SIMPLE_HEAD)
+        table = Table(title=self._title, caption=LEGEND, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for number in used:
             table.add_column(COLUMNS[number], justify="right", no_wrap=True)
         for cells in rows:
