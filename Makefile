@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-EXTRAS := cpu,export,traces,demo,dev
+EXTRAS := cpu,export,traces,demo,docs,dev
 SECONDS := 60
 
 # Otherwise each of the hundreds of processes that tests start compiles Ingot.
