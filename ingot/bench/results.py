@@ -68,7 +68,7 @@ class Report:
     def html(self) -> str:
         """Return a page with the table, latency against throughput, and the distribution of latencies."""
         sections = [
-            ("Results", pages.table([escape(name) for name in COLUMNS], [_html(point) for point in self.points])),
+            ("Results", f"{_table(self.points)}<p>{escape(LEGEND)}</p>"),
             ("Latency against throughput", _throughput(self.points)),
             *((f"Latencies, {escape(point.name)}", histogram(point)) for point in self.points),
             (
@@ -165,8 +165,16 @@ def warnings(point: Point, processes: int) -> list[str]:
     return found
 
 
-def _html(point: Point) -> list[str]:
-    return [escape(cell) for cell in row(point)]
+def shown(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and the cells of a table without its empty columns."""
+    rows = [row(point) for point in points]
+    used = [number for number in range(len(COLUMNS)) if number < 2 or any(cells[number] for cells in rows)]
+    return [COLUMNS[number] for number in used], [[cells[number] for number in used] for cells in rows]
+
+
+def _table(points: Sequence[Point]) -> str:
+    titles, rows = shown(points)
+    return pages.table(list(map(escape, titles)), [list(map(escape, cells)) for cells in rows])
 
 
 def _throughput(points: Sequence[Point]) -> str:

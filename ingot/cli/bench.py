@@ -262,15 +262,14 @@ class _Screen:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        from ingot.bench.results import COLUMNS, LEGEND, row
+        from ingot.bench.results import LEGEND, shown
 
-        rows = [row(point) for point in points]
-        used = [number for number in range(len(COLUMNS)) if number < 2 or any(cells[number] for cells in rows)]
+        titles, rows = shown(points)
         table = Table(title=self._title, caption=LEGEND, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for number in used:
-            table.add_column(COLUMNS[number], justify="right", no_wrap=True)
+        for title in titles:
+            table.add_column(title, justify="right", no_wrap=True)
         for cells in rows:
-            table.add_row(*(cells[number] for number in used))
+            table.add_row(*cells)
         return table
 
 
