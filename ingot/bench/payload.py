@@ -58,14 +58,16 @@ def payload(
         InvalidArgument: the file has another form, or a shape is missing.
         NotFound: there is no such file.
     """
-    inputs = metadata["inputs"]
+    inputs = metadata.get("inputs", [])  # servers of plain Python models may not know them
+    if not inputs and data is None:
+        name = metadata.get("name", "the model")
+        raise InvalidArgument(f"the server does not describe the inputs of '{name}': give requests with --data FILE")
     if data is not None:
         made, text = _from_file(data, inputs, batch), f"from {data.name}"
     else:
         made, text = _generated(inputs, metadata.get("properties", {}), shapes, batch, seed), "random values"
-    first = inputs[0]["name"]
-    dynamic = bool(inputs[0]["shape"]) and inputs[0]["shape"][0] == -1
-    samples = int(made[0][first].shape[0]) if dynamic and first in made[0] else 1
+    first = next(iter(made[0].values()))
+    samples = len(first) if first.ndim and _is_batched(inputs) else 1
     sizes = ", ".join(f"{name} {DType.of(array).value}{list(array.shape)}" for name, array in made[0].items())
     return Payload(requests=tuple(made), samples=samples, text=f"{sizes}, {text}")
 
@@ -106,9 +108,16 @@ def _from_file(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> l
     if not made:
         raise InvalidArgument(f"{path} holds no request")
     for item in made:
-        if unknown := sorted(set(item) - names):
+        if not item:
+            raise InvalidArgument(f"{path} holds a request without inputs")
+        if names and (unknown := sorted(set(item) - names)):
             raise InvalidArgument(f"{path} names '{unknown[0]}'; the model's inputs are {', '.join(sorted(names))}")
     return made
+
+
+def _is_batched(inputs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the first dimension of all inputs is dynamic; it is if they are unknown."""
+    return all(spec["shape"] and spec["shape"][0] == -1 for spec in inputs)
 
 
 def _sliced(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> list[Mapping[str, Array]]:
@@ -119,7 +128,7 @@ def _sliced(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> list
     except (ValueError, OSError) as error:
         raise InvalidArgument(f"{path} is not a .npz file of plain arrays: {error}") from error
     arrays = {spec["name"]: arrays[spec["name"]] for spec in inputs if spec["name"] in arrays} or arrays
-    if not all(spec["shape"] and spec["shape"][0] == -1 for spec in inputs):
+    if not _is_batched(inputs):
         return [arrays]
     count = min((len(array) for array in arrays.values()), default=0)
     if count < batch:

@@ -125,7 +125,13 @@ class Target:
             if answer.status_code != 200:
                 raise IngotError(f"{self.url} answered {answer.status_code}: {answer.text[:300]}")
             return
-        self.client.infer(self.model, first, version=self.version, binary=self.protocol != "json")
+        try:
+            self.client.infer(self.model, first, version=self.version, binary=self.protocol != "json")
+        except IngotError as error:
+            if self.protocol == "binary" and "server answered 5" in str(error):
+                text = f"{error}; if it does not take raw tensors over HTTP, as MLServer, use --protocol json"
+                raise type(error)(text) from error
+            raise
 
     def plan(self, payload: Payload, *, arrivals: Arrivals = "poisson", seed: int = 1) -> Plan:
         """Return a plan that sends requests one after the other from one client."""

@@ -20,6 +20,7 @@ import pytest
 
 import ingot
 from ingot.bench.measurement import Bench, Objective, Point, Rule
+from ingot.bench.payload import payload
 from ingot.bench.processes import Window
 from ingot.bench.target import Target
 from ingot.errors import InvalidArgument
@@ -137,6 +138,15 @@ def test_torchserve_and_responses_in_chunks(run_ingot: RunIngot, tmp_path: Path)
         peer.shutdown()
     assert found["failed"] == 0
     assert 3 < found["requests"] < Peer.paths["/predictions/digits"]
+
+
+def test_a_server_that_does_not_know_its_inputs(tmp_path: Path) -> None:
+    """As MLServer does not, of plain Python models."""
+    data = tmp_path / "x.npz"
+    np.savez(data, x=np.zeros((4, 3), np.float32))
+    assert payload({"name": "m", "inputs": []}, data, {}, batch=2, seed=1).samples == 2
+    with pytest.raises(InvalidArgument, match="does not describe the inputs of 'm': give requests with --data FILE"):
+        payload({"name": "m", "inputs": []}, None, {}, batch=1, seed=1)
 
 
 def test_a_server_with_tls(run_ingot: RunIngot, tmp_path: Path) -> None:
