@@ -9,7 +9,6 @@ from collections.abc import Callable
 from ingot.bench.plan import Plan
 from ingot.bench.sockets import Socket
 
-_MOST_HEADS = 1024
 # As much of an error's body is kept for its message.
 _MOST_ERROR = 4096
 
@@ -29,7 +28,6 @@ class HttpConnection:
         "_chunked",
         "_closing",
         "_error",
-        "_heads",
         "_missing",
         "due",
         "sent",
@@ -39,8 +37,6 @@ class HttpConnection:
     def __init__(self, plan: Plan, security: ssl.SSLContext | None, answered: Callable[[HttpConnection, str], None]):
         self.socket = Socket(plan, security)
         self._answered = answered
-        # The heads of responses, as they repeat: status, length of the body (-1 if in chunks), whether to close.
-        self._heads: dict[bytes, tuple[int, int, bool]] = {}
         self._buffer = b""
         self._missing = 0
         self._chunked = False
@@ -81,25 +77,20 @@ class HttpConnection:
         buffer = self._buffer
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
-            return None
-        head = buffer[:end]
-        known = self._heads.get(head)
-        if known is None:
-            known = _parsed(head)
-            if 200 > known[0] >= 100:  # 100 Continue: the response follows
-                self._buffer = buffer[end + 4 :]
-                return self._head()
-            if len(self._heads) > _MOST_HEADS:
-                self._heads.clear()
-            self._heads[head] = known
-        status, length, self._closing = known
+            return
+        status, length, self._closing = _parsed(buffer[: end + 2].lower())
+        if 100 <= status < 200:  # 100 Continue: the response follows
+            self._buffer = buffer[end + 4 :]
+            self._head()
+            return
         if status != 200:
             self._error = f"HTTP {status}"
         if length < 0:
             self._chunked, self._buffer = True, buffer[end + 4 :]
-            return self._chunks()
-        self._missing, self._buffer = length, b""
-        return self._body(buffer[end + 4 :])
+            self._chunks()
+        else:
+            self._missing, self._buffer = length, b""
+            self._body(buffer[end + 4 :])
 
     def _body(self, data: bytes) -> None:
         self._missing -= len(data)
@@ -134,23 +125,23 @@ class HttpConnection:
 
 
 def _parsed(head: bytes) -> tuple[int, int, bool]:
-    version, _, rest = head.partition(b" ")
-    if not version.startswith(b"HTTP/1."):
+    """Return a response's status, the length of its body (-1 if in chunks), and whether the server closes.
+
+    Args:
+        head: in lower case, with the end of its last line.
+    """
+    if not head.startswith(b"http/1."):
         raise ValueError("the server does not speak HTTP/1.1")
-    length: int | None = None
-    closing = version == b"HTTP/1.0"
-    for line in head.lower().split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name == b"content-length":
-            length = int(value)
-        elif name == b"transfer-encoding":
-            length = -1
-        elif name == b"connection":
-            closing = value.strip() == b"close"
-    status = int(rest[:3])
-    if length is None and status >= 200:
+    status = int(head[9:12])
+    closing = b"\r\nconnection: close\r\n" in head or head.startswith(b"http/1.0")
+    start = head.find(b"\r\ncontent-length:")
+    if start >= 0:
+        return status, int(head[start + 17 : head.find(b"\r", start + 17)]), closing
+    if b"\r\ntransfer-encoding:" in head:
+        return status, -1, closing
+    if status >= 200:
         raise ValueError("the server sent a response without a length")
-    return status, length or 0, closing
+    return status, 0, closing
 
 
 def _message(body: bytes) -> str:
