@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_was_measured(server: RunningServer) -> None:
 @pytest.mark.parametrize("kind", ["fast", "grpcio"])
 @pytest.mark.parametrize("protocol", ["binary", "grpc", "grpc-stream"])
 def test_messages_larger_than_all_windows(tmp_path: Path, kind: str, protocol: str) -> None:
-    model = onnx_models.identity(tmp_path, ingot.DType.FP32)
+    model = onnx_models.unbatched(tmp_path)
     with ingot.serve(model, http_port=0, grpc_port=0, grpc_server=kind, max_body_mb=64) as running:
         url = running.grpc_url if protocol.startswith("grpc") else running.http_url
         with Target(url, model.stem, protocol=protocol) as target:  # type: ignore[arg-type]
