@@ -127,6 +127,7 @@ class Peer(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+@pytest.mark.matrix
 def test_torchserve_and_responses_in_chunks(run_ingot: RunIngot, tmp_path: Path) -> None:
     body = tmp_path / "digit.bin"
     body.write_bytes(b"pixels")
@@ -149,6 +150,7 @@ def test_a_server_that_does_not_know_its_inputs(tmp_path: Path) -> None:
         payload({"name": "m", "inputs": []}, None, {}, batch=1, seed=1)
 
 
+@pytest.mark.matrix
 def test_a_server_with_tls(run_ingot: RunIngot, tmp_path: Path) -> None:
     cert, key = make(tmp_path)
     with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, tls_cert=cert, tls_key=key) as running:

@@ -77,6 +77,7 @@ def test_each_request_is_counted_once(
         assert found["due"] == found["sent"] + found["unsent"]
 
 
+@pytest.mark.matrix
 def test_a_server_that_ends_is_not_a_right_answer(program: Path, tmp_path: Path) -> None:
     with serving("fast", tmp_path) as service:
         samples = tmp_path / "samples"

@@ -85,6 +85,7 @@ def test_an_open_loop_counts_answers_from_when_they_were_due(build: Path, tiny: 
     assert len(found["latencies"]) + found["refused"] + found["unanswered"] == 50
 
 
+@pytest.mark.matrix
 def test_wrk_compares_every_answer(build: Path, tiny: Model, tmp_path: Path, require_tool: RequireTool) -> None:
     require_tool("wrk")
     contestant = contestants()["fastapi"]

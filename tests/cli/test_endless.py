@@ -46,6 +46,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @both
 @pytest.mark.one_case
 @pytest.mark.one_case
+@pytest.mark.matrix
 def test_the_command_ends_when_the_limit_is_reached(
     run_ingot: RunIngot, tmp_path: Path, scratch: Path, endless: Endless
 ) -> None:

@@ -193,6 +193,7 @@ class TestSearch:
         succeeded(run_ingot("push", "m.ingot", "m:1"))
         assert succeeded(quantize("m:1", "--calibrate", "data.npz", "-o", "q.ingot")).count("int8") > 0
 
+    @pytest.mark.matrix
     def test_the_time_is_limited(self, quantize: Quantize) -> None:
         result = quantize("m.ingot", "--calibrate", "data.npz", "--budget", "0.000000001s", "-o", "q.ingot")
         assert succeeded(result) == "q.ingot: classifier, unchanged\n"
@@ -290,6 +291,7 @@ class TestRecipes:
         assert variants[1].serving.recipe is not None
         assert variants[1].serving.recipe["block"] == 32
 
+    @pytest.mark.matrix
     def test_one_for_gpus(self, quantize: Quantize, tmp_path: Path) -> None:
         result = quantize("m.ingot", "--calibrate", "data.npz", "--recipe", "bf16", "--keep", "first", "-o", "q.ingot")
         assert succeeded(result).startswith("q.ingot: classifier, bf16 ")
@@ -333,6 +335,7 @@ class TestInterrupted:
         assert [path.name for path in tmp_path.iterdir() if "q.ingot" in path.name] == ["q.ingot"]
 
 
+@pytest.mark.matrix
 def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

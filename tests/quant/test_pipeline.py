@@ -72,6 +72,7 @@ class TestVerdicts:
         with pytest.raises(QuantizationError, match=told):
             quantize(small_models.classifier(np.float64), data, config=StaticInt8())
 
+    @pytest.mark.matrix
     def test_an_original_unrelated_to_the_labels_is_reported(self, classifier: Archive) -> None:
         labels = np.random.default_rng(0).permutation(np.arange(200) % 5 == 0).astype(np.int64)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=1)
@@ -172,6 +173,7 @@ class TestVerdicts:
 
 
 class TestFailures:
+    @pytest.mark.matrix
     def test_a_search_of_which_nothing_can_be_run(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -255,6 +257,7 @@ class TestJournal:
         result.journal.remove()
         assert not journal.exists()
 
+    @pytest.mark.matrix
     def test_a_journal_of_other_data_is_of_no_use(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -370,6 +373,7 @@ class TestRefusedModels:
             quantize(quantized, {"x": rows()}, config=config, progress=steps.append)
         assert steps == []
 
+    @pytest.mark.matrix
     def test_other_precisions_may_be_added_to_it(self, quantized: Archive) -> None:
         archive = quantize(quantized, {"x": rows()}, config=BFloat16()).archive
         names = [variant.name for variant in archive.variants]

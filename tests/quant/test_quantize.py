@@ -284,6 +284,7 @@ class TestData:
         assert not (measured_on_it and learnt_from_it)
         assert not static or measured_on_it or learnt_from_it
 
+    @pytest.mark.matrix
     def test_the_split_depends_on_the_seed_alone(self, classifier: Archive) -> None:
         digests = [
             quantize(classifier, {"x": rows(100)}, config=QuantConfig(DynamicInt8(), seed=seed)).report.data.digest
@@ -324,6 +325,7 @@ class TestData:
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (3, 3, False)
         assert report.notes == ("all 3 samples were used for both calibration and the metric",)
 
+    @pytest.mark.matrix
     def test_a_single_row(self, classifier: Archive) -> None:
         assert quantize(classifier, {"x": rows(1)}).verdict == "quantized"
 
@@ -391,6 +393,7 @@ def test_a_result_with_nan_is_never_packed(classifier: Archive, monkeypatch: pyt
             quantize(classifier, {"x": rows()}, config=config)
 
 
+@pytest.mark.matrix
 def test_for_openvino_too_where_it_is_installed(
     digits_fp32: Path, digits: tuple[Digits, Data, Data], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +414,7 @@ def test_for_openvino_too_where_it_is_installed(
     assert (answer.argmax(1) == run(archive, "fp32", {"image": images})["logits"].argmax(1)).mean() > 0.95
 
 
+@pytest.mark.matrix
 def test_the_best_are_timed_side_by_side_even_with_linked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of weights that one model links is read for another."""
     monkeypatch.setattr("ingot.model_store.format.onnx_graph.EXTERNAL_BYTES", 64)

@@ -86,6 +86,7 @@ def test_large_bodies_leave_room_for_small_ones(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", matrix({"isolate": "none"}, {"isolate": "all"}, {"frontends": 1}))
+@pytest.mark.matrix
 def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, options: dict[str, Any]) -> None:
     """24 connections keep a batch each queued for a heavy model; requests for a light one wait for few of them."""
 

@@ -68,6 +68,7 @@ async def over_http(plane: DataPlane, message: bytes, status: bytes) -> int:
     ids=["answered", "refused", "not found"],
 )
 @pytest.mark.one_case
+@pytest.mark.matrix
 def test_a_request_over_http_leaves_no_garbage(plane: DataPlane, message: bytes, status: bytes) -> None:
     assert asyncio.run(asyncio.wait_for(over_http(plane, message, status), 60)) < COUNT // 2
 

@@ -318,6 +318,7 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch
         assert 'ingot_batch_requests_sum{model="held",version="1"} 1.0' in client.metrics()
 
 
+@pytest.mark.matrix
 def test_the_drain_ends_in_time_even_if_the_engine_hangs(folder: Path, gate: Gate) -> None:
     with (
         running(str(onnx_models.held(folder)), "--drain-timeout", "1", home=folder, gate=gate) as (process, addresses),

@@ -129,6 +129,7 @@ def cancelled(url: str) -> float:
     return metric(url, 'ingot_requests_total{code="cancelled"')
 
 
+@pytest.mark.matrix
 def test_states_are_limited_and_expire(folder: Path) -> None:
     settings: dict[str, Any] = {"max_sequences": 2, "max_state_mb": 1, "sequence_timeout": "2s"}
     with serve(folder, **settings) as server, ingot.Client(server.http_url) as client:

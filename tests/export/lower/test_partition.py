@@ -120,6 +120,7 @@ class TestOneModelInParts:
     def test_its_outputs_match_the_models_at_several_sizes(self, net: Lowered) -> None:
         assert net.errors().keys() == {"logits", "pixels", "same"}
 
+    @pytest.mark.matrix
     def test_it_is_served_in_batches_where_code_is_allowed(self, net: Lowered, tmp_path: Path) -> None:
         store, metrics = Store(tmp_path), Metrics()
         store.push(archive(net), "net:1")

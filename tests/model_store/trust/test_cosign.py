@@ -148,6 +148,7 @@ class TestInARegistry:
         assert document["annotations"]["dev.sigstore.bundle.predicateType"] == cosign.SIGN_PREDICATE
         assert [layer["mediaType"] for layer in document["layers"]] == [document["artifactType"]] == [BUNDLE]
 
+    @pytest.mark.matrix
     def test_every_signer_extends_the_same_manifest(self, place: Registry, name: str) -> None:
         place.push(MODEL, f"{name}:1")
         sign_in(place, name)
@@ -157,6 +158,7 @@ class TestInARegistry:
             assert cosign.check(both, name, {key.public.keyid: key.public}).result == "valid"
         assert len(cosign.describe(both)) == 6
 
+    @pytest.mark.matrix
     def test_layers_of_other_tools_are_kept_as_they_are(self, place: Registry, name: str) -> None:
         place.push(MODEL, f"{name}:1")
         sign_in(place, name, OTHER)

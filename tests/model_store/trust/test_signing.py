@@ -212,6 +212,7 @@ class TestMalformed:
         assert "over the 64 KiB limit" in fault(dump(envelope(dump(statement(FIRST, subject=subjects[:1000])))))
 
     @given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(dump))
+    @pytest.mark.matrix
     def test_no_bytes_make_the_reader_fail(self, content: bytes) -> None:
         assert check(content).result == "invalid"
 

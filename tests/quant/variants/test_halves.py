@@ -35,6 +35,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("kind", HALVES)
 class TestForGPUs:
+    @pytest.mark.matrix
     def test_the_archives_documents(self, classifier: Archive, kind: type[BFloat16 | Float16]) -> None:
         result = quantize(classifier, {"x": rows()}, config=kind())
         result.archive.verify()
@@ -53,6 +54,7 @@ class TestForGPUs:
         assert result.report.outputs == serving.evidence.agreement
         assert result.report.notes == serving.provenance.notes
 
+    @pytest.mark.matrix
     def test_kept_layers(self, classifier: Archive, kind: type[BFloat16 | Float16]) -> None:
         for config in (QuantConfig(kind(), keep=("first",)), kind(keep=("first",))):
             archive = quantize(classifier, {"x": rows()}, config=config).archive
@@ -97,6 +99,7 @@ def test_stored_in_half_it_runs_anywhere_and_is_half_as_large(
 
 
 @pytest.mark.usefixtures("no_gpu")
+@pytest.mark.matrix
 def test_a_gpus_variant_is_not_served_on_a_cpu_unless_named(
     classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,6 +219,7 @@ class TestOwnOperators:
 
 
 class TestRefusals:
+    @pytest.mark.matrix
     def test_code_is_loaded_only_where_that_is_allowed(self, many: Lowered) -> None:
         packed = archive(many)
         model = Repository(settings=Settings(device="cpu")).add(packed)

@@ -260,6 +260,7 @@ def test_a_stopped_process_is_killed(tmp_path: Path) -> None:
         assert supervised.lost == ["was killed, since a call did not end at its time limit"]
 
 
+@pytest.mark.matrix
 def test_a_model_is_closed_while_a_call_does_not_end(tmp_path: Path) -> None:
     with opened(onnx_models.counting(tmp_path)) as engine:
         Supervised(engine)

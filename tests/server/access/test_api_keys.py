@@ -277,6 +277,7 @@ def status_of_infer(server: Served, key: str) -> grpc.StatusCode | None:
     return None
 
 
+@pytest.mark.matrix
 def test_a_broken_file_leaves_the_keys_in_use(changing: tuple[Served, str, str]) -> None:
     server, metrics, key = changing
     good = server.auth.read_text()

@@ -170,6 +170,7 @@ def test_a_new_certificate_is_used_without_a_restart(plain: Encrypted) -> None:
     assert plain.loaded("ok") >= 1
 
 
+@pytest.mark.matrix
 def test_a_broken_pair_leaves_the_certificate_in_use(plain: Encrypted) -> None:
     good = plain.cert[1].read_bytes()
     plain.cert[1].write_bytes(plain.authority.sign("other")[1].read_bytes())

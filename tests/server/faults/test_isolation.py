@@ -130,6 +130,7 @@ def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, fron
         assert "the engine process of model 'quotient' ended by SIGFPE and is started again" in service.log.read_text()
 
 
+@pytest.mark.matrix
 def test_a_request_that_ends_processes_is_refused_when_it_comes_again(tmp_path: Path) -> None:
     with started(tmp_path) as service, client(service, "grpc") as asking:
         for _ in range(2):
@@ -212,6 +213,7 @@ def test_a_request_that_needs_too_much_memory_fails_alone(tmp_path: Path) -> Non
         assert engines_of(service) == before
 
 
+@pytest.mark.matrix
 def test_the_server_stops_while_a_call_does_not_end(tmp_path: Path) -> None:
     with started(tmp_path, "--drain-timeout", "0s") as service:
         failed: list[Any] = []

@@ -87,6 +87,7 @@ class TestHttp:
             connection.send(head("Content-Length: 100000"))
             assert dripping(connection, b" ").status == 408
 
+    @pytest.mark.matrix
     def test_slow_requests_that_progress_are_answered(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(timeouts, "BODY_SECONDS", 1.0)
         monkeypatch.setattr(timeouts, "BODY_BYTES", 1)

@@ -139,6 +139,7 @@ def test_a_call_whose_client_left_is_ended(folder: Path, monkeypatch: pytest.Mon
             assert other.infer("counting", THREE)["y"].tolist() == [3]
 
 
+@pytest.mark.matrix
 def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,6 +248,7 @@ def _ready(client: ingot.Client) -> bool:
     return False
 
 
+@pytest.mark.matrix
 def test_the_process_ends_if_the_event_loop_stays_blocked(folder: Path) -> None:
     with command(folder, "loop", "--engine-timeout", "1s") as (process, url):
         Asking(url)
@@ -292,6 +294,7 @@ def test_one_signal_ends_the_server_after_the_time_for_draining(folder: Path) ->
 
 
 @pytest.mark.one_case
+@pytest.mark.matrix
 def test_fronts_report_that_the_process_with_the_models_does_not_answer(folder: Path) -> None:
     with command(folder, "thread", "--frontends", "1") as (process, url):
         paths = ("/v2/health/live", "/v2/health/ready", "/v2/models/affine/ready")
@@ -308,6 +311,7 @@ def test_fronts_report_that_the_process_with_the_models_does_not_answer(folder: 
         wait_until(lambda: statuses() == {200})
 
 
+@pytest.mark.matrix
 def test_a_program_with_a_blocked_server_ends_by_ctrl_c(folder: Path) -> None:
     """The program's main thread waits for the server, whose event loop is in another thread."""
     program = f"""
