@@ -36,7 +36,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     cli = (ROOT / "docs" / "cli.md").read_text()
     section = re.search(rf"^## .*`ingot {name}`.*?(?=^## |\Z)", cli, re.MULTILINE | re.DOTALL)
     assert section is not None, f"docs/cli.md has no section on ingot {name}"
-    settings = ServerConfig.settings() if name in ("serve", "config") else {}
+    settings = ServerConfig.settings() if name in ("serve", "config", "deploy") else {}
     group = getattr(COMMANDS[name], "commands", {})
     for parameter in (*COMMANDS[name].params, *(item for command in group.values() for item in command.params)):
         if parameter.name in settings:  # these are in docs/serving.md

@@ -17,6 +17,7 @@ from tests.support import ROOT
 FLOORS = {
     "cli": 8,
     "bench": 7,
+    "deploy": 7,
     "importing": 7,
     "quant": 7,
     "export": 6,

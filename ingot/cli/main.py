@@ -52,6 +52,7 @@ _COMMANDS = {
     "Sign and verify archives": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
     "Serve models": {
         "serve": "serve.serve",
+        "deploy": "deploy.deploy",
         "config": "config.config",
         "ctl": "ctl.ctl",
         "infer": "infer.infer",

@@ -1,0 +1,220 @@
+"""``ingot deploy``: what another system needs to run a server. Each target is a command of the group."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.archives import StoreOption
+from ingot.cli.output import note
+from ingot.cli.settings import chosen, with_settings
+from ingot.errors import InvalidArgument, write_error
+from ingot.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from ingot.deploy.plan import Served
+    from ingot.model_store import Reference, Store
+    from ingot.model_store.places import Located
+
+deploy = typer.Typer(help="Write what another system needs to run a server.", no_args_is_help=True)
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        help="Archives: oci://host/digits:prod, or digits:prod of the store with --registry; NAME=SOURCE serves one "
+        "under another name, and #fp32 that variant."
+    ),
+]
+Image = Annotated[str, typer.Option(help="The image of the server, as Dockerfile builds it.")]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option("--registry", help="Where pods read archives of the store: oci://host/team.", show_default="none"),
+]
+Name = Annotated[str | None, typer.Option(help="The name of all objects.", show_default="the first model's")]
+Replicas = Annotated[str, typer.Option(metavar="<number>[..<number>]", help="Replicas: the least and the most.")]
+Cpu = Annotated[
+    int | None, typer.Option(min=1, help="Cores of a replica.", show_default="--threads for each of --instances, or 2")
+]
+Gpus = Annotated[int, typer.Option(min=0, help="NVIDIA GPUs of a replica.")]
+Secret = Annotated[
+    str | None,
+    typer.Option(help="A Secret with certificates and keys; settings name its files in /access.", show_default="none"),
+]
+PullSecret = Annotated[
+    str | None, typer.Option(help="A Secret with the credentials of the registries.", show_default="none")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the files into this folder.", show_default="one text on stdout"),
+]
+
+
+@deploy.command()
+@with_settings
+def k8s(
+    models: Models,
+    image: Image,
+    registry: RegistryOption = None,
+    name: Name = None,
+    replicas: Replicas = "2..8",
+    cpu: Cpu = None,
+    gpus: Gpus = 0,
+    secret: Secret = None,
+    pull_secret: PullSecret = None,
+    monitoring: Annotated[str, typer.Option(help="The namespace of Prometheus.")] = "monitoring",
+    output: Output = None,
+    store: StoreOption = None,
+    **settings: Any,
+) -> None:
+    """Print manifests of Kubernetes: Deployment, Service, autoscaler, disruption budget, network policy, monitor.
+
+    The options of ingot serve become variables of the container.
+    """
+    from ingot.deploy import kubernetes
+    from ingot.deploy.plan import Plan
+
+    config, variables = _settings(settings, secret)
+    found = _models(models, registry, store)
+    plan = Plan(
+        name=name or _name(found),
+        models=found,
+        image=image,
+        settings=config,
+        environment=variables,
+        replicas=_range(replicas),
+        cpu=cpu,
+        gpus=gpus,
+        secret=secret,
+        pull_secret=pull_secret,
+        monitoring=monitoring,
+    )
+    _write(kubernetes.objects(plan), output)
+
+
+def _settings(settings: dict[str, Any], secret: str | None) -> tuple[ServerConfig, dict[str, str]]:
+    """Return the settings of the server in a container, and its variables.
+
+    Raises:
+        InvalidArgument: a setting has a wrong value, or cannot be had in a container.
+    """
+    from ingot.deploy.plan import READINESS_FAILURES, READINESS_PERIOD
+
+    given = {"ready_delay": READINESS_PERIOD * READINESS_FAILURES, **chosen(settings), "host": "0.0.0.0"}
+    if not given.get("tls_cert"):
+        given["insecure"] = True
+    config = ServerConfig.of(given, options=True)
+    known = ServerConfig.settings()
+    for port in ("http_port", "grpc_port"):
+        if getattr(config, port) < 1024:
+            raise InvalidArgument(f"{known[port].option} must be at least 1024 for a user without privileges")
+    if config.tls_client_ca is not None:
+        raise InvalidArgument("--tls-client-ca: the probes of Kubernetes have no client certificate; use --auth")
+    variables = {}
+    for field, value in {**config.changed, "http_port": config.http_port, "grpc_port": config.grpc_port}.items():
+        setting = known[field]
+        if setting.kind is Path and not str(value).startswith(("/access/", "/tmp/", "/models/")):
+            raise InvalidArgument(
+                f"{setting.option} {value} is not in the container: name a file of the Secret of --secret, such as "
+                f"/access/{Path(value).name}, or in the folders /tmp and /models, which are writable and temporary"
+            )
+        if str(value).startswith("/access/") and secret is None:
+            raise InvalidArgument(f"{setting.option} {value} is in a Secret; name it with --secret")
+        variables[setting.variable] = setting.shown(value)
+    return config, variables
+
+
+def _models(texts: Iterable[str], registry: str | None, store: Path | None) -> tuple[Served, ...]:
+    from ingot.model_store import Store
+
+    here = Store(store)
+    found = tuple(_model(text, registry, here) for text in texts)
+    names = [model.name for model in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"two models are called '{name}'; rename one: NAME=SOURCE")
+    return found
+
+
+def _model(text: str, registry: str | None, store: Store) -> Served:
+    from ingot.deploy.plan import Served
+    from ingot.model_store import Reference
+    from ingot.model_store.places import locate
+    from ingot.model_store.references import written_name
+
+    name, _, source = text.rpartition("=")
+    located = locate(source, store)
+    if located.reference is None:
+        raise InvalidArgument(f"pods cannot read the file {source}; push it: ingot push {source} oci://HOST/NAME:TAG")
+    archive, found = located.find()
+    reference = dataclasses.replace(found, tag=_version(located, found, source), variant=located.variant)
+    if reference.registry is None:
+        if registry is None:
+            raise InvalidArgument(
+                f"pods cannot read the store of this machine; push the archive (ingot push {source} "
+                f"oci://HOST/{source}), and name that or its place with --registry"
+            )
+        base = Reference.parse(f"{registry.rstrip('/')}/{reference.name}")
+        if base.registry is None:
+            raise InvalidArgument(f"--registry {registry} is not the address of a registry; write oci://host/team")
+        reference = dataclasses.replace(base, tag=reference.tag, variant=reference.variant)
+    return Served.of(name or written_name(str(reference)).rpartition("/")[2], reference, archive)
+
+
+def _version(located: Located, found: Reference, source: str) -> str:
+    """Return the version of an archive: pods that start after an alias has moved find it by that.
+
+    Raises:
+        InvalidArgument: it has none.
+    """
+    from ingot.model_store.references import is_version
+
+    if found.tag is not None and is_version(found.tag):
+        return found.tag
+    tags = located.place.tags(found.name) if located.place is not None else {}
+    versions = [tag for tag, digest in tags.items() if digest == found.digest and is_version(tag)]
+    if not versions:
+        raise InvalidArgument(
+            f"'{source}' has no version, so that pods could not find it once its alias has moved; "
+            f"ingot promote {source} 1 gives it one"
+        )
+    return versions[0]
+
+
+def _name(models: tuple[Served, ...]) -> str:
+    from ingot.deploy.plan import object_name
+
+    return object_name(models[0].name)
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, dots, most = text.partition("..")
+    if not (least.isdecimal() and (most.isdecimal() or not dots)):
+        raise InvalidArgument(f"--replicas '{text}' is not a number or a range; write 4 or 2..8")
+    found = int(least), int(most or least)
+    if not 1 <= found[0] <= found[1]:
+        raise InvalidArgument(f"--replicas {text}: the least must be at least 1 and at most the most")
+    return found
+
+
+def _write(objects: list[dict[str, Any]], output: Path | None) -> None:
+    from ingot.deploy.documents import to_yaml
+
+    if output is None:
+        print(to_yaml(objects), end="")
+        return
+    files = {f"{each['kind'].lower()}.yaml": to_yaml([each]) for each in objects}
+    _save(files, output)
+
+
+def _save(files: Mapping[str, str], folder: Path) -> None:
+    try:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    except OSError as error:
+        raise write_error(f"cannot write to {folder}", error) from error
+    note(f"wrote {', '.join(files)} to {folder}")

@@ -1,0 +1,285 @@
+"""Plain objects of Kubernetes for a plan, and of Prometheus's operator for its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.deploy.documents import comment
+from ingot.deploy.plan import READINESS_FAILURES, READINESS_PERIOD, Plan
+
+_USER = 10001  # of the images that Dockerfile builds; any other works as well
+_ACCESS, _CREDENTIALS = "/access", "/credentials"
+
+
+def objects(plan: Plan) -> list[dict[str, Any]]:
+    """Return the objects of a plan, in the order in which they are best created."""
+    scaled = [_autoscaler(plan)] if plan.replicas[0] < plan.replicas[1] else []
+    return [_network_policy(plan), _service(plan), _deployment(plan), _budget(plan), *scaled, _monitor(plan)]
+
+
+def environment(plan: Plan, **more: str) -> list[dict[str, str | None]]:
+    """Return the server's variables, those of the plan first."""
+    found = {"INGOT_HOST": "0.0.0.0", "INGOT_HOME": "/models", **more, **plan.environment}
+    notes = {"INGOT_INSECURE": "No TLS and no keys: the NetworkPolicy decides who reaches the ports."}
+    return [
+        {**(comment(notes[name]) if name in notes else {}), "name": name, "value": value}
+        for name, value in found.items()
+    ]
+
+
+def probes(plan: Plan) -> dict[str, Any]:
+    """Return the three probes of the server's container."""
+    scheme = {"scheme": "HTTPS"} if plan.settings.tls_cert else {}
+
+    def get(path: str) -> dict[str, Any]:
+        return {"httpGet": {"path": path, "port": "http", **scheme}, "timeoutSeconds": 3}
+
+    return {
+        **comment(f"up to {plan.startup_failures * plan.startup_period} s to pull, load and test the models"),
+        "startupProbe": {
+            **get("/v2/health/ready"),
+            "periodSeconds": plan.startup_period,
+            "failureThreshold": plan.startup_failures,
+        },
+        "readinessProbe": {
+            **get("/v2/health/ready"),
+            "periodSeconds": READINESS_PERIOD,
+            "failureThreshold": READINESS_FAILURES,
+        },
+        "livenessProbe": {**get("/v2/health/live"), "periodSeconds": 10, "failureThreshold": 3},
+    }
+
+
+def resources(plan: Plan) -> dict[str, Any]:
+    """Return what a container requests. Without a limit of cores the server would use as many threads as the node."""
+    gpus = {"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {}
+    return {
+        "requests": {"cpu": str(plan.cores), "memory": _mebibytes(plan.memory_request), **gpus},
+        "limits": {"cpu": str(plan.cores), "memory": _mebibytes(plan.memory_limit), **gpus},
+    }
+
+
+def restricted() -> dict[str, Any]:
+    """Return the security context of a container, as the standard ``restricted`` has it, with a read-only root."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def ports(plan: Plan) -> list[dict[str, Any]]:
+    """Return the container's ports."""
+    return [
+        {"name": "http", "containerPort": plan.settings.http_port},
+        {"name": "grpc", "containerPort": plan.settings.grpc_port},
+    ]
+
+
+def _labels(plan: Plan) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "ingot", "app.kubernetes.io/instance": plan.name}
+
+
+def _object(version: str, kind: str, plan: Plan, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": plan.name, "labels": _labels(plan)},
+        "spec": dict(spec),
+    }
+
+
+def _deployment(plan: Plan) -> dict[str, Any]:
+    scaled = plan.replicas[0] < plan.replicas[1]
+    spec = {
+        **(comment("The HorizontalPodAutoscaler sets the replicas.") if scaled else {"replicas": plan.replicas[0]}),
+        "selector": {"matchLabels": _labels(plan)},
+        **comment("A new pod is ready before an old one leaves."),
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "progressDeadlineSeconds": plan.startup_failures * plan.startup_period + 60,
+        "template": {"metadata": {"labels": _labels(plan)}, "spec": _pod(plan)},
+    }
+    return _object("apps/v1", "Deployment", plan, spec)
+
+
+def _pod(plan: Plan) -> dict[str, Any]:
+    pull = {"imagePullSecrets": [{"name": plan.pull_secret}]} if plan.pull_secret else {}
+    wait = f"{plan.pre_stop} s preStop, {plan.settings.ready_delay:g} s ready-delay"
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        **pull,
+        **comment(f"{wait}, {plan.settings.drain_timeout:g} s drain-timeout, and some to end"),
+        "terminationGracePeriodSeconds": plan.grace,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": _labels(plan)},
+            }
+        ],
+        "containers": [_container(plan)],
+        "volumes": _volumes(plan),
+    }
+
+
+def _container(plan: Plan) -> dict[str, Any]:
+    credentials = {"DOCKER_CONFIG": _CREDENTIALS} if plan.pull_secret else {}
+    mounts = [{"name": "store", "mountPath": "/models"}, {"name": "scratch", "mountPath": "/tmp"}]
+    if plan.secret:
+        mounts.append({"name": "access", "mountPath": _ACCESS, "readOnly": True})  # type: ignore[dict-item]
+    if plan.pull_secret:
+        mounts.append({"name": "credentials", "mountPath": _CREDENTIALS, "readOnly": True})  # type: ignore[dict-item]
+    return {
+        "name": "server",
+        "image": plan.image,
+        "args": ["serve", *(model.source for model in plan.models)],
+        "env": environment(plan, **credentials),
+        "ports": ports(plan),
+        "resources": resources(plan),
+        **probes(plan),
+        **_lifecycle(plan),
+        "securityContext": restricted(),
+        "volumeMounts": mounts,
+    }
+
+
+def _lifecycle(plan: Plan) -> dict[str, Any]:
+    if not plan.pre_stop:
+        return {}
+    return {
+        **comment(
+            f"A pod that leaves gets requests for up to {plan.leaving} s; the server's ready-delay covers "
+            f"{plan.settings.ready_delay:g} s."
+        ),
+        "lifecycle": {"preStop": {"sleep": {"seconds": plan.pre_stop}}},
+    }
+
+
+def _volumes(plan: Plan) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "store", "emptyDir": {"sizeLimit": _mebibytes(plan.store_limit)}},
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    if plan.secret:
+        found.append({"name": "access", "secret": {"secretName": plan.secret, "defaultMode": 0o440}})
+    if plan.pull_secret:
+        items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+        secret = {"secretName": plan.pull_secret, "defaultMode": 0o440, "items": items}
+        found.append({"name": "credentials", "secret": secret})
+    return found
+
+
+def _service(plan: Plan) -> dict[str, Any]:
+    scheme = ("https", "grpc") if plan.settings.tls_cert else ("http", "kubernetes.io/h2c")
+    spec = {
+        "selector": _labels(plan),
+        "ports": [
+            {"name": "http", "port": plan.settings.http_port, "targetPort": "http", "appProtocol": scheme[0]},
+            {"name": "grpc", "port": plan.settings.grpc_port, "targetPort": "grpc", "appProtocol": scheme[1]},
+        ],
+    }
+    return _object("v1", "Service", plan, spec)
+
+
+def _budget(plan: Plan) -> dict[str, Any]:
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": _labels(plan)},
+    }
+    return _object("policy/v1", "PodDisruptionBudget", plan, spec)
+
+
+def _autoscaler(plan: Plan) -> dict[str, Any]:
+    metrics = [
+        {
+            "type": "Pods",
+            "pods": {
+                "metric": {
+                    "name": "ingot_in_flight_requests",
+                    "selector": {"matchLabels": {"model": model.name}},
+                },
+                **comment(*_reason(plan, model.latency)),
+                "target": {"type": "AverageValue", "averageValue": str(model.busy_at(plan.settings))},
+            },
+        }
+        for model in plan.models
+    ]
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": plan.name},
+        "minReplicas": plan.replicas[0],
+        "maxReplicas": plan.replicas[1],
+        **comment("A metrics adapter, such as prometheus-adapter with its default rules, provides the metric."),
+        "metrics": metrics,
+        "behavior": {
+            "scaleUp": {"policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}]},
+            "scaleDown": {"stabilizationWindowSeconds": 300},
+        },
+    }
+    return _object("autoscaling/v2", "HorizontalPodAutoscaler", plan, spec)
+
+
+def _reason(plan: Plan, latency: Mapping[int, float]) -> tuple[str, ...]:
+    if not latency:
+        return (f"two batches of max-batch ({plan.settings.max_batch}): the archive records no latency",)
+    if plan.settings.slo is not None:
+        return (f"unanswered requests that take half of the slo of {plan.settings.slo:g} s, at the recorded latencies",)
+    return ("two batches of the size with the highest recorded throughput",)
+
+
+def _network_policy(plan: Plan) -> dict[str, Any]:
+    http, grpc = {"port": "http", "protocol": "TCP"}, {"port": "grpc", "protocol": "TCP"}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": plan.monitoring}}}
+    spec = {
+        "podSelector": {"matchLabels": _labels(plan)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {**comment("clients: pods of this namespace"), "from": [{"podSelector": {}}], "ports": [http, grpc]},
+            {**comment("Prometheus"), "from": [monitoring], "ports": [http]},
+        ],
+        "egress": [
+            {
+                **comment("names"),
+                "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")],
+            },
+            {
+                **comment("the registry, and where it redirects to"),
+                "ports": [{"port": port, "protocol": "TCP"} for port in plan.registry_ports],
+            },
+        ],
+    }
+    return _object("networking.k8s.io/v1", "NetworkPolicy", plan, spec)
+
+
+def _monitor(plan: Plan) -> dict[str, Any]:
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": "15s"}
+    if plan.settings.tls_cert:
+        ca = {"secret": {"name": plan.secret, "key": "ca.crt"}}
+        endpoint |= {"scheme": "https", "tlsConfig": {"serverName": plan.name, "ca": ca}}
+    if plan.settings.auth:
+        endpoint |= {
+            **comment("An API key with the scope metrics, in the same Secret."),
+            "authorization": {"credentials": {"name": plan.secret, "key": "metrics-key"}},
+        }
+    return _object(
+        "monitoring.coreos.com/v1",
+        "ServiceMonitor",
+        plan,
+        {"selector": {"matchLabels": _labels(plan)}, "endpoints": [endpoint]},
+    )
+
+
+def _mebibytes(count: int) -> str:
+    return f"{-(-count >> 20)}Mi"

@@ -1,0 +1,211 @@
+"""What a deployment runs, with the values that follow from its models and the server's settings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import Archive, Reference
+
+READINESS_PERIOD, READINESS_FAILURES = 5, 2
+"""Seconds between two readiness probes, and how many must fail before a pod gets no new requests."""
+_PROPAGATION = 5
+"""Seconds until every node's proxy knows that a pod is leaving."""
+_STOPPING = 20
+"""Seconds for a server to end after its own limits; it ends itself after 15."""
+_STARTUP_PERIOD = 2
+_SLOWEST_PULL = 10 << 20
+"""Bytes per second from a registry, below which a pod is given up."""
+_UNLIMITED_LOAD = 3600.0
+_SERVER = 256 << 20
+"""Memory of a server without a model; 108 MiB were measured."""
+_REQUESTS = 10_000
+"""Requests per second that one server can read and answer, however fast its model is."""
+_BUSY = 0.5
+"""The share of a deadline that requests may spend waiting before replicas are added."""
+
+
+class Settings(Protocol):
+    """The settings of the server that decide on its surroundings; see :class:`ingot.server.config.ServerConfig`."""
+
+    @property
+    def http_port(self) -> int: ...
+    @property
+    def grpc_port(self) -> int: ...
+    @property
+    def tls_cert(self) -> object: ...
+    @property
+    def auth(self) -> object: ...
+    @property
+    def ready_delay(self) -> float: ...
+    @property
+    def drain_timeout(self) -> float: ...
+    @property
+    def load_timeout(self) -> float: ...
+    @property
+    def instances(self) -> int: ...
+    @property
+    def threads(self) -> int | None: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def max_queue(self) -> int: ...
+    @property
+    def max_bodies_mb(self) -> int: ...
+    @property
+    def max_answer_mb(self) -> int: ...
+    @property
+    def slo(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model of a registry, by digest.
+
+    Attributes:
+        name: as clients call it.
+        reference: where pods read it, with its digest.
+        nbytes: the graph and weights of the variant that takes most.
+        archive_nbytes: what a pod pulls.
+        latency: seconds of an engine call by batch size, as the archive records them; empty if it does not.
+    """
+
+    name: str
+    reference: Reference
+    nbytes: int
+    archive_nbytes: int
+    latency: Mapping[int, float]
+
+    @classmethod
+    def of(cls, name: str, reference: Reference, archive: Archive) -> Served:
+        """Return an archive as it is served from a registry.
+
+        Args:
+            name: as clients call it.
+            reference: in the registry, with a version; its variant, if any, is the one that is served.
+            archive: its documents.
+        """
+        variant = archive.variant(reference.variant)
+        sizes = [variant.size] if reference.variant else [each.size for each in archive.variants]
+        latency = {item.rows: item.seconds for item in variant.serving.evidence.latency}
+        return cls(name, replace(reference, digest=archive.digest), max(sizes), archive.size, latency)
+
+    @property
+    def source(self) -> str:
+        """The argument of ``ingot serve``."""
+        return f"{self.name}={self.reference}"
+
+    def busy_at(self, settings: Settings) -> int:
+        """Return the number of unanswered requests, of one sample each, from which a server should get help.
+
+        With a deadline, those that are answered in half of it at the recorded latencies. Otherwise two batches of the
+        size with the highest throughput: one runs and the next one fills.
+        """
+        usable = {rows: seconds for rows, seconds in self.latency.items() if rows <= settings.max_batch}
+        if settings.slo is not None:
+            usable = {rows: seconds for rows, seconds in usable.items() if seconds <= settings.slo * _BUSY}
+        if not usable:
+            wanted = 2 * settings.max_batch
+        else:
+            best = max(usable, key=lambda rows: rows / usable[rows])
+            rate = min(best / usable[best], _REQUESTS)
+            wanted = 2 * best if settings.slo is None else int(settings.slo * _BUSY * rate)
+        return min(max(wanted, 1) * settings.instances, settings.max_queue)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A deployment of one server in several replicas.
+
+    Attributes:
+        name: of all objects.
+        models: at least one.
+        image: of the container.
+        settings: of the server.
+        environment: its variables, but for those that follow from the plan.
+        replicas: the least and the most.
+        cpu: cores of a replica; None for as many as the settings use.
+        gpus: NVIDIA GPUs of a replica.
+        secret: the Secret with certificates and keys, mounted at ``/access``.
+        pull_secret: the Secret with the registry's credentials.
+        monitoring: the namespace of Prometheus.
+    """
+
+    name: str
+    models: tuple[Served, ...]
+    image: str
+    settings: Settings
+    environment: Mapping[str, str]
+    replicas: tuple[int, int] = (2, 8)
+    cpu: int | None = None
+    gpus: int = 0
+    secret: str | None = None
+    pull_secret: str | None = None
+    monitoring: str = "monitoring"
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?", self.name) is None:
+            raise InvalidArgument(
+                f"'{self.name}' cannot name objects of Kubernetes; use --name with up to 53 lower-case letters, digits "
+                "and -, from a letter"
+            )
+
+    @property
+    def cores(self) -> int:
+        return self.cpu or self.settings.instances * (self.settings.threads or 2)
+
+    @property
+    def memory_request(self) -> int:
+        """Bytes that a replica holds once its models are loaded."""
+        return _SERVER + sum(model.nbytes for model in self.models)
+
+    @property
+    def memory_limit(self) -> int:
+        """The request, and the bodies and outputs that the server's limits allow at once."""
+        return self.memory_request + (self.settings.max_bodies_mb + self.settings.max_answer_mb << 20)
+
+    @property
+    def store_limit(self) -> int:
+        """Bytes of the store: the archives, and as much again for weights that engines have repacked."""
+        return (64 << 20) + 2 * sum(model.archive_nbytes for model in self.models)
+
+    @property
+    def leaving(self) -> int:
+        """Seconds in which a pod that leaves still gets new requests."""
+        return READINESS_PERIOD * READINESS_FAILURES + _PROPAGATION
+
+    @property
+    def pre_stop(self) -> int:
+        """Seconds of those before SIGTERM; the server keeps serving for its ``ready_delay`` after it."""
+        return max(0, math.ceil(self.leaving - self.settings.ready_delay))
+
+    @property
+    def grace(self) -> int:
+        """Seconds from the beginning of the end until a pod is killed."""
+        return self.pre_stop + math.ceil(self.settings.ready_delay + self.settings.drain_timeout) + _STOPPING
+
+    @property
+    def startup_failures(self) -> int:
+        """Startup probes that may fail: for the time that pulling and loading may take."""
+        loading = len(self.models) * (self.settings.load_timeout or _UNLIMITED_LOAD)
+        pulling = sum(model.archive_nbytes for model in self.models) / _SLOWEST_PULL
+        return math.ceil((loading + pulling) / _STARTUP_PERIOD)
+
+    @property
+    def startup_period(self) -> int:
+        return _STARTUP_PERIOD
+
+    @property
+    def registry_ports(self) -> list[int]:
+        """The ports of the models' registries, sorted."""
+        addresses = {model.reference.registry for model in self.models}
+        return sorted({each.port or (80 if each.url.startswith("http:") else 443) for each in addresses if each})
+
+
+def object_name(text: str) -> str:
+    """Return the name for objects that is closest to a model's: ``team/My_Net`` becomes ``my-net``."""
+    return re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower()).strip("-")[:53].rstrip("-")
