@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ingot.deploy.plan import Served
     from ingot.model_store import Reference, Store
     from ingot.model_store.places import Located
+
+# As ingot.deploy.kserve.Storage, which imports more than --help needs.
+Storage = Literal["registry", "modelcar", "native"]
 
 deploy = typer.Typer(help="Write what another system needs to run a server.", no_args_is_help=True)
 
@@ -93,6 +96,54 @@ def k8s(
         monitoring=monitoring,
     )
     _write(kubernetes.objects(plan), output)
+
+
+@deploy.command()
+@with_settings
+def kserve(
+    model: Annotated[str, typer.Argument(help="An archive: oci://host/digits:prod, or as for k8s.")],
+    image: Image,
+    storage: Annotated[
+        Storage,
+        typer.Option(
+            help="How pods get the archive: registry (KServe's storage initializer pulls it), modelcar or native (an "
+            "image holds it; native is mounted by Kubernetes)."
+        ),
+    ] = "registry",
+    model_image: Annotated[
+        str | None, typer.Option(help="The image with the archive as /models/model.ingot.", show_default="none")
+    ] = None,
+    registry: RegistryOption = None,
+    name: Name = None,
+    replicas: Replicas = "2..8",
+    cpu: Cpu = None,
+    gpus: Gpus = 0,
+    pull_secret: PullSecret = None,
+    output: Output = None,
+    store: StoreOption = None,
+    **settings: Any,
+) -> None:
+    """Print objects of KServe: a ServingRuntime that runs Ingot, and an InferenceService with one model.
+
+    The options of ingot serve become variables of the container.
+    """
+    from ingot.deploy import kserve
+    from ingot.deploy.plan import Plan
+
+    config, variables = _settings(settings, None)
+    found = _models([model], registry, store)
+    plan = Plan(
+        name=name or _name(found),
+        models=found,
+        image=image,
+        settings=config,
+        environment=variables,
+        replicas=_range(replicas),
+        cpu=cpu,
+        gpus=gpus,
+        pull_secret=pull_secret,
+    )
+    _write(kserve.objects(plan, storage, model_image), output)
 
 
 def _settings(settings: dict[str, Any], secret: str | None) -> tuple[ServerConfig, dict[str, str]]:
