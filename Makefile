@@ -108,6 +108,7 @@ hashes: $(INSTALLED)
 	@$(HASHED) --python-version 3.11 --extra cpu --extra auth -o requirements/cpu.txt pyproject.toml
 	@$(HASHED) --python-version 3.12 --extra gpu --extra auth -o requirements/gpu.txt pyproject.toml
 	@$(HASHED) --python-version 3.11 -o requirements/build.txt requirements/build.in
+	@$(HASHED) --python-version 3.11 -o requirements/sbom.txt requirements/sbom.in
 
 sbom: $(INSTALLED)
 	@mkdir -p build/sbom

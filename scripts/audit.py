@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = tuple(ROOT / "requirements" / name for name in ("build.txt", "cpu.txt", "gpu.txt"))
+FILES = tuple(ROOT / "requirements" / name for name in ("build.txt", "sbom.txt", "cpu.txt", "gpu.txt"))
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)((?:.*\\\n)*.*)", re.MULTILINE)
 
 

@@ -13,6 +13,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+import ingot
 from scripts import audit
 from tests.support import ROOT
 
@@ -35,14 +36,16 @@ def test_the_images_hold_what_the_project_requires() -> None:
 
 def test_the_images_install_by_hash_alone() -> None:
     installs = re.findall(r"pip install ([^&]*?)(?=&&|\n(?!    ))", DOCKERFILE)
-    assert len(installs) == 5
+    assert len(installs) == 7
     assert all("--require-hashes" in line or "--no-deps --no-index" in line for line in installs), installs
     assert "--no-build-isolation" in DOCKERFILE  # otherwise pip fetches the build backend without hashes
 
 
 def test_the_images_follow_the_usual_rules() -> None:
     """Rules of hadolint that matter for security: DL3002, DL3007, DL3009, DL3015, DL3020, DL3042."""
-    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+:\S+)", DOCKERFILE, re.MULTILINE))
+    bases = [defaults[name] for name in re.findall(r"^FROM \$\{(\w+)\} AS", DOCKERFILE, re.MULTILINE)]
+    assert len(bases) == len(re.findall(r"^FROM ", DOCKERFILE, re.MULTILINE)) == 5
     assert all(":" in base and not base.endswith(":latest") for base in bases)
     assert re.findall(r"^USER (\S+)", DOCKERFILE, re.MULTILINE) == ["10001", "10001"]
     assert not re.search(r"^ADD ", DOCKERFILE, re.MULTILINE)
@@ -52,6 +55,11 @@ def test_the_images_follow_the_usual_rules() -> None:
             assert "rm -rf /var/lib/apt/lists/*" in run
         if "pip " in run and "pip check" not in run:
             assert "--no-cache-dir" in run
+
+
+def test_the_labels_name_the_release() -> None:
+    labels = re.findall(r'image.version="(.+?)"', DOCKERFILE)
+    assert labels == [ingot.__version__] * 2
 
 
 def test_missing_hashes_and_other_releases_are_reported(tmp_path: Path) -> None:
