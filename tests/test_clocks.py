@@ -12,6 +12,7 @@ DATES = {
     "server/clients/http.py": "a Retry-After that is a date",
     "server/access/gate.py": "expiry of keys, tokens and certificates",
     "server/access/audit.py": "times of lines",
+    "server/observation/spans.py": "times of spans",
     "runtime/dispatch/statistics.py": "the time of the last request, for display",
     "runtime/dispatch/response_cache.py": "the same, of a request answered from the cache",
     "runtime/deployment.py": "times of changes, for display",

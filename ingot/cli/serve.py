@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -40,7 +40,6 @@ def serve(
     Server settings can also be environment variables, INGOT_HTTP_PORT for --http-port and so on, or keys of the
     configuration file.
     """
-    configure_logging(log_level)
     with _garbage_later() as loaded:
         from ingot.model_store import Store
         from ingot.server.config.configuration import Configuration
@@ -49,6 +48,8 @@ def serve(
 
         def read() -> Configuration:
             return Configuration.of(chosen(settings), config, options=True)
+
+        configure_logging(log_level, read().server.log_format)
 
         server: Server = create(sources or (), Store(store), read, _transferring, ends_process=True)
 
@@ -88,15 +89,17 @@ def _transferring(first: str) -> contextlib.AbstractContextManager[Any]:
     return transferring(first, log=True)
 
 
-def configure_logging(level: str) -> None:
-    """Send log records of this level and above to stderr.
+def configure_logging(level: str, form: Literal["human", "json"] = "human") -> None:
+    """Send log records of this level and above to stderr, as lines for people or as JSON.
 
     Raises:
         InvalidArgument: there is no such level.
     """
     if level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise InvalidArgument(f"unknown log level '{level}'; use debug, info, warning or error")
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from ingot.server.observation import records  # which --help does not need
+
+    records.configure(level.upper(), form)
     for name in ("httpx", "httpcore"):  # they log addresses, and a presigned one is a secret
         logging.getLogger(name).setLevel(logging.WARNING)
 

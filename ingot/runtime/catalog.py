@@ -9,7 +9,7 @@ from ingot.errors import NotFound
 from ingot.model_store.references import version_key
 from ingot.runtime.dispatch.pending import Cancellable, Submit
 from ingot.runtime.dispatch.sequences import Step
-from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.dispatch.statistics import BatchTimes, Statistics
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Reply
@@ -58,7 +58,7 @@ class Servable(Protocol):
     @property
     def labels(self) -> Sequence[str]: ...
     @property
-    def last_batch(self) -> Mapping[str, float]: ...
+    def last_batch(self) -> BatchTimes | None: ...
 
     async def ask_statistics(self) -> Statistics: ...
 

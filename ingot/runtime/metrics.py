@@ -147,6 +147,16 @@ class Metrics:
         self.batch_requests = Histograms(
             "ingot_batch_requests", "Requests in one engine call", _MODEL, buckets=_SIZES, registry=registry
         )
+        self.batches = Counts(
+            "ingot_batches",
+            "Engine calls by what let the batch leave the queue: full, deadline (of a request in it), linger (an idle "
+            "engine had waited for more requests) or idle (the engine was free)",
+            (*_MODEL, "reason"),
+            registry,
+        )
+        self.access_log_lines = Counts(
+            "ingot_access_log_lines", "Lines of the access log, by level: info, or error", ("level",), registry
+        )
         self.padding_elements = Counts(
             "ingot_padding_elements",
             "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",
@@ -163,7 +173,7 @@ class Metrics:
             "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
         )
         self.grpc_streams = Gauge("ingot_grpc_streams", "Calls that the fast gRPC server has open", registry=registry)
-        self.traces = Counter("ingot_traces", "Requests that clients had traced", registry=registry)
+        self.traces = Counter("ingot_traces", "Requests that were traced", registry=registry)
         self.shared_regions = Gauge(
             "ingot_shared_memory_regions", "Regions of shared memory that clients have registered", registry=registry
         )

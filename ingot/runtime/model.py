@@ -24,7 +24,7 @@ from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences, Step
 from ingot.runtime.dispatch.signature_check import CallLimit
-from ingot.runtime.dispatch.statistics import Duration, Statistics
+from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.labels import read_labels
@@ -446,7 +446,8 @@ class Model:
     def last_use(self) -> float:
         """When the last batch or the last response from the cache was ready: seconds of a monotonic clock, or 0."""
         cache = self._cache  # which close() sets to None in a thread
-        return max(self.last_batch.get("COMPUTE_END", 0.0), 0.0 if cache is None else cache.last_hit)
+        batch = self.last_batch
+        return max(0.0 if batch is None else batch.ended, 0.0 if cache is None else cache.last_hit)
 
     @property
     def cached_bytes(self) -> int:
@@ -484,9 +485,9 @@ class Model:
             pending.cancel()  # no effect unless the client left
 
     @property
-    def last_batch(self) -> Mapping[str, float]:
-        """The times of the last batch; see :attr:`Dispatcher.last_batch`."""
-        return {} if self._dispatcher is None else self._dispatcher.last_batch
+    def last_batch(self) -> BatchTimes | None:
+        """The last batch that ran; None before the first."""
+        return None if self._dispatcher is None else self._dispatcher.last_batch
 
     def submit_step(
         self,

@@ -18,6 +18,8 @@ from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server import compression
+from ingot.server.observation.context import CONTEXT, RequestContext
+from ingot.server.observation.observer import Observer
 from ingot.server.recorder import Recorder
 from ingot.server.requests import (
     InferRequest,
@@ -37,6 +39,7 @@ from ingot.server.triton.traces import Traces
 from ingot.tensors import Array, Signature, TensorSpec
 
 _PROTOCOLS = ("http", "grpc")
+_NAME = 100
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,6 +96,7 @@ class DataPlane:
         self._memory = memory
         self.reader: Reader | None = None if memory is None else memory.reader
         self.recorder: Recorder | None = None
+        self.observer: Observer | None = None
         self.metrics = repository.metrics
         self.draining = False
         self.sticky_header = ""
@@ -267,29 +271,46 @@ class DataPlane:
         self.traces.change(wanted or {}, model)
         return self.traces.content(model)
 
+    def observe(self, observer: Observer | None) -> None:
+        """Report requests to an observer from now on."""
+        self.observer = observer
+        self._trace(False)
+
     def _trace(self, active: bool) -> None:
         """Trace requests from now on, or no longer, when they need no check of that."""
-        if active:
-            self.submit = self._submit_traced  # type: ignore[method-assign]
+        if active or self.observer is not None:
+            self.submit = self._submit_observed  # type: ignore[method-assign]
         else:
             self.__dict__.pop("submit", None)
 
-    def _submit_traced(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
-        """Submit a request as :meth:`submit` does, and trace it if it is sampled."""
+    def _submit_observed(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
+        """Submit a request as :meth:`submit` does; observe it, and trace it if it is sampled."""
         began = time.perf_counter()
         submit = functools.partial(DataPlane.submit, self, request, protocol)
-        if not self.traces.samples(request.template.model):
+        context = request.context or CONTEXT.get()
+        observer = None if context is None or context.observer is None else self.observer
+        traced = self.traces.samples(request.template.model)
+        if context is not None:
+            _note(context, request, began)
+        if observer is None and not traced:
             return submit(reply)
 
-        def traced(outcome: InferResponse | IngotError) -> None:
-            reply(outcome)
+        def observed(outcome: InferResponse | IngotError) -> None:
             route = request.template.route
-            if isinstance(route, _Route):  # always, as the request was submitted
-                computed = {} if isinstance(outcome, IngotError) else route.model.last_batch
+            if not isinstance(route, _Route):  # never, as the request was submitted
+                return
+            failed = isinstance(outcome, IngotError)
+            batch = route.model.last_batch
+            if observer is not None and context is not None:
+                context.model, context.version = route.name, route.version
+                observer.answered(context, batch, failed=failed)
+            reply(outcome)
+            if traced:
+                computed = {} if failed or batch is None else batch.timestamps
                 times = {"REQUEST_START": began, "QUEUE_START": began, **computed, "REQUEST_END": time.perf_counter()}
                 self.traces.add(route.name, route.version, request.id, times)
 
-        return submit(traced)
+        return submit(observed)
 
     def _route(self, model: Servable, request: InferRequest) -> _Route:
         template = request.template
@@ -351,10 +372,12 @@ class Ticket:
     def settle(self, outcome: Outcome) -> None:
         """Pass on the model's outcome."""
         if isinstance(outcome, IngotError):
+            CONTEXT.set(self._request.context)
             self._counters.count(outcome.code.value, self._began)
             self._reply(outcome)
             return
         route, request = self._route, self._request
+        CONTEXT.set(request.context)
         if self._plane.recorder is not None:
             self._plane.record(route.name, route.version, request.inputs, outcome)
         self._counters.succeeded(self._began)
@@ -467,6 +490,16 @@ class _Counters:
             count = self._codes[code] = self._labelled(code)
         count.value += 1
         self._seconds.observe(time.perf_counter() - began)
+
+
+def _note(context: RequestContext, request: InferRequest, began: float) -> None:
+    """Note what a request asks for; names that no model has are shortened, as clients choose them."""
+    template = request.template
+    context.submitted = began
+    context.inferences += 1
+    context.model, context.version = template.model[:_NAME], template.version[:_NAME]
+    first = next(iter(request.inputs.values()), None)
+    context.rows += len(first) if first is not None and first.ndim else 1
 
 
 def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:

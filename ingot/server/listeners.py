@@ -20,6 +20,8 @@ from ingot.server.http.admission import Admission, Cors, Hosts
 from ingot.server.http.listener import HttpListener
 from ingot.server.limits import ClientLimits
 from ingot.server.listening import Descriptors, Listener, check_port, taken
+from ingot.server.observation.access_log import AccessLog
+from ingot.server.observation.observer import Observer, spans_to
 from ingot.server.tls import Tls
 
 
@@ -85,6 +87,7 @@ class Listeners:
             if tls is not None:
                 tls.refused = self._refused_handshake
                 self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
+            plane.observe(self._observer())
             admission = self._admission(gate)
             limits = self._limits()
             http = HttpListener(
@@ -124,6 +127,8 @@ class Listeners:
         self._watch.stop()
         await asyncio.gather(*(listener.stop(drain) for listener in self._open))
         self._open = []
+        if self._plane.observer is not None:
+            await asyncio.to_thread(self._plane.observer.close)
         if self._audit is not None:
             await asyncio.to_thread(self._audit.close)
             self._audit = None
@@ -146,6 +151,16 @@ class Listeners:
             return None
         most = config.max_connections, config.max_in_flight, config.max_rate
         return ClientLimits(lambda limit: limited.labels(limit).inc(), *most)
+
+    def _observer(self) -> Observer | None:
+        """Return what reports requests; None if no reports are wanted."""
+        config, metrics = self._config, self._plane.metrics
+        access_log = None
+        if config.access_log != "off":
+            lines = metrics.access_log_lines
+            access_log = AccessLog(config.access_log, config.access_log_share, config.access_log_slow, lines)
+        spans = spans_to(config.otlp, config.otlp_share, metrics)
+        return None if access_log is None and spans is None else Observer(access_log, spans)
 
     def _refused_handshake(self, reason: str) -> None:
         self._plane.metrics.tls_refused.labels(reason).inc()

@@ -21,6 +21,7 @@ from ingot.errors import InvalidArgument
 from ingot.runtime import InputKey, key_of
 from ingot.runtime.dispatch.sequences import Step
 from ingot.server.limits import BoundedCache
+from ingot.server.observation.context import RequestContext
 from ingot.server.triton.placement import Delivery
 from ingot.tensors import Array, DType, TensorSpec
 
@@ -123,7 +124,7 @@ class InferRequest:
 
     ``left`` is the seconds until its client's deadline, if it has one. ``client`` is who sent it: the name of a key or
     certificate, or else a number of the connection. Clients share the engines. ``sticky`` is whom ``--sticky-header``
-    names instead, for the choice of a version and the share of the engines.
+    names instead, for the choice of a version and the share of the engines. ``context`` is the protocol's request.
     """
 
     template: Template
@@ -132,6 +133,7 @@ class InferRequest:
     left: float | None = None
     client: Hashable = None
     sticky: str = ""
+    context: RequestContext | None = None
 
 
 @dataclass(slots=True, eq=False)

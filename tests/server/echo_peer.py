@@ -41,6 +41,7 @@ class EchoPlane:
         self.errors: list[Exception] = []
         self.ready = True
         self.reader = None
+        self.observer = None
         self.sticky_header = ""
         self._loop = loop
 

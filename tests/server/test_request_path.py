@@ -25,12 +25,12 @@ from tests.support import ROOT
 
 # Modules up to the engine, by whether the request is the first of its kind.
 MOST = {
-    (False, "json"): 16,
-    (False, "binary"): 16,
-    (False, "grpc"): 19,
-    (True, "json"): 25,
-    (True, "binary"): 24,
-    (True, "grpc"): 25,
+    (False, "json"): 17,
+    (False, "binary"): 17,
+    (False, "grpc"): 20,
+    (True, "json"): 26,
+    (True, "binary"): 25,
+    (True, "grpc"): 26,
 }
 # Entered for the PING and WINDOW_UPDATE that grpcio sends with a request.
 CONTROL = ("server/http2/control.py", "server/http2/allowance.py", "server/http2/sender.py")

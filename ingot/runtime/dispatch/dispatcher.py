@@ -19,14 +19,14 @@ from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, 
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, InputKey, SignatureCheck
-from ingot.runtime.dispatch.statistics import Duration, Statistics
+from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.scheduler import REASONS, Scheduler
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -94,12 +94,14 @@ class Dispatcher:
         self._engine_seconds = metrics.engine_seconds.labels(name, version)
         self._batch_size = metrics.batch_size.labels(name, version)
         self._batch_requests = metrics.batch_requests.labels(name, version)
+        self._departures = {reason: metrics.batches.labels(name, version, reason) for reason in REASONS}
         self._elements = metrics.padding_elements.labels(name, version, "real")
         self._fill = metrics.padding_elements.labels(name, version, "padding")
         most = scheduler.limits.max_batch if scheduler.batching else None
         self._check = SignatureCheck(signature, padding, most, call_limit)
         self._statistics = statistics or Statistics()
-        self._last_batch = 0.0, BatchTimings()  # when its answers began, and its timings
+        # When its answers began, its timings and entries, and why it left the queue.
+        self._last_batch: tuple[float, BatchTimings, int, int, str] | None = None
         self._expiry = Expiry(name)
         self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
         suspects = Suspects() if self._isolated else None
@@ -324,6 +326,8 @@ class Dispatcher:
             self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
             instance = self._pop_running() if self._isolated else self._idle.pop()
             expected = instance.expected = scheduler.expected(batch)
+            instance.reason = scheduler.reason
+            self._departures[scheduler.reason].inc()
             if self._runs_inline(expected):
                 self._answer(instance, batch, *instance.run(batch))
                 return  # and pump again afterwards
@@ -372,7 +376,8 @@ class Dispatcher:
     ) -> None:
         self._idle.append(instance)
         now = time.perf_counter()
-        self._last_batch = now, spent
+        samples = sum([entry.samples for entry in entries])
+        self._last_batch = now, spent, len(entries), samples, instance.reason
         failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
         try:
             self._scheduler.finish(entries, now, None if failed else seconds)
@@ -385,7 +390,6 @@ class Dispatcher:
             self._pump_due = True
             self._loop.call_soon(self._pump)
         self._engine_seconds.observe(seconds)
-        samples = sum([entry.samples for entry in entries])
         self._batch_size.observe(samples)
         self._batch_requests.observe(len(entries))
         right = samples
@@ -398,17 +402,14 @@ class Dispatcher:
             self._fill.inc(spent.padded - spent.elements)
 
     @property
-    def last_batch(self) -> dict[str, float]:
-        """When the last batch was joined, run and split: seconds of a monotonic clock, by Triton's names for them."""
-        ended, spent = self._last_batch
+    def last_batch(self) -> BatchTimes | None:
+        """The last batch; None before the first."""
+        if self._last_batch is None:
+            return None
+        ended, spent, requests, samples, reason = self._last_batch
         ran = ended - spent.splitting
         began = ran - spent.running
-        return {
-            "COMPUTE_START": began - spent.joining,
-            "COMPUTE_INPUT_END": began,
-            "COMPUTE_OUTPUT_START": ran,
-            "COMPUTE_END": ended,
-        }
+        return BatchTimes(began - spent.joining, began, ran, ended, requests, samples, reason)
 
     def statistics(self, described: Mapping[str, Any]) -> Statistics:
         """Return the counts so far and the state of the scheduler, merged with ``described``."""

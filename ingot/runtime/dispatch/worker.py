@@ -32,6 +32,7 @@ class Worker:
         running: the batch that runs; None while idle. Other threads may read it.
         threaded: whether it runs in the worker's thread; otherwise it blocks the event loop.
         expected: seconds that the next batch is expected to take, 0 if unknown; set by the caller.
+        reason: why the batch left the queue; set by the caller.
     """
 
     def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
@@ -39,6 +40,7 @@ class Worker:
         self.running: list[Entry] | None = None
         self.threaded = False
         self.expected = 0.0
+        self.reason = "idle"
         self._ending: tuple[int, EngineTimeout] | None = None
         self._engine = engine
         self._batcher = batcher

@@ -54,6 +54,10 @@ class Limits:
     max_delay: float | None = None
 
 
+REASONS = ("full", "deadline", "linger", "idle")
+"""Why a batch leaves the queue; see :attr:`Scheduler.reason`."""
+
+
 class Scheduler:
     """The queue of one model, from which idle engines pull batches.
 
@@ -86,6 +90,8 @@ class Scheduler:
     Attributes:
         wake: when to call :meth:`take` again if it returned nothing while entries wait and nothing else happens.
         latencies: latency models by sample size, ``latency`` among them.
+        reason: why the last batch left the queue, one of :data:`REASONS`: it was full; more entries would have been
+            late (deadline); or no more waited, after the engine had waited for some (linger), or not (idle).
         late: entries that :meth:`take` removed because their time was up; the caller answers them and clears the list.
     """
 
@@ -102,7 +108,9 @@ class Scheduler:
         self.latency = latency or Latency()
         self.batching = batching
         self.wake: float | None = None
+        self.reason = "idle"
         self.late: list[Entry] = []
+        self._lingered: GroupQueue | None = None  # the one that an idle engine waits for
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
         self._queue = Queue(max(1, limits.max_batch // _FEW))
@@ -216,6 +224,7 @@ class Scheduler:
                 continue
             if (due := self._due(group, now)) > now:
                 self.wake = due
+                self._lingered = group
                 return []
             return self._start(group, first, now)
         return []
@@ -374,11 +383,13 @@ class Scheduler:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
         if len(group.tickets) == 1:  # as in most batches of a server that is not busy
             batch, samples = [first], first.samples
+            self.reason = "full" if samples >= group.cap else "linger" if self._lingered is group else "idle"
             if self._queue.clients.uneven:
                 self._queue.clients.charge(first, group.latency(samples))
             self._queue.remove_first(group, 1)
         else:
             batch, samples = self._fill(group, first, now)
+        self._lingered = None
         group.running += samples
         group.started = now
         self._started += 1
@@ -390,21 +401,28 @@ class Scheduler:
         batch: list[Entry] = []
         late: list[Entry] = []
         samples = 0
-        room = self._cap_beside(group, first, now) if self._queue.clients.backlog else group.cap
+        most = room = self._cap_beside(group, first, now) if self._queue.clients.backlog else group.cap
         deadline = math.inf
+        left = False
         for entry in self._in_order(group, first):
             if entry.deadline < deadline:
                 fits = min(room, group.latency.within((entry.deadline - now) / group.latency.margin))
                 if batch and fits < samples + entry.samples:
                     if not self._is_late(entry, group, now):
+                        room, left = fits, True
                         break
                     late.append(entry)
                     continue
                 deadline, room = entry.deadline, fits
             if batch and samples + entry.samples > room:
+                left = True
                 break
             batch.append(entry)
             samples += entry.samples
+        if left or samples >= room:
+            self.reason = "deadline" if room < most else "full"
+        else:
+            self.reason = "linger" if self._lingered is group else "idle"
         self._remove(group, batch, late)
         self.late += late
         return batch, samples

@@ -20,6 +20,7 @@ MODELS = "Models"
 BATCHING = "Batching (the defaults measure the model)"
 LIMITS = "Limits"
 CANARY = "Canary (new versions that take over step by step)"
+OBSERVATION = "Logs and traces"
 RECORDING = "Recording requests"
 EXPERT = "For experts"
 
@@ -97,6 +98,42 @@ class Fields:
         more="Tensors then need not be sent. See [shared memory](#shared-memory).",
         group=ACCESS,
         unset="off",
+    )
+    access_log: Literal["off", "sampled", "slow", "all"] = _field(
+        "off",
+        "Which requests are logged: off, sampled (some), slow (those, and failed ones) or all",
+        more="See [access log](observability.md#access-log).",
+        group=OBSERVATION,
+    )
+    access_log_share: float = _field(
+        0.01, "Share of the requests in the access log with --access-log sampled", group=OBSERVATION, above=0, most=1
+    )
+    access_log_slow: float = _field(
+        1.0,
+        "Time from which a request is in the access log with --access-log slow",
+        group=OBSERVATION,
+        least=0,
+        duration=True,
+    )
+    log_format: Literal["human", "json"] = _field(
+        "human",
+        "How log records are written to stderr: human (lines for people) or json (an object per line)",
+        more="See [logs](observability.md#logs).",
+        group=OBSERVATION,
+    )
+    otlp: str | None = _field(
+        None,
+        "Address of an OpenTelemetry collector for traces: http://HOST:4318 or grpc://HOST:4317",
+        more="See [traces](observability.md#traces).",
+        group=OBSERVATION,
+        unset="OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
+    )
+    otlp_share: float = _field(
+        0.01,
+        "Share of the requests without a trace context that are traced",
+        group=OBSERVATION,
+        least=0,
+        most=1,
     )
     log_control: bool = _field(
         False,

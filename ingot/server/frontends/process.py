@@ -25,6 +25,7 @@ from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.kinds import Kind
 from ingot.server.frontends.remote import PING_SECONDS, EngineEnd, FrontPlane, RemoteCatalog
 from ingot.server.listeners import Listeners
+from ingot.server.observation import records as log_records
 from ingot.server.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -108,8 +109,8 @@ class FrontProcess:
         self._channel.send(Kind.CLOSED)
 
     def _hello(self, config: dict[str, object], log_level: int) -> None:
-        logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         found = ServerConfig.of(config)
+        log_records.configure(log_level, found.log_format)
         self._engine = EngineEnd(self._channel, found.max_bodies_mb << 20)
         self._catalog = RemoteCatalog(self._engine, Metrics())
         self._plane = FrontPlane(self._catalog, self._engine)

@@ -16,7 +16,7 @@ from ingot.errors import Unavailable
 from ingot.ipc import records
 from ingot.runtime import Catalog, InputKey, Metrics, key_of
 from ingot.runtime.dispatch.sequences import Step
-from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.dispatch.statistics import BatchTimes, Statistics
 from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
 from ingot.server.dataplane import DataPlane, attempt
@@ -256,9 +256,9 @@ class RemoteModel:
         return self.state.labels
 
     @property
-    def last_batch(self) -> Mapping[str, float]:
-        """Empty: the main process has them."""
-        return {}
+    def last_batch(self) -> BatchTimes | None:
+        """None: the main process has it."""
+        return None
 
     async def ask_statistics(self) -> Statistics:
         return await self._engine.statistics(self._number)

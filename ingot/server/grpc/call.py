@@ -13,6 +13,9 @@ from ingot.server.grpc.head import Head
 from ingot.server.grpc.messages import Messages
 from ingot.server.http2.stream import Stream
 from ingot.server.limits import BODY_BYTES, Share
+from ingot.server.observation.context import RequestContext
+
+CANCELLED = 1
 
 Unary = Callable[[bytes], Awaitable[bytes]]
 Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
@@ -45,12 +48,20 @@ class Call(Stream):
     timer: asyncio.TimerHandle | None = None
     waiting: asyncio.Future[None] | None = None  # for a message
     room: asyncio.Future[None] | None = None  # to send
+    _context: RequestContext | None = None
 
     def __init__(self, stream_id: int, head: Head):
         self.id = stream_id  # as Stream.__init__, without a call per request
         self.length = head.length
         self.head = head
         self.deadline = None if head.timeout is None else time.perf_counter() + head.timeout
+
+    @property
+    def context(self) -> RequestContext:
+        """The call's identity."""
+        if self._context is None:
+            self._context = RequestContext(*self.head.identity)
+        return self._context
 
     @property
     def left(self) -> float | None:
@@ -81,6 +92,8 @@ class Call(Stream):
     def stop(self) -> None:
         """Cancel the work: its result is not needed."""
         self.closed = True
+        if self._context is not None:
+            self._context.finish(CANCELLED)
         if self.ticket is not None:
             self.ticket.cancel()
             self.ticket = None  # cancelling must not call stop() again

@@ -23,6 +23,7 @@ from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
+from ingot.server.observation.context import CONTEXT
 from ingot.server.requests import CLIENT, InferResponse
 
 Work = Callable[[], Coroutine[None, None, None]]
@@ -85,6 +86,8 @@ class Calls:
             Fault: the client sends too many calls that are refused.
         """
         head = call.head
+        if self._plane.observer is not None:
+            self._plane.observer.begin(call.context, "gRPC", head.path)
         if head.refusal:
             replies.refuse(call, head.refusal)
             replies.http2.allowance.spend(COST_OF_REFUSAL, "too many refused calls")
@@ -244,12 +247,14 @@ class Calls:
             call.share = None
 
     def _submit(self, replies: Replies, call: Call, data: bytes) -> None:
+        context = call.context
+        CONTEXT.set(context)
         try:
             left = None if call.deadline is None else call.left
             if left is not None and left <= 0:
                 raise DeadlineExceeded("the call's deadline passed before its request arrived")
             request, typed = self._codec.decode(data, left, call.head.client)
-            request.client, request.sticky = call.head.client or id(replies), call.head.sticky
+            request.client, request.sticky, request.context = call.head.client or id(replies), call.head.sticky, context
             call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             self._refuse(replies, call, public_error(error, "ModelInfer failed"))
@@ -300,11 +305,13 @@ class Calls:
             self._submit(replies, call, data)
         elif method.unary is not None:
             CLIENT.set(call.head.client or id(replies))
+            CONTEXT.set(call.context)
             answer = await method.unary(data)
             replies.answer(call, (answer,), len(answer))
 
     async def _stream(self, replies: Replies, call: Call, method: Method) -> None:
         CLIENT.set(call.head.client or id(replies))
+        CONTEXT.set(call.context)
         if method.streaming is not None:
             async with contextlib.aclosing(method.streaming(self._messages(replies, call))) as answers:
                 async for answer in answers:

@@ -23,10 +23,12 @@ from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import bracketed
+from ingot.server.observation.context import CONTEXT, RequestContext, identity_of
 from ingot.server.requests import CLIENT
 from ingot.server.tls import Content, Tls
 
 # gRPC has numbers, grpcio an enumeration.
+_CANCELLED = 1
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 
@@ -132,7 +134,7 @@ def _create_server(
     )
     service = Service(plane)
     handlers = {name: _unary(plane, function, kind) for name, (function, kind) in service.unary().items()}
-    handlers["ModelStreamInfer"] = _infer_stream(service)
+    handlers["ModelStreamInfer"] = _infer_stream(plane, service)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, handlers),))
     health_service = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -153,7 +155,9 @@ def _unary(
     @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
         CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
+        request = _begin(plane, context, _path(function.__name__))
         outcome = await attempt_async(f"{function.__name__} failed", call(raw))
+        request.finish(0 if not isinstance(outcome, IngotError) else codec.STATUS[outcome.code])
         if not isinstance(outcome, IngotError):
             return outcome
         plane.count_error("grpc", outcome)
@@ -164,15 +168,39 @@ def _unary(
     )
 
 
-def _infer_stream(service: Service) -> grpc.RpcMethodHandler[Any, Any]:
+def _begin(plane: DataPlane, context: grpc.aio.ServicerContext[Any, Any], path: str) -> RequestContext:
+    """Return a call's identity, which its trailers name; observe it if requests are observed."""
+    pairs = ((name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str))
+    request = RequestContext(*identity_of((name.encode(), value.encode()) for name, value in pairs))
+    if plane.observer is not None:
+        plane.observer.begin(request, "gRPC", path.encode())
+    named = [("x-request-id", request.id.decode())]
+    if request.traceparent:
+        named.append(("traceparent", request.traceparent.decode()))
+    context.set_trailing_metadata(tuple(named))
+    CONTEXT.set(request)
+    return request
+
+
+def _path(function: str) -> str:
+    """Return the path of a method, whose function is named in Python's way."""
+    return f"/{codec.SERVICE}/{function.title().replace('_', '')}"
+
+
+def _infer_stream(plane: DataPlane, service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
+        request = _begin(plane, context, _path("model_stream_infer"))
         requests = (codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:
             async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:
                 async for answer in answers:
                     yield answer.SerializeToString()
+            request.finish(0)
         except InvalidArgument as error:
+            request.finish(codec.STATUS[error.code])
             await context.abort(_STATUS[codec.STATUS[error.code]], public_text(error))
+        finally:
+            request.finish(_CANCELLED)
 
     return grpc.stream_stream_rpc_method_handler(handle, request_deserializer=None, response_serializer=None)

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from ingot.server.http2.headers import HEADER_LIST, fault_of
+from ingot.server.observation.context import identity_of
 
 # Most bytes of the client's text that an error quotes, as heads live as long as their calls.
 _QUOTED = 64
@@ -19,7 +20,8 @@ class Head:
 
     ``fault``: the error of malformed headers, or "". ``refusal``: the HTTP status for a request that is not gRPC,
     otherwise 0. ``timeout``: in seconds. ``untimely``: the client sent an invalid timeout. ``client`` and ``epoch``:
-    who sends the call by its key, and the gate's epoch when that was decided. ``sticky``: the value of
+    who sends the call by its key, and the gate's epoch when that was decided. ``identity``: the id and the trace
+    context that the client sent. ``sticky``: the value of
     ``--sticky-header``.
     """
 
@@ -29,6 +31,7 @@ class Head:
         "encoding",
         "epoch",
         "fault",
+        "identity",
         "length",
         "oversized",
         "path",
@@ -55,6 +58,7 @@ class Head:
         if self.authorization is not None and sum(name == b"authorization" for name, _ in headers) > 1:
             self.authorization = b""  # which is refused: a proxy may use another of them
         self.sticky = fields.get(sticky_header, b"").decode("latin-1") if sticky_header else ""
+        self.identity = identity_of(headers)
         self.client = ""
         self.epoch = 0
 

@@ -11,6 +11,7 @@ from ingot.server.grpc.call import Call
 from ingot.server.http2.connection import Http2Connection
 from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST_FRAME
 from ingot.server.limits import Share
+from ingot.server.observation.context import RequestContext
 
 # RFC 7541, appendix A and section 6.
 _STATUS_200 = b"\x88"
@@ -18,6 +19,9 @@ _STATUS = b"\x08"
 _CONTENT_TYPE = b"\x0f\x10"
 _ALLOW = b"\x0f\x07"
 _CONTENT_LENGTH_0 = b"\x0f\x0d\x010"
+
+# gRPC's statuses of the HTTP statuses that clients of another protocol get: unimplemented, and unknown.
+_OF_HTTP = {405: 12}
 
 # Milliseconds, as gRPC's retries (proposal A6) read it.
 PUSHBACK = b"grpc-retry-pushback-ms"
@@ -51,25 +55,35 @@ OPENING = _STATUS_200 + _CONTENT_TYPE + _text(b"application/grpc")
 _OK = _literal(b"grpc-status", b"0")
 
 _HEAD_OF_OPENING = len(OPENING) << 8 | HEADERS
-_HEAD_OF_OK = len(_OK) << 8 | HEADERS
 _BEGIN = struct.Struct(f">IBI{len(OPENING)}sIBIBI")
-_END = struct.Struct(f">IBI{len(_OK)}s")
+_END = struct.Struct(">IBI")
+_REQUEST_ID, _TRACEPARENT = (b"\x00" + _text(name) for name in (b"x-request-id", b"traceparent"))
 
 
-def whole(stream_id: int, message: tuple[bytes, ...], size: int) -> list[bytes]:
+def _identity(context: RequestContext) -> bytes:
+    """Return the trailers that name a call: its id and, if it has one, its trace context."""
+    block = _REQUEST_ID + _text(context.id)
+    return block + _TRACEPARENT + _text(context.traceparent) if context.traceparent else block
+
+
+def whole(stream_id: int, message: tuple[bytes, ...], size: int, context: RequestContext) -> list[bytes]:
     """Return the frames of a complete answer: one message of ``size`` bytes that fits into one frame."""
     begin = _BEGIN.pack(
         _HEAD_OF_OPENING, END_HEADERS, stream_id, OPENING, (size + 5) << 8 | DATA, 0, stream_id, 0, size
     )
-    return [begin, *message, _END.pack(_HEAD_OF_OK, END_HEADERS | END_STREAM, stream_id, _OK)]
+    block = _OK + _identity(context)
+    return [begin, *message, _END.pack(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + block]
 
 
-def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False, later: bool = False) -> bytes:
+def ending(
+    status: int, text: str = "", *, context: RequestContext, opened: bool, accepts: bool = False, later: bool = False
+) -> bytes:
     """Return the header block that ends an answer.
 
     Args:
         status: gRPC's status code.
         text: the message for the client.
+        context: the call's identity.
         opened: whether the answer has begun; otherwise this block is the whole answer.
         accepts: whether to list the supported compressions.
         later: whether the client should retry, but not within a second.
@@ -81,6 +95,7 @@ def ending(status: int, text: str = "", *, opened: bool, accepts: bool = False, 
         block += _literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
     if later:
         block += _literal(PUSHBACK, b"1000")
+    block += _identity(context)
     return block if opened else OPENING + block
 
 
@@ -128,10 +143,12 @@ class Replies:
             TooLarge: the client does not read its answers, and too many bytes wait already.
         """
         sender = self._sender
-        if size + 5 <= LARGEST_FRAME and sender.answer(call, whole(call.id, message, size), size + 5):
+        context = call.context
+        context.finish(0)
+        if size + 5 <= LARGEST_FRAME and sender.answer(call, whole(call.id, message, size, context), size + 5):
             return
         sender.send(call, OPENING, b"\0" + size.to_bytes(4), *message)
-        sender.end(call, ending(0, opened=True))
+        sender.end(call, ending(0, context=context, opened=True))
 
     def send(self, call: Call, message: bytes) -> None:
         """Send one message of a stream; raises as :meth:`answer`."""
@@ -139,15 +156,20 @@ class Replies:
 
     def end(self, call: Call) -> None:
         """End an answer after its queued messages."""
-        self._sender.end(call, ending(0, opened=call.opened))
+        call.context.finish(0)
+        self._sender.end(call, ending(0, context=call.context, opened=call.opened))
 
     def fail(self, call: Call, status: int, text: str, *, accepts: bool = False, later: bool = False) -> None:
         """End an answer with an error; its queued messages are dropped."""
         if not call.closed:
-            self._sender.replace(call, ending(status, text, opened=call.opened, accepts=accepts, later=later))
+            context = call.context
+            context.finish(status)
+            block = ending(status, text, context=context, opened=call.opened, accepts=accepts, later=later)
+            self._sender.replace(call, block)
 
     def refuse(self, call: Call, status: int) -> None:
         """Answer a request that is not gRPC with an HTTP status."""
+        call.context.finish(_OF_HTTP.get(status, 2))
         self._sender.replace(call, refusal(status))
 
     async def room(self, call: Call) -> None:

@@ -14,16 +14,24 @@ from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.http.codec import HEADER_LENGTH, Headers
 from ingot.server.http.parser import LIVE, PREFLIGHT, READY, Fault, RequestHead
+from ingot.server.observation.context import REQUEST_ID
 
 _OPEN = (LIVE.decode(), READY.decode())
 _TWICE = Refusal(InvalidArgument("the request has several headers 'Authorization'; send one"), "malformed")
 _MAX_AGE = 600  # seconds for which a browser may remember the answer to a preflight
+_ALLOWED = f"authorization, content-encoding, content-type, {HEADER_LENGTH.lower()}, traceparent, x-request-id"
 _PREFLIGHT: Headers = (
     ("Access-Control-Allow-Methods", "GET, HEAD, POST"),
-    ("Access-Control-Allow-Headers", f"authorization, content-encoding, content-type, {HEADER_LENGTH.lower()}"),
+    (
+        "Access-Control-Allow-Headers",
+        _ALLOWED,
+    ),
     ("Access-Control-Max-Age", str(_MAX_AGE)),
 )
-_EXPOSED = ("Access-Control-Expose-Headers", f"{HEADER_LENGTH}, Retry-After, WWW-Authenticate")
+_EXPOSED = (
+    "Access-Control-Expose-Headers",
+    f"{HEADER_LENGTH}, Retry-After, traceparent, WWW-Authenticate, {REQUEST_ID}",
+)
 
 
 class Cors:

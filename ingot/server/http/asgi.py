@@ -15,6 +15,7 @@ from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
 from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
+from ingot.server.observation.context import CONTEXT, RequestContext
 
 if TYPE_CHECKING:
     from ingot.server.management.control import Control
@@ -86,6 +87,10 @@ class AsgiExchange:
         self._task: asyncio.Task[None] | None = None
         self._streaming = False
         self._writable = asyncio.Event()
+        self._context = RequestContext(*head.identity)
+        observer = connection.shared.service.plane.observer
+        if observer is not None:
+            observer.begin(self._context, head.method.decode("ascii", "replace"), head.url)
 
     def start(self) -> None:
         """Begin, once every earlier request is answered."""
@@ -133,8 +138,10 @@ class AsgiExchange:
         self.disconnected = True
         self._changed.set()
         self._writable.set()
+        self._context.finish(responses.CLIENT_LEFT)
 
     async def _run(self) -> None:
+        CONTEXT.set(self._context)
         served = self._connection.shared.app(self._scope(), self._receive, self._send)
         try:
             await attempt_async("a request to the application failed", served)
@@ -151,7 +158,8 @@ class AsgiExchange:
                 self._finish([b""], keep_alive=False)
                 return
             renderer = self._connection.shared.renderer
-            self._finish(renderer.render(response, keep_alive=False), keep_alive=False)
+            self._status = response.status
+            self._finish(renderer.render(response, keep_alive=False, context=self._context), keep_alive=False)
 
     def _finish(self, parts: list[bytes], *, keep_alive: bool) -> None:
         self.done = True
@@ -160,6 +168,7 @@ class AsgiExchange:
         self._changed.set()
         self._connection.hold_body(full=False)
         self._connection.finish(parts, keep_alive=keep_alive)
+        self._context.finish(self._status)
 
     async def _receive(self) -> Message:
         if self._invites and not self._connection.transport.is_closing():
@@ -208,7 +217,8 @@ class AsgiExchange:
             length = [(b"transfer-encoding", b"chunked")] if self._chunked else []
             own = [(name.lower(), value) for name, value in self._headers if name.lower() != b"connection"]
             extra = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.head.extra]
-            start += b"".join(b"%b: %b\r\n" % header for header in (*own, *length, *extra)) + b"\r\n"
+            start += b"".join(b"%b: %b\r\n" % header for header in (*own, *length, *extra))
+            start += responses.identity(self._context) + b"\r\n"
         connection.transport.write(start + self._chunk())
         while connection.write_paused and not (self.disconnected or self.done):
             self._writable.clear()
@@ -232,6 +242,7 @@ class AsgiExchange:
         lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in self.head.extra]
         if not any(name == b"content-length" for name, _ in headers):
             lines.append(b"content-length: %d\r\n" % len(body))
+        lines.append(responses.identity(self._context))
         self._finish(
             [b"".join((start, *lines, b"\r\n", b"" if self.head.method == b"HEAD" else body))], keep_alive=keep_alive
         )

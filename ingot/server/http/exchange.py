@@ -19,6 +19,7 @@ from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, bodies_budget, check_size
+from ingot.server.observation.context import CONTEXT, RequestContext
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
 from ingot.server.triton.placement import refuse
 
@@ -47,7 +48,13 @@ class Service(NamedTuple):
 
 
 def begin(
-    service: Service, head: InferHead, body: bytes, hold: Hold, done: Done, client: Hashable = None
+    service: Service,
+    head: InferHead,
+    body: bytes,
+    hold: Hold,
+    done: Done,
+    client: Hashable = None,
+    context: RequestContext | None = None,
 ) -> Cancellable | None:
     """Begin an inference request.
 
@@ -59,12 +66,13 @@ def begin(
         done: called once with the response, errors included, unless the request is cancelled: here if it is refused at
             once, else in a later tick of the event loop.
         client: who sends the request.
+        context: the request's identity; None if it has no observer.
 
     Returns:
         The request, which can be cancelled; None if it is answered.
     """
     if not head.encoding:
-        return _decode(service, head, body, hold, done, client)
+        return _decode(service, head, body, hold, done, client, context)
     try:
         encoding = compression.known(head.encoding)
     except InvalidArgument as error:
@@ -72,19 +80,25 @@ def begin(
         done(responses.unsupported_encoding(refused) if refused.status == 400 else refused)
         return None
     if not encoding:
-        return _decode(service, head, body, hold, done, client)
+        return _decode(service, head, body, hold, done, client, context)
 
     def proceed(content: bytes | Exception) -> Cancellable | None:
         if isinstance(content, Exception):
             done(_unreadable(service.plane, head, content))
             return None
-        return _decode(service, head, content, hold, done, client)
+        return _decode(service, head, content, hold, done, client, context)
 
     return CompressedBody(proceed).start(body, encoding, service.max_body_bytes, hold)
 
 
 def _decode(
-    service: Service, head: InferHead, body: bytes, hold: Hold, done: Done, client: Hashable
+    service: Service,
+    head: InferHead,
+    body: bytes,
+    hold: Hold,
+    done: Done,
+    client: Hashable,
+    context: RequestContext | None,
 ) -> Cancellable | None:
     plane = service.plane
     try:
@@ -99,11 +113,11 @@ def _decode(
         elif min(len(body), len(body) if length is None else length) > large.AT_ONCE:
             read = refuse if service.decoder.reader is None else service.decoder.reader(client)
             decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads, read)
-            proceed = functools.partial(_decoded, service, head, hold, done, client)
+            proceed = functools.partial(_decoded, service, head, hold, done, client, context)
             return ThreadedBody(service.budget, len(body), proceed).start(decode)
         else:
             request, layout = service.decoder.decode(head.model, head.version, body, length, client)
-        request.client, request.sticky = client, head.sticky
+        request.client, request.sticky, request.context = client, head.sticky, context
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
     except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
         done(_unreadable(plane, head, error))
@@ -116,6 +130,7 @@ def _decoded(
     hold: Hold,
     done: Done,
     client: Hashable,
+    context: RequestContext | None,
     outcome: tuple[InferRequest, ResponseFormat, dict[str, Any]] | Exception,
 ) -> Cancellable | None:
     """Submit what a thread decoded."""
@@ -124,7 +139,7 @@ def _decoded(
         done(_unreadable(plane, head, outcome))
         return None
     request, layout, _ = outcome
-    request.client, request.sticky = client, head.sticky
+    request.client, request.sticky, request.context = client, head.sticky, context
     try:
         hold(sum(array.nbytes for array in request.inputs.values()))
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
@@ -242,7 +257,7 @@ class Exchange:
         head: the request's head.
     """
 
-    __slots__ = ("_connection", "_held", "_share", "_work", "disconnected", "done", "head", "keep_alive")
+    __slots__ = ("_connection", "_held", "_share", "_work", "context", "disconnected", "done", "head", "keep_alive")
 
     def __init__(self, connection: Carrier, head: RequestHead):
         self.head = head
@@ -253,6 +268,10 @@ class Exchange:
         self._held = 0
         self._share: Share | None = None
         self._work: Cancellable | None = None
+        self.context = RequestContext(*head.identity)
+        observer = connection.shared.service.plane.observer
+        if observer is not None:
+            observer.begin(self.context, head.method.decode("ascii", "replace"), head.url)
 
     def run(self, body: bytes) -> None:
         """Serve the request; ``body`` is within the limit of one request."""
@@ -269,6 +288,7 @@ class Exchange:
         self._begin(self.head.infer, body)
 
     def _begin(self, infer: InferHead, body: bytes) -> None:
+        CONTEXT.set(self.context)
         shared = self._connection.shared
         if shared.limits is not None:
             try:
@@ -277,7 +297,7 @@ class Exchange:
                 self.answer(responses.refusal(shared.service.plane, error))
                 return
         client = self.head.client or id(self._connection)
-        self._work = begin(shared.service, infer, body, self._hold, self.answer, client)
+        self._work = begin(shared.service, infer, body, self._hold, self.answer, client, self.context)
 
     def _answer_probe(self) -> None:
         if self.head.probe == PREFLIGHT:
@@ -306,7 +326,9 @@ class Exchange:
         self._work = None  # it refers back to this object
         self.done = True
         keep_alive = connection.keeps(self)
-        connection.finish(connection.shared.renderer.render(response, keep_alive=keep_alive), keep_alive=keep_alive)
+        parts = connection.shared.renderer.render(response, keep_alive=keep_alive, context=self.context)
+        connection.finish(parts, keep_alive=keep_alive)
+        self.context.finish(response.status)
 
     def stop(self) -> None:
         """Refuse the request, as the time for draining is over."""
@@ -320,6 +342,7 @@ class Exchange:
             self.disconnected = True
             self._release()
             self._cancel()
+            self.context.finish(responses.CLIENT_LEFT)
 
     def _release(self) -> None:
         if self._held:

@@ -17,6 +17,7 @@ from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
 from ingot.server import compression
 from ingot.server.http.codec import HEADER_LENGTH, Headers
 from ingot.server.limits import BoundedCache
+from ingot.server.observation.context import identity_of
 
 MAX_HEAD_BYTES = 64 << 10
 LIVE, READY = b"/v2/health/live", b"/v2/health/ready"
@@ -86,6 +87,8 @@ class RequestHead(NamedTuple):
         fault: of a head that is refused.
         client: who sends the request, by its key; empty if the server asks for none.
         extra: headers of the response, for the web page that sends the request.
+        identity: the id and the trace context that the client sent; see
+            :func:`ingot.server.observation.context.identity_of`.
 
     A head with neither ``infer``, ``probe`` nor ``fault`` is for FastAPI.
     """
@@ -102,6 +105,7 @@ class RequestHead(NamedTuple):
     fault: Fault | None = None
     client: str = ""
     extra: Headers = ()
+    identity: tuple[bytes, bytes] = (b"", b"")
 
     @property
     def plain(self) -> bool:
@@ -219,6 +223,7 @@ class Parser:
                 head = head._replace(infer=None, probe=None)
             else:
                 head = head._replace(keep_alive=False, fault=_UPGRADING)
+        head = head._replace(identity=identity_of(headers))
         if self._admit is not None and head.fault is None:
             head = self._admit(head)
         self._events.append(head)

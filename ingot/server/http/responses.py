@@ -13,12 +13,16 @@ from ingot.server.dataplane import DataPlane, public_error
 from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.limits import BODY_PACE, BoundedCache
+from ingot.server.observation.context import RequestContext
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.
 _JOIN_BELOW = 32 << 10
+
+CLIENT_LEFT = 499
+"""nginx's status of a request whose client left, for logs."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -75,6 +79,13 @@ def unsupported_encoding(response: HttpResponse) -> HttpResponse:
     return response._replace(status=415, headers=response.headers + accepted)
 
 
+def identity(context: RequestContext) -> bytes:
+    """Return the headers that name a request: its id and, if it has one, its trace context."""
+    if context.traceparent:
+        return b"x-request-id: %b\r\ntraceparent: %b\r\n" % (context.id, context.traceparent)
+    return b"x-request-id: %b\r\n" % context.id
+
+
 class Renderer:
     """Turns responses into bytes, and remembers the heads of one second."""
 
@@ -83,8 +94,14 @@ class Renderer:
         self._second = 0
         self._date = b""
 
-    def render(self, response: HttpResponse, *, keep_alive: bool) -> list[bytes]:
-        """Return a response as bytes, in one piece or two; ``keep_alive`` is whether the connection stays open."""
+    def render(self, response: HttpResponse, *, keep_alive: bool, context: RequestContext | None = None) -> list[bytes]:
+        """Return a response as bytes, in one piece or two.
+
+        Args:
+            response: the response.
+            keep_alive: whether the connection stays open.
+            context: the request; by default a new one, for one that could not be read.
+        """
         status, body, headers, media_type = response
         if int(time.time()) != self._second:
             self._renew()
@@ -93,6 +110,7 @@ class Renderer:
         if head is None:
             head = self._head(response, keep_alive=keep_alive)
             self._heads.keep(kind, head)
+        head += identity(context or RequestContext()) + b"\r\n"
         return [head + body] if len(body) < _JOIN_BELOW else [head, body]
 
     def start(self, status: int, *, keep_alive: bool) -> bytes:
@@ -111,7 +129,7 @@ class Renderer:
         lines = [self.start(response.status, keep_alive=keep_alive)]
         lines.append(f"content-type: {response.media_type}\r\ncontent-length: {len(response.body)}\r\n".encode())
         lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in response.headers]
-        return b"".join((*lines, b"\r\n"))
+        return b"".join(lines)
 
 
 def _phrase(status: int) -> bytes:

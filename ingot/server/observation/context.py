@@ -1,0 +1,82 @@
+"""The identity of one request, and what is observed of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ingot.runtime.dispatch.statistics import BatchTimes
+
+REQUEST_ID = "X-Request-Id"
+
+# Visible ASCII. A longer or another id is replaced: it is written to logs and sent back.
+_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# https://www.w3.org/TR/trace-context/: version, trace id, span id, flags; later versions may add fields.
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_PREFIX = os.urandom(6).hex().encode()
+_numbers = itertools.count(1)
+
+
+class Reporter(Protocol):
+    """What reports requests that are over."""
+
+    def finish(self, context: RequestContext, status: int) -> None:
+        """Report a request with the status of its response."""
+
+
+class RequestContext:
+    """One request: its identity, and its times while requests are observed.
+
+    Times are in seconds of ``time.perf_counter``.
+
+    Attributes:
+        id: from the header ``X-Request-Id``, or made here.
+        traceparent: the W3C trace context that the request came with, or that of its span here; empty for none.
+        observer: reports the request when it is over; None if requests are not observed.
+        method: such as ``POST``, or ``gRPC``.
+        path: of the URL, without the query, which may hold secrets; or of the gRPC method.
+        arrived: when its head was there.
+        submitted: when its last inference was handed to the model; 0 if none was.
+        answered: when the model's answer came; 0 if none did.
+        model, version: that its last inference used; the names asked for if there is no such model.
+        rows: of all its inferences.
+        inferences: their number; more than 1 only in a stream.
+        batch: the last batch that its inputs ran in; None if a cache answered, or another process has the models.
+        span: the request's span, if it is sampled.
+    """
+
+    observer: Reporter | None = None
+    method = path = model = version = ""
+    arrived = submitted = answered = 0.0
+    rows = inferences = 0
+    batch: BatchTimes | None = None
+    span: Any = None
+
+    def __init__(self, request_id: bytes = b"", traceparent: bytes = b""):
+        self.id = request_id or b"%b-%x" % (_PREFIX, next(_numbers))
+        self.traceparent = traceparent
+
+    def finish(self, status: int) -> None:
+        """Report the request, if requests are observed, with the status of its response; the first call counts."""
+        observer, self.observer = self.observer, None
+        if observer is not None:
+            observer.finish(self, status)
+
+
+CONTEXT: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+"""The request that the current code serves; log records name it."""
+
+
+def identity_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Return the id and the trace context of a request by its headers, each empty if it is absent or malformed."""
+    request_id = traceparent = b""
+    for name, value in headers:
+        if name == b"x-request-id":
+            request_id = value if _ID.fullmatch(value) else b""
+        elif name == b"traceparent":
+            traceparent = value if len(value) <= 128 and _TRACEPARENT.fullmatch(value) else b""
+    return request_id, traceparent
