@@ -102,6 +102,14 @@ def unbatched(folder: Path) -> Path:
     return save(folder / "unbatched.onnx", nodes, [("x", kind, ("points",))], [("y", kind, ("points",))])
 
 
+def picture(folder: Path) -> Path:
+    """y = the sums of the rows of a picture: FP32 [batch, 1, 8, 8] to [batch, 8]."""
+    axes = numpy_helper.from_array(np.array([1, 3], np.int64), "axes")
+    node = helper.make_node("ReduceSum", ["image", "axes"], ["y"], keepdims=0)
+    inputs: list[tuple[str, int, Dims]] = [("image", TensorProto.FLOAT, ("batch", 1, 8, 8))]
+    return save(folder / "picture.onnx", [node], inputs, [("y", TensorProto.FLOAT, ("batch", 8))], [axes])
+
+
 def held(folder: Path) -> Path:
     """y = x + 1, FP32 [batch, width], which waits at a gate of :mod:`tests.server.gates`."""
     one = numpy_helper.from_array(np.array(1, np.float32), "one")

@@ -59,6 +59,7 @@ def demo(
         http_port=http_port,
         grpc_port=grpc_port,
     ) as server:
+        note(f"Serving at {server.http_url}/ui: open it to draw a digit and to see batches form")
         report = _report(server, archive, _torch_classes(checkpoint, held_out), held_out)
         if as_json:
             print_json(report)

@@ -299,7 +299,7 @@ class Model:
         finally:
             if not self.parkable:
                 # They hold the archive, which a closed model that something still refers to must not.
-                self._choose, self._admission = None, Admission(self._settings, self._admission.properties)
+                self._choose, self._admission = None, replace(self._admission, check=lambda: None)
         if self.parkable:
             self._choose = functools.partial(self._choose_again, choice.runnable)
             self._learned = engines.learned
@@ -527,6 +527,8 @@ class Model:
             "variant": self.variant,
             "engine": dict(self.engine_settings),
             "cached": self._cache is not None,
+            "digest": self.digest,
+            "variants": self._admission.variants,
         }
         if self._dispatcher is None:
             return self._counted.copy(Duration(), described)

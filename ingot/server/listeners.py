@@ -91,7 +91,14 @@ class Listeners:
             admission = self._admission(gate)
             limits = self._limits()
             http = HttpListener(
-                plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, admission, limits, shared=shared
+                plane,
+                config.max_body_bytes,
+                config.max_bodies_mb << 20,
+                tls,
+                admission,
+                limits,
+                shared=shared,
+                page=config.shows_page,
             )
             self.http_port = await self._opened("HTTP", http, self.http_port)
             if self.grpc_port and not shared:

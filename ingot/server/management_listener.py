@@ -128,7 +128,13 @@ class Management:
         control = Control(self._rollouts, self._plane.metrics, local=local)
         admission = None if gate is None else Admission(gate)
         return HttpListener(
-            self._plane, config.max_body_bytes, config.max_bodies_mb << 20, tls, admission, control=control
+            self._plane,
+            config.max_body_bytes,
+            config.max_bodies_mb << 20,
+            tls,
+            admission,
+            control=control,
+            page=config.page and not local,
         )
 
     def _gate(self) -> Gate | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ingot.errors import Untrusted
-from ingot.model_store import Archive, BlobFolder, Reference
+from ingot.model_store import Archive, BlobFolder, Reference, Variant
 from ingot.model_store.blobs.blobs import chunks
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
@@ -30,12 +31,13 @@ _REPORT_SECONDS = 5.0
 class Admission:
     """The terms on which a model is served.
 
-    ``settings`` are the model's own, ``properties`` are reported to clients, and ``check`` is called once before
-    loading.
+    ``settings`` are the model's own, ``properties`` are reported to clients, ``variants`` are those of the archive with
+    their evidence, as JSON has them, and ``check`` is called once before loading.
     """
 
     settings: Settings
     properties: Mapping[str, str] = field(default_factory=dict)
+    variants: Sequence[Mapping[str, Any]] = ()
     check: Callable[[], None] = lambda: None
 
 
@@ -76,9 +78,9 @@ class Gate:
             Untrusted: the policy does not trust it.
         """
         settings = settings or self.settings
-        properties = {"digest": archive.digest}
+        properties, variants = {"digest": archive.digest}, [_described(variant) for variant in archive.variants]
         if self._policy is None:
-            return self._unchecked(served, properties, settings)
+            return self._unchecked(served, properties, settings, variants)
         verdict = self._judge(self._check(self._policy, archive, reference, served[0], file), served)
         if verdict.signed_by:
             properties["signed_by"] = verdict.signed_by
@@ -86,8 +88,9 @@ class Gate:
         allow_code = settings.allow_code or verdict.allow_code
         settings = replace(settings, allow_code=allow_code, derived_cache=False)
         if not isinstance(archive.blobs, BlobFolder):  # its digests are checked while it is unpacked
-            return Admission(settings, properties)
-        return Admission(settings, properties, lambda: check_blobs(archive, reference.variant, served[0]))
+            return Admission(settings, properties, variants)
+        check = partial(check_blobs, archive, reference.variant, served[0])
+        return Admission(settings, properties, variants, check)
 
     @property
     def guarded(self) -> bool:
@@ -111,14 +114,20 @@ class Gate:
         """
         settings = settings or self.settings
         if self._policy is None:
-            return self._unchecked(served, {}, settings)
+            return self._unchecked(served, {}, settings, ())
         policy = self._policy
         self._judge(lambda: policy.check_bare(served[0], path), served)
         return Admission(settings)
 
-    def _unchecked(self, served: tuple[str, str], properties: Mapping[str, str], settings: Settings) -> Admission:
+    def _unchecked(
+        self,
+        served: tuple[str, str],
+        properties: Mapping[str, str],
+        settings: Settings,
+        variants: Sequence[Mapping[str, Any]],
+    ) -> Admission:
         self._checks.labels(*served, "unchecked").inc()
-        return Admission(settings, properties)
+        return Admission(settings, properties, variants)
 
     @staticmethod
     def _check(policy: Policy, archive: Archive, found: Reference, name: str, file: str) -> Callable[[], Verdict]:
@@ -182,3 +191,30 @@ def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
     log.info(
         "model %s: verified the digests of its %.1f MB (%.2f s)", model, transfer.total / 1e6, time.monotonic() - began
     )
+
+
+def _described(variant: Variant) -> dict[str, Any]:
+    """Return what an archive says about a variant, as JSON has it.
+
+    ``error`` is the largest relative error of an output compared with the source; ``latency`` is in seconds by rows, on
+    the machine that made the archive; ``metric`` is that of the task.
+    """
+    serving, evidence = variant.serving, variant.serving.evidence
+    metric = evidence.metric
+    return {
+        "name": variant.name,
+        "format": serving.format,
+        "precision": serving.precision,
+        "size": variant.size,
+        "error": max((item.error for item in evidence.parity), default=None),
+        "latency": {str(item.rows): item.seconds for item in evidence.latency},
+        "metric": None
+        if metric is None
+        else {
+            "name": metric.name,
+            "before": metric.before.value,
+            "after": metric.after.value,
+            "drop": metric.drop.value,
+            "budget": metric.budget,
+        },
+    }

@@ -112,7 +112,7 @@ def _is_ready(answer: Any) -> bool:
 
 def _statistics(answer: pb.ModelStatisticsResponse) -> list[dict[str, Any]]:
     """Return the statistics as they are over HTTP: numbers of 64 bits are not text there."""
-    found = MessageToDict(answer, preserving_proto_field_name=True)
+    found = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     entries: list[dict[str, Any]] = _numbers(found.get("model_stats", []))
     return entries
 

@@ -186,6 +186,12 @@ class Fields:
         group=ADDRESSES,
         unset="off",
     )
+    page: bool = _field(
+        True,
+        "Show the server's models, load and latencies on a page at /ui",
+        more="A [management](#management) port has it instead of the HTTP port. See [the page](page.md).",
+        group=ADDRESSES,
+    )
     no_management: bool = _field(
         False,
         "Open no management listener: models change only by SIGHUP and followed aliases",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from ingot.errors import InvalidArgument
 from ingot.report import units
-from ingot.server.access.exposure import check_exposure
+from ingot.server.access.exposure import check_exposure, is_path
 from ingot.server.config.fields import Fields
 from ingot.server.config.given import Given, given
 from ingot.server.config.setting import Setting
@@ -100,6 +100,11 @@ class ServerConfig(Fields):
         """The same in one line, as they can be given."""
         known, changed = self.settings(), self.changed.items()
         return ", ".join(f"{name} {units.written(value) if known[name].duration else value}" for name, value in changed)
+
+    @property
+    def shows_page(self) -> bool:
+        """Whether the HTTP port has the page; a management port has it instead, if there is one."""
+        return self.page and (self.management is None or is_path(self.management))
 
     @property
     def max_body_bytes(self) -> int:

@@ -18,6 +18,7 @@ from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import codec, exchange, generate, responses, schema
 from ingot.server.http.decoder import Decoder
+from ingot.server.http.page import add_page
 from ingot.server.http.parser import InferHead
 from ingot.server.http.repository import add_routes
 from ingot.server.limits import Budget, Reservation, bodies_budget, check_size
@@ -37,6 +38,8 @@ def create_app(
     max_bodies_bytes: int = 1 << 30,
     budget: Budget | None = None,
     control: Control | None = None,
+    *,
+    page: bool = False,
 ) -> FastAPI:
     """Return the application that serves a data plane.
 
@@ -46,6 +49,7 @@ def create_app(
         max_bodies_bytes: most bytes that all requests together may hold.
         budget: a shared budget, instead of ``max_bodies_bytes``.
         control: of the models, on the management listener.
+        page: whether to serve the page that shows the server.
     """
     app = FastAPI(
         title="Ingot",
@@ -200,6 +204,8 @@ def create_app(
         return _json(plane.trace_settings(request.path_params.get("model", ""), wanted))
 
     add_routes(app, control)
+    if page:
+        add_page(app)
     _add_shared_memory(app, plane, max_body_bytes, budget)
 
     @app.get("/metrics", response_class=PlainTextResponse)

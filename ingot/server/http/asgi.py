@@ -42,9 +42,10 @@ class AsgiCarrier(Carrier, Protocol):
 class LazyApp:
     """The FastAPI application, imported with its first request, as that takes a third of a second."""
 
-    def __init__(self, service: Service, control: Control | None = None):
+    def __init__(self, service: Service, control: Control | None = None, *, page: bool = False):
         self._service = service
         self._control = control
+        self._page = page
         self._app: Any = None
         self._lock = asyncio.Lock()
 
@@ -58,7 +59,9 @@ class LazyApp:
         from ingot.server.http.app import create_app
 
         service = self._service
-        return create_app(service.plane, service.max_body_bytes, budget=service.budget, control=self._control)
+        return create_app(
+            service.plane, service.max_body_bytes, budget=service.budget, control=self._control, page=self._page
+        )
 
 
 class AsgiExchange:

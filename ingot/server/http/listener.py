@@ -36,6 +36,7 @@ class HttpListener:
         limits: those on clients; None for no limits.
         shared: whether other processes listen on the same port.
         control: of the models, on the management listener.
+        page: whether to serve the page that shows the server.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class HttpListener:
         *,
         shared: bool = False,
         control: Control | None = None,
+        page: bool = False,
     ):
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
         self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
-        self._shared.app = LazyApp(self._shared.service, control)
+        self._shared.app = LazyApp(self._shared.service, control, page=page)
         self._connections = Connections()
         if admission is not None and admission.gate is not None:
             admission.gate.changed += (self._shared.heads.clear, self._connections.forget)

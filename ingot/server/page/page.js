@@ -1,0 +1,177 @@
+// The page of a server: reads what monitoring reads, /metrics and the statistics, once a second.
+import {series, quantile, difference} from "/ui/metrics.js";
+import {chart, bars, stages, make, time, count} from "/ui/draw.js";
+import {form, ask} from "/ui/try.js";
+
+const PERIOD = 1000; // ms between two looks
+const KEPT = 120; // looks in a chart
+const RECENT = 10; // looks that a latency is computed of
+const find = (id) => document.getElementById(id);
+let token = "", chosen = null, past = [], shownArchive = "";
+const history = new Map(); // by model: a list of points
+
+export async function get(path, options = {}) {
+  const headers = {...options.headers, ...(token ? {Authorization: `Bearer ${token}`} : {})};
+  const answer = await fetch(path, {...options, headers, cache: "no-store"});
+  if (answer.status === 401 || answer.status === 403) find("key").hidden = false;
+  if (!answer.ok && !options.whole) throw new Error(`${path}: ${answer.status}`);
+  return answer;
+}
+
+async function look() {
+  const [metrics, statistics] = await Promise.all([
+    get("/metrics").then((answer) => answer.text()),
+    get("/v2/models/stats").then((answer) => answer.json()),
+  ]);
+  return {at: performance.now() / 1000, metrics: series(metrics), models: statistics.model_stats};
+}
+
+function numbers(model, now, before) {
+  const seconds = Math.max(1e-3, now.at - before.at), labels = {model: model.name, version: model.version};
+  const delta = (name, more = {}) => difference(now.metrics, before.metrics, name, {...labels, ...more});
+  const recent = past[0];
+  const latency = (share) => quantile(now.metrics, recent.metrics, "ingot_request_seconds", labels, share);
+  const calls = delta("ingot_batch_size_count");
+  return {
+    rate: delta("ingot_requests_total") / seconds,
+    failed: (delta("ingot_requests_total") - delta("ingot_requests_total", {code: "ok"})) / seconds,
+    p50: latency(0.5), p99: latency(0.99),
+    queue: difference(now.metrics, [], "ingot_queued_requests", labels),
+    rows: calls ? delta("ingot_batch_size_sum") / calls : null,
+  };
+}
+
+function table(now) {
+  const body = find("models").tBodies[0];
+  body.replaceChildren(...now.models.map((model) => {
+    const key = `${model.name}:${model.version}`, last = history.get(key).at(-1);
+    const name = make("button", {class: "plain", type: "button", "data-model": key}, key);
+    name.addEventListener("click", () => choose(key));
+    const state = model.ingot.state ?? "ready";
+    const cells = [name, make("span", {class: state === "ready" ? "good" : "bad"}, state),
+      [model.ingot.variant, model.ingot.device].filter(Boolean).join(", "), count(last.rate), time(last.p50), time(last.p99),
+      count(last.queue), count(last.rows)];
+    return make("tr", key === chosen ? {class: "chosen"} : {}, ...cells.map((cell) => make("td", {}, cell)));
+  }));
+}
+
+function choose(key) {
+  chosen = key;
+  shownArchive = "";
+  const [name, version] = split(key);
+  find("chosen").textContent = key;
+  get(`/v2/models/${encodeURIComponent(name)}/versions/${encodeURIComponent(version)}`)
+    .then((answer) => answer.json())
+    .then((metadata) => form(find("inputs"), metadata))
+    .catch((error) => find("inputs").replaceChildren(make("p", {class: "bad"}, error.message)));
+  find("answers").replaceChildren();
+  if (past.length) show(past.at(-1));
+}
+
+const split = (key) => [key.slice(0, key.lastIndexOf(":")), key.slice(key.lastIndexOf(":") + 1)];
+
+function show(now) {
+  table(now);
+  const model = now.models.find((each) => `${each.name}:${each.version}` === chosen);
+  if (!model) return;
+  const points = history.get(chosen), last = points.at(-1);
+  find("charts").replaceChildren(
+    chart("Requests per second", count(last.rate), [points.map((point) => point.rate)], count),
+    chart("Latency, p50 and p99", `${time(last.p50)} / ${time(last.p99)}`,
+      [points.map((point) => point.p50), points.map((point) => point.p99)], time),
+    chart("Requests in the queue", count(last.queue), [points.map((point) => point.queue)], count),
+    chart("Mean rows per engine call", count(last.rows), [points.map((point) => point.rows)], count));
+  const recent = past[0];
+  const before = recent.models.find((each) => each.name === model.name && each.version === model.version);
+  find("stages").replaceChildren(stages(model, before));
+  const labels = {model: model.name, version: model.version};
+  find("batches").replaceChildren(bars(now.metrics, recent.metrics, "ingot_batch_size", labels));
+  errors(now, recent);
+  trial(now, labels);
+  archive(model);
+}
+
+function errors(now, recent) {
+  const found = now.metrics.filter((each) => each.name === "ingot_errors_total" && each.value > 0);
+  const rows = found.map(({labels, value}) => {
+    const fresh = difference(now.metrics, recent.metrics, "ingot_errors_total", labels);
+    const cells = [`${labels.protocol}: ${labels.code.replaceAll("_", " ")}`, count(value), fresh ? `+${count(fresh)}` : ""];
+    return make("tr", {}, ...cells.map((cell) => make("td", fresh ? {class: "bad"} : {}, cell)));
+  });
+  const head = make("tr", {}, ...["error", "in all", "in 10 s"].map((text) => make("th", {scope: "col"}, text)));
+  find("errors").replaceChildren(rows.length ? make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))
+    : make("p", {class: "soft"}, "None since the server started."));
+}
+
+function trial(now, labels) {
+  const read = (name) => now.metrics.find((each) => each.name === `ingot_trial_${name}` && same(each.labels, labels))?.value;
+  const same = (found, wanted) => found.model === wanted.model && found.version === wanted.version;
+  const weight = read("weight_percent");
+  find("trial").hidden = weight === undefined;
+  if (weight === undefined) return;
+  const of = (result) => difference(now.metrics, [], "ingot_trial_comparisons_total", {...labels, result});
+  const rows = [["share of the requests", `${count(weight)} %`],
+    ["compared answers", `${count(of("agreed"))} agreed, ${count(of("differed"))} differed`],
+    ["largest error", read("worst_error")?.toPrecision(2) ?? "none yet"],
+    ["p99 to the current model's", read("latency_ratio")?.toFixed(2) ?? "none yet"]];
+  find("trial").querySelector("dl").replaceChildren(
+    ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}
+
+function archive(model) {
+  const variants = model.ingot.variants ?? [], text = JSON.stringify([model.ingot.digest, variants, model.ingot.variant]);
+  find("archive").hidden = !variants.length;
+  if (text === shownArchive || !variants.length) return;
+  shownArchive = text;
+  find("digest").replaceChildren("Digest ", make("code", {}, model.ingot.digest));
+  const head = ["variant", "precision", "size", "largest error", "metric", "loss", "time per call"];
+  const rows = variants.map((each) => {
+    const metric = each.metric, times = Object.entries(each.latency);
+    const cells = [each.name === model.ingot.variant ? `${each.name} (served)` : each.name, each.precision,
+      `${count(each.size / 1024)} KiB`, each.error == null ? "" : each.error.toExponential(1),
+      metric ? `${metric.name} ${metric.after.toFixed(4)}` : "", metric ? metric.drop.toFixed(4) : "",
+      times.map(([rows, seconds]) => `${rows}: ${time(seconds)}`).join(", ")];
+    return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+  });
+  find("archive").querySelector("table").replaceChildren(
+    make("thead", {}, make("tr", {}, ...head.map((each) => make("th", {scope: "col"}, each)))), make("tbody", {}, ...rows));
+}
+
+async function tick() {
+  const status = find("status");
+  try {
+    const now = await look(), before = past.at(-1) ?? now;
+    past = [...past, now].slice(-RECENT - 1);
+    for (const model of now.models) {
+      const key = `${model.name}:${model.version}`, points = history.get(key) ?? [];
+      points.push(numbers(model, now, before));
+      history.set(key, points.slice(-KEPT));
+    }
+    status.className = "";
+    status.textContent = `Live: ${now.models.length} ${now.models.length === 1 ? "model" : "models"}`;
+    find("key").hidden = true;
+    if (!chosen && now.models.length) choose(`${now.models[0].name}:${now.models[0].version}`);
+    else show(now);
+  } catch (error) {
+    status.className = "bad";
+    status.textContent = `No answer from the server: ${error.message}`;
+  }
+  setTimeout(tick, PERIOD);
+}
+
+find("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = find("token").value;
+});
+
+find("try").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const keys = past.at(-1).models.map((model) => `${model.name}:${model.version}`);
+  const asked = find("all").checked ? [chosen, ...keys.filter((key) => key !== chosen)] : [chosen];
+  find("send").disabled = true;
+  await ask(find("answers"), asked.map(split));
+  find("send").disabled = false;
+});
+
+get("/v2").then((answer) => answer.json()).then((server) => { find("version").textContent = server.version; }).catch(() => {});
+tick();

@@ -1,0 +1,149 @@
+"""The page of a server, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+import ingot
+from ingot.server.main import RunningServer
+from tests import onnx_models
+from tests.server.access.served import make_key
+from tests.support import RequireTool
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models")
+    models = onnx_models.affine(folder), f"other={onnx_models.affine(folder)}", onnx_models.picture(folder)
+    with ingot.serve(*models, http_port=0, grpc_port=0) as running:
+        yield running
+
+
+class Opened:
+    """A page with what went wrong in it: messages of the console, and requests to other machines."""
+
+    def __init__(self, page: Page, url: str):
+        self.page = page
+        self.faults: list[str] = []
+        page.on("console", lambda message: self.faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("request", lambda sent: None if sent.url.startswith((url, "data:")) else self.faults.append(sent.url))
+        page.goto(url)
+
+
+@pytest.fixture(scope="module")
+def browser(require_tool: RequireTool) -> Iterator[Any]:
+    path = require_tool("chromium")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser: Any, server: RunningServer) -> Iterator[Opened]:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.set_default_timeout(30_000)
+    found = Opened(page, server.http_url)
+    yield found
+    page.close()
+
+
+def infer(server: RunningServer, count: int, width: int = 3) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, width], "data": [1.0] * width}
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        for _ in range(count):
+            client.post(f"{server.http_url}/v2/models/affine/infer", json={"inputs": [tensor]})
+
+
+def test_it_loads_and_its_charts_move_under_load(opened: Opened, server: RunningServer) -> None:
+    page = opened.page
+    assert page.url.endswith("/ui")
+    expect(page.locator("#status")).to_have_text("Live: 3 models")
+    expect(page.locator("#models tbody tr")).to_have_count(3)
+    rate = page.locator("[data-chart='Requests per second'] .value")
+    expect(rate).to_have_text("0")
+    infer(server, 200)
+    expect(rate).not_to_have_text("0")
+    expect(page.locator("#stages")).to_contain_text("compute")
+    expect(page.locator("#batches rect.bar").first).to_be_attached()
+    assert page.locator("[data-chart='Requests per second'] path").get_attribute("d")
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 390
+    assert opened.faults == []
+
+
+def test_errors_show(opened: Opened, server: RunningServer) -> None:
+    infer(server, 3, width=4)
+    expect(opened.page.locator("#errors")).to_contain_text("http: invalid argument")
+
+
+def test_json_is_answered_by_all_models_with_the_same_inputs(opened: Opened) -> None:
+    page = opened.page
+    page.get_by_label("x as JSON").fill("[1, 2, 3]")
+    page.get_by_role("button", name="Ask the model").click()
+    answers = page.locator(".answer")
+    expect(answers).to_have_count(2)
+    expect(answers.first).to_contain_text("affine:1")
+    expect(answers.first.locator("[data-top]").first).to_have_text("2")
+    page.get_by_label("x as JSON").fill("[1, 2")
+    page.get_by_role("button", name="Ask the model").click()
+    expect(page.get_by_role("alert")).to_contain_text("not JSON")
+    page.get_by_label("x as JSON").fill('["a", "b", "c"]')
+    page.get_by_role("button", name="Ask the model").click()
+    expect(page.get_by_role("alert").first).to_contain_text("tensor 'x'")
+
+
+def test_a_npy_file_is_answered(opened: Opened, tmp_path: Path) -> None:
+    page, path = opened.page, tmp_path / "x.npy"
+    np.save(path, np.array([[0, 0, 5], [9, 0, 0]], np.float32))
+    page.get_by_label("x from a .npy file").set_input_files(path)
+    expect(page.get_by_label("x as JSON")).to_have_value("[0,0,5,9,0,0]")
+    page.get_by_role("button", name="Ask the model").click()
+    expect(page.locator(".answer code").first).to_have_text("[1,1,11,19,1,1]")
+
+
+def test_a_drawing_is_answered(opened: Opened) -> None:
+    page = opened.page
+    page.get_by_role("button", name="picture:1").press("Enter")
+    canvas = page.locator("canvas")
+    expect(canvas).to_have_attribute("width", "8")
+    canvas.focus()
+    for key in ("ArrowUp", "ArrowUp", " "):
+        canvas.press(key)
+    page.get_by_role("button", name="Ask the model").click()
+    expect(page.locator(".answer [data-top]")).to_have_text("2")  # the row above the middle that was drawn in
+    assert opened.faults == []
+
+
+def test_a_key_is_asked_for_where_one_is_needed(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    token = make_key(path, "infer", "metrics")
+    with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, auth=path) as running:
+        page = browser.new_page()
+        page.goto(running.http_url)
+        page.get_by_label("API key").fill(token)
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#status")).to_have_text("Live: 1 model")
+        page.close()
+
+
+def test_it_is_on_the_management_port_and_can_be_turned_off(tmp_path: Path) -> None:
+    model = onnx_models.affine(tmp_path)
+    with ingot.serve(model, http_port=0, grpc_port=0, page=False) as running:
+        assert httpx.get(f"{running.http_url}/ui", trust_env=False).status_code == 404
+    with ingot.serve(model, http_port=0, grpc_port=0, management="127.0.0.1:0", insecure=True) as running:
+        assert httpx.get(f"{running.http_url}/ui", trust_env=False).status_code == 404
+        url = running._server.management.url  # type: ignore[union-attr]  # which is open
+        answer = httpx.get(f"{url}/ui", trust_env=False)
+    assert answer.status_code == 200
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "<script>" not in answer.text
+    assert " style=" not in answer.text
