@@ -62,16 +62,16 @@ lint: $(INSTALLED)
 	@$(BIN)/python scripts/prose.py
 
 # skopeo reads archives as any OCI tool would, docker-registry keeps them, Sigstore's client for Node.js verifies their
-# signatures; curl, h2load, nghttp and gRPC's client for Node.js call the server, wrk loads it, Chromium shows its page. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
+# signatures; curl, h2load, nghttp and gRPC's client for Node.js call the server, wrk loads it, Chromium shows its page, promtool checks metrics. Without them those tests are skipped (with INGOT_REQUIRE_TOOLS=1: fail).
 NODE_CLIENTS := tests/server/interop/grpc_js tests/model_store/trust/sigstore_js
 tools:
 	@if ! { command -v skopeo && command -v docker-registry && command -v curl && command -v h2load && \
-		command -v wrk && command -v chromium && command -v npm; } >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		command -v wrk && command -v chromium && command -v promtool && command -v npm; } >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo "Installing the programs that the tests push archives to, read them with and call the server with"; \
 		npm=$$(command -v npm >/dev/null || echo nodejs npm); \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-			skopeo docker-registry curl nghttp2-client wrk chromium $$npm; } >/dev/null 2>&1 \
-			|| echo "warning: skopeo, docker-registry, curl, nghttp2-client, wrk, chromium or npm could not be installed" >&2; \
+			skopeo docker-registry curl nghttp2-client wrk chromium prometheus $$npm; } >/dev/null 2>&1 \
+			|| echo "warning: skopeo, docker-registry, curl, nghttp2-client, wrk, chromium, prometheus or npm could not be installed" >&2; \
 	fi
 	@for client in $(NODE_CLIENTS); do \
 		if command -v npm >/dev/null && [ ! -d $$client/node_modules ]; then \

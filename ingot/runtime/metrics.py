@@ -7,6 +7,8 @@ the same registry.
 
 from __future__ import annotations
 
+import os
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
@@ -107,6 +109,14 @@ class Histograms(Collector):
         yield family
 
 
+def _open_files() -> int:
+    """Return how many file descriptors the process has in use; 0 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names suffice
+    except OSError:
+        return 0
+
+
 class Metrics:
     """One registry per server, so that several servers in one process do not share counts."""
 
@@ -141,6 +151,16 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.stage_seconds = Histograms(
+            "ingot_stage_seconds",
+            "Time of a batch by stage: join (its inputs), compute, or split (its outputs)",
+            (*_MODEL, "stage"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.encode_seconds = Histograms(
+            "ingot_encode_seconds", "Time to encode a response", ("protocol",), buckets=_SECONDS, registry=registry
+        )
         self.batch_size = Histograms(
             "ingot_batch_size", "Samples in one engine call", _MODEL, buckets=_SIZES, registry=registry
         )
@@ -169,6 +189,11 @@ class Metrics:
             _MODEL,
             registry=registry,
         )
+        self.http_connections = Gauge("ingot_http_connections", "Connections to the HTTP port", registry=registry)
+        self.threads = Gauge("ingot_threads", "Threads of Python", registry=registry)
+        self.threads.set_function(threading.active_count)
+        self.open_files = Gauge("ingot_open_files", "File descriptors in use", registry=registry)
+        self.open_files.set_function(_open_files)
         self.grpc_connections = Gauge(
             "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
         )
@@ -302,6 +327,12 @@ class Metrics:
             "ingot_audit_lost", "Lines of the audit log that could not be written", registry=registry
         )
         self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
+        self.queued_bytes = Gauge(
+            "ingot_queued_bytes",
+            "Memory of the inputs of requests that wait now",
+            _MODEL,
+            registry=registry,
+        )
         self.ready = Gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(
             "ingot_model_variant_info",

@@ -215,6 +215,7 @@ class Model:
         metrics, labels = self._metrics, (self.name, self.version)
         metrics.in_flight.labels(*labels).set_function(lambda: self.in_flight)
         metrics.queued.labels(*labels).set_function(lambda: self.waiting)
+        metrics.queued_bytes.labels(*labels).set_function(lambda: self.queued_bytes)
         metrics.ready.labels(*labels).set_function(lambda: self.ready)
         if self._settings.cache_bytes:
             metrics.cache_bytes.labels(*labels).set_function(lambda: self.cached_bytes)
@@ -464,6 +465,11 @@ class Model:
     def waiting(self) -> int:
         """Number of requests that wait for an engine."""
         return 0 if self._dispatcher is None else self._dispatcher.waiting
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory of the inputs of requests that wait for an engine."""
+        return 0 if self._dispatcher is None else self._dispatcher.queued_bytes
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, batched with others if the model allows it.

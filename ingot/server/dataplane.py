@@ -101,6 +101,7 @@ class DataPlane:
         self.draining = False
         self.sticky_header = ""
         self._counters: dict[tuple[Servable, str], _Counters] = {}
+        self.encoding = {protocol: self.metrics.encode_seconds.labels(protocol) for protocol in _PROTOCOLS}
 
     @property
     def live(self) -> bool:

@@ -92,6 +92,8 @@ class Dispatcher:
         metrics = metrics or Metrics()
         self._queue_seconds = metrics.queue_seconds.labels(name, version)
         self._engine_seconds = metrics.engine_seconds.labels(name, version)
+        stages = [metrics.stage_seconds.labels(name, version, stage) for stage in ("join", "compute", "split")]
+        self._join_seconds, self._compute_seconds, self._split_seconds = stages
         self._batch_size = metrics.batch_size.labels(name, version)
         self._batch_requests = metrics.batch_requests.labels(name, version)
         self._departures = {reason: metrics.batches.labels(name, version, reason) for reason in REASONS}
@@ -137,6 +139,11 @@ class Dispatcher:
     def waiting(self) -> int:
         """Number of requests, or parts of large requests, that wait for an engine."""
         return len(self._scheduler)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory of the inputs of requests that wait for an engine."""
+        return self._scheduler.nbytes
 
     def submit(
         self,
@@ -390,6 +397,9 @@ class Dispatcher:
             self._pump_due = True
             self._loop.call_soon(self._pump)
         self._engine_seconds.observe(seconds)
+        self._join_seconds.observe(spent.joining)
+        self._compute_seconds.observe(spent.running)
+        self._split_seconds.observe(spent.splitting)
         self._batch_size.observe(samples)
         self._batch_requests.observe(len(entries))
         right = samples

@@ -123,6 +123,11 @@ class Scheduler:
         return self._queue.count
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of the inputs that are queued."""
+        return self._queue.nbytes
+
+    @property
     def cap(self) -> int:
         """The number of samples in a batch when enough samples wait."""
         return self._cap_of(self.latency, self.limits.max_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
@@ -265,7 +266,10 @@ class Calls:
             self._refuse(replies, call, outcome)
             return
         try:
-            replies.answer(call, *self._codec.encode(outcome, typed=typed))
+            began = time.perf_counter()
+            encoded = self._codec.encode(outcome, typed=typed)
+            self._plane.encoding["grpc"].observe(time.perf_counter() - began)
+            replies.answer(call, *encoded)
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             failure = f"an answer of model {outcome.route.name} could not be encoded"
             self._refuse(replies, call, public_error(error, failure))

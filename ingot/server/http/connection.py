@@ -293,6 +293,9 @@ class Connections:
         self._none = asyncio.Event()
         self._until: float | None = None  # the loop's time, while they are drained
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def add(self, connection: Connection) -> None:
         self._open.add(connection)
         self._none.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -170,7 +171,9 @@ def _reply(
             encoded = asyncio.get_running_loop().run_in_executor(compression.threads, encoding)
             encoded.add_done_callback(functools.partial(_encoded, plane, head, done))
             return
+        began = time.perf_counter()
         body, headers = codec.encode_response(outcome, layout)
+        plane.encoding["http"].observe(time.perf_counter() - began)
     except Exception as error:  # noqa: BLE001 - the boundary of one request; others of its batch wait behind it
         done(responses.failure(plane, error))
         return

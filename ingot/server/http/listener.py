@@ -56,7 +56,9 @@ class HttpListener:
         self._tls = None if tls is None else tls.context(["http/1.1"])
         self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
         self._shared.app = LazyApp(self._shared.service, control, page=page)
-        self._connections = Connections()
+        self._connections = connections = Connections()
+        if control is None:
+            plane.metrics.http_connections.set_function(lambda: len(connections))
         if admission is not None and admission.gate is not None:
             admission.gate.changed += (self._shared.heads.clear, self._connections.forget)
         self._server: asyncio.Server | None = None

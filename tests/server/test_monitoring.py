@@ -1,0 +1,75 @@
+"""Metrics, the dashboard and the alert rules agree, and Prometheus' own tool accepts them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot.runtime import Metrics
+from tests import onnx_models
+from tests.support import ROOT, RequireTool
+
+MONITORING = ROOT / "examples" / "monitoring"
+NAME = re.compile(r"\bingot_[a-z_]+")
+ENDINGS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+
+def families() -> dict[str, str]:
+    """Return the kind of each metric, by its name."""
+    return {family.name: family.type for family in Metrics().registry.collect()}
+
+
+def expressions() -> str:
+    """Return all that the dashboard and the alert rules ask for."""
+    panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    rules = re.sub(r"summary:.*", "", (MONITORING / "alerts.yml").read_text())
+    return "\n".join([*asked, rules])
+
+
+def test_the_table_has_all_metrics_and_no_others() -> None:
+    section = (ROOT / "docs" / "serving.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = {name.removesuffix("_total") for row in rows for name in NAME.findall(row)}
+    assert listed == set(families())
+
+
+def test_the_dashboard_and_the_rules_ask_for_what_there_is() -> None:
+    samples = {f"{name}{ending}" for name, kind in families().items() for ending in ENDINGS[kind]}
+    asked = set(NAME.findall(expressions()))
+    assert asked - samples == set()
+    assert len(asked) > 20
+
+
+def test_the_rules_hold_their_tests(require_tool: RequireTool) -> None:
+    promtool = require_tool("promtool")
+    for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run([promtool, *arguments], cwd=MONITORING, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("frontends", [0, pytest.param(1, marks=pytest.mark.matrix)])
+def test_what_a_server_shows_is_valid(require_tool: RequireTool, tmp_path: Path, frontends: int) -> None:
+    promtool = require_tool("promtool")
+    with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, frontends=frontends) as running:
+        for url in (running.http_url, running.grpc_url):
+            with ingot.Client(url) as client:
+                client.infer("affine", {"x": np.ones((1, 3), np.float32)})
+        text = httpx.get(f"{running.http_url}/metrics", trust_env=False, timeout=60).text
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    values = {name: float(value) for name, value in re.findall(r"^(ingot_\w+(?:\{[^}]*\})?) (\S+)$", text, re.M)}
+    for stage in ("join", "compute", "split"):
+        assert values[f'ingot_stage_seconds_count{{model="affine",stage="{stage}",version="1"}}'] == 2
+    for protocol in ("http", "grpc"):
+        assert values[f'ingot_encode_seconds_count{{protocol="{protocol}"}}'] == 1
+    assert values["ingot_threads"] >= 1
+    assert values["ingot_open_files"] > 3
+    assert values["ingot_http_connections"] >= 1
