@@ -34,6 +34,7 @@ _COMMANDS = {
     "Inspect and move archives": {
         "inspect": "archives.inspect",
         "diff": "compare.diff",
+        "profile": "profile.profile",
         "push": "transfers.push",
         "pull": "transfers.pull",
         "copy": "transfers.copy",

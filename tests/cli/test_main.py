@@ -14,7 +14,7 @@ from tests.support import RunIngot
 
 COMMANDS = [
     *("export", "import", "quantize", "compare"),
-    *("inspect", "diff", "push", "pull", "copy", "save", "load"),
+    *("inspect", "diff", "profile", "push", "pull", "copy", "save", "load"),
     *("list", "history", "promote", "rollback", "remove", "fsck", "gc"),
     *("keygen", "sign", "verify"),
     *("serve", "deploy", "config", "ctl", "infer", "bench", "keys", "demo"),
