@@ -233,7 +233,7 @@ class Model:
         if self._settings.cache_bytes:
             metrics.cache_bytes.remove(*labels)
         if not successor:
-            gauges = [metrics.in_flight, metrics.queued, metrics.ready]
+            gauges = [metrics.in_flight, metrics.queued, metrics.queued_bytes, metrics.ready]
             if self._sequences is not None:
                 gauges += [metrics.sequences, metrics.sequence_state_bytes]
             for gauge in gauges:
