@@ -287,31 +287,27 @@ class DataPlane:
     def _submit_observed(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
         """Submit a request as :meth:`submit` does; observe it, and trace it if it is sampled."""
         began = time.perf_counter()
-        submit = functools.partial(DataPlane.submit, self, request, protocol)
-        context = request.context or CONTEXT.get()
-        observer = None if context is None or context.observer is None else self.observer
-        traced = self.traces.samples(request.template.model)
-        if context is not None:
+        context = request.context = request.context or CONTEXT.get()
+        if context is not None and context.observer is not None:
             _note(context, request, began)
-        if observer is None and not traced:
-            return submit(reply)
+        if self.traces.samples(request.template.model):
+            reply = self._traced(request, began, reply)
+        return DataPlane.submit(self, request, protocol, reply)
 
-        def observed(outcome: InferResponse | IngotError) -> None:
+    def _traced(self, request: InferRequest, began: float, reply: Reply) -> Reply:
+        """Return a reply that also writes the request's timestamps to the file of Triton's extension."""
+
+        def traced(outcome: InferResponse | IngotError) -> None:
             route = request.template.route
             if not isinstance(route, _Route):  # never, as the request was submitted
                 return
-            failed = isinstance(outcome, IngotError)
             batch = route.model.last_batch
-            if observer is not None and context is not None:
-                context.model, context.version = route.name, route.version
-                observer.answered(context, batch, failed=failed)
             reply(outcome)
-            if traced:
-                computed = {} if failed or batch is None else batch.timestamps
-                times = {"REQUEST_START": began, "QUEUE_START": began, **computed, "REQUEST_END": time.perf_counter()}
-                self.traces.add(route.name, route.version, request.id, times)
+            computed = {} if isinstance(outcome, IngotError) or batch is None else batch.timestamps
+            times = {"REQUEST_START": began, "QUEUE_START": began, **computed, "REQUEST_END": time.perf_counter()}
+            self.traces.add(route.name, route.version, request.id, times)
 
-        return submit(observed)
+        return traced
 
     def _route(self, model: Servable, request: InferRequest) -> _Route:
         template = request.template
@@ -353,9 +349,10 @@ class Ticket:
     __slots__ = ("_began", "_counters", "_plane", "_reply", "_request", "_route", "pending")
 
     pending: Cancellable
+    _route: _Route
 
     def __init__(
-        self, plane: DataPlane, request: InferRequest, route: Route, counters: _Counters, began: float, reply: Reply
+        self, plane: DataPlane, request: InferRequest, route: _Route, counters: _Counters, began: float, reply: Reply
     ):
         self._plane = plane
         self._request = request
@@ -372,17 +369,26 @@ class Ticket:
 
     def settle(self, outcome: Outcome) -> None:
         """Pass on the model's outcome."""
-        if isinstance(outcome, IngotError):
-            CONTEXT.set(self._request.context)
-            self._counters.count(outcome.code.value, self._began)
-            self._reply(outcome)
-            return
         route, request = self._route, self._request
         CONTEXT.set(request.context)
+        if isinstance(outcome, IngotError):
+            self._counters.count(outcome.code.value, self._began)
+            self._observe(failed=True)
+            self._reply(outcome)
+            return
         if self._plane.recorder is not None:
             self._plane.record(route.name, route.version, request.inputs, outcome)
         self._counters.succeeded(self._began)
+        if self._plane.observer is not None:
+            self._observe()
         self._reply(InferResponse(route, request.id, outcome))
+
+    def _observe(self, *, failed: bool = False) -> None:
+        """Note the answer, if the request is observed."""
+        context, route = self._request.context, self._route
+        if context is not None and context.observer is not None:
+            context.model, context.version = route.name, route.version
+            context.observer.answered(context, route.model.last_batch, failed=failed)
 
 
 class _DeliveryRoute(_Route):
@@ -435,6 +441,7 @@ class _DeliveryTicket(Ticket):
             super().settle(outcome)
         else:
             self._counters.succeeded(self._began)
+            self._observe()
             self._reply(InferResponse(self._route, self._request.id, outcome))
 
 

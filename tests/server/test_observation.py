@@ -142,11 +142,10 @@ class TestAccessLog:
     @pytest.mark.parametrize(("method", "failed"), [("POST", 503), ("gRPC", 14)])
     def test_failed_ones_are_in_it_at_a_limited_rate(self, lines: Lines, method: str, failed: int) -> None:
         context = RequestContext()
-        context.method, context.path = method, f"/{method}"
         for mode in ("sampled", "slow"):
+            context.target = method.encode(), f"/{method}{mode}".encode()
             lines.lines.clear()
             access_log = AccessLog(mode, 1e-12, 3600.0, Metrics().access_log_lines)
-            context.path += mode
             for status in (0, 200, 5, 404, *[failed] * 8):
                 access_log.write(context, status, 0.001)
             assert [level for level, _ in lines.lines] == ["ERROR"] * 5

@@ -103,7 +103,7 @@ class Dispatcher:
         self._check = SignatureCheck(signature, padding, most, call_limit)
         self._statistics = statistics or Statistics()
         # When its answers began, its timings and entries, and why it left the queue.
-        self._last_batch: tuple[float, BatchTimings, int, int, str] | None = None
+        self._last_batch: tuple[float, BatchTimings, int, int, str] | BatchTimes | None = None
         self._expiry = Expiry(name)
         self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
         suspects = Suspects() if self._isolated else None
@@ -414,12 +414,12 @@ class Dispatcher:
     @property
     def last_batch(self) -> BatchTimes | None:
         """The last batch; None before the first."""
-        if self._last_batch is None:
-            return None
-        ended, spent, requests, samples, reason = self._last_batch
-        ran = ended - spent.splitting
-        began = ran - spent.running
-        return BatchTimes(began - spent.joining, began, ran, ended, requests, samples, reason)
+        if isinstance(self._last_batch, tuple):  # computed once for the requests that ask for it, if any do
+            ended, spent, requests, samples, reason = self._last_batch
+            ran = ended - spent.splitting
+            began = ran - spent.running
+            self._last_batch = BatchTimes(began - spent.joining, began, ran, ended, requests, samples, reason)
+        return self._last_batch
 
     def statistics(self, described: Mapping[str, Any]) -> Statistics:
         """Return the counts so far and the state of the scheduler, merged with ``described``."""

@@ -24,7 +24,7 @@ from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
-from ingot.server.observation.context import CONTEXT
+from ingot.server.observation.context import CONTEXT, GRPC
 from ingot.server.requests import CLIENT, InferResponse
 
 Work = Callable[[], Coroutine[None, None, None]]
@@ -88,7 +88,7 @@ class Calls:
         """
         head = call.head
         if self._plane.observer is not None:
-            self._plane.observer.begin(call.context, "gRPC", head.path)
+            self._plane.observer.begin(call.context, GRPC, head.path)
         if head.refusal:
             replies.refuse(call, head.refusal)
             replies.http2.allowance.spend(COST_OF_REFUSAL, "too many refused calls")

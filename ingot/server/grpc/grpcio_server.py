@@ -23,7 +23,7 @@ from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import bracketed
-from ingot.server.observation.context import CONTEXT, RequestContext, identity_of
+from ingot.server.observation.context import CONTEXT, GRPC, RequestContext, identity_of
 from ingot.server.requests import CLIENT
 from ingot.server.tls import Content, Tls
 
@@ -173,7 +173,7 @@ def _begin(plane: DataPlane, context: grpc.aio.ServicerContext[Any, Any], path: 
     pairs = ((name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str))
     request = RequestContext(*identity_of((name.encode(), value.encode()) for name, value in pairs))
     if plane.observer is not None:
-        plane.observer.begin(request, "gRPC", path.encode())
+        plane.observer.begin(request, GRPC, path.encode())
     named = [("x-request-id", request.id.decode())]
     if request.traceparent:
         named.append(("traceparent", request.traceparent.decode()))

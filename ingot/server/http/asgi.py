@@ -93,7 +93,7 @@ class AsgiExchange:
         self._context = RequestContext(*head.identity)
         observer = connection.shared.service.plane.observer
         if observer is not None:
-            observer.begin(self._context, head.method.decode("ascii", "replace"), head.url)
+            observer.begin(self._context, head.method, head.url)
 
     def start(self) -> None:
         """Begin, once every earlier request is answered."""

@@ -274,7 +274,7 @@ class Exchange:
         self.context = RequestContext(*head.identity)
         observer = connection.shared.service.plane.observer
         if observer is not None:
-            observer.begin(self.context, head.method.decode("ascii", "replace"), head.url)
+            observer.begin(self.context, head.method, head.url)
 
     def run(self, body: bytes) -> None:
         """Serve the request; ``body`` is within the limit of one request."""

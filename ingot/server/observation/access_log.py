@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
-from http import HTTPStatus
 from typing import Any, Literal
 
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime.metrics import Counts
-from ingot.server.observation.context import RequestContext
+from ingot.server.observation.context import CONTEXT, RequestContext
 
 Mode = Literal["off", "sampled", "slow", "all"]
 
@@ -23,6 +22,7 @@ _GRPC = (
 )
 # Those for which the server is to blame.
 _GRPC_FAULTS = frozenset((2, 13, 14, 15))
+_HTTP_FAULTS = 500
 
 
 class AccessLog:
@@ -55,7 +55,7 @@ class AccessLog:
             status: of its response, by the protocol's number.
             seconds: from its arrival.
         """
-        failed = status in _GRPC_FAULTS if context.method == "gRPC" else status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        failed = status in _GRPC_FAULTS if context.grpc else status >= _HTTP_FAULTS
         level = logging.INFO
         if self._mode == "sampled":
             if random.random() >= self._share:
@@ -64,20 +64,17 @@ class AccessLog:
             level = logging.ERROR
         if level == logging.ERROR and not failed:
             return
-        shown = _status(context.method, status)
         self._lines[level].inc()
-        log.log(
-            level, "%s %s %s", context.method, context.path, shown, extra={"fields": _fields(context, shown, seconds)}
-        )
+        fields = _fields(context, status, seconds)
+        token = CONTEXT.set(context)
+        log.log(level, "%(method)s %(path)s %(status)s", fields, extra={"fields": fields})
+        CONTEXT.reset(token)
 
 
-def _status(method: str, status: int) -> str:
-    return _GRPC[status] if method == "gRPC" and status < len(_GRPC) else str(status)
-
-
-def _fields(context: RequestContext, status: str, seconds: float) -> dict[str, Any]:
+def _fields(context: RequestContext, status: int, seconds: float) -> dict[str, Any]:
     """Return the fields of a line; those that do not apply are left out."""
-    fields: dict[str, Any] = {"method": context.method, "path": context.path, "status": status}
+    named = _GRPC[status] if context.grpc and status < len(_GRPC) else str(status)
+    fields: dict[str, Any] = {"method": context.method, "path": context.path, "status": named}
     if context.model:
         fields |= {"model": context.model, "version": context.version, "rows": context.rows}
     if context.inferences > 1:

@@ -12,6 +12,10 @@ from typing import Any, Protocol
 from ingot.runtime.dispatch.statistics import BatchTimes
 
 REQUEST_ID = "X-Request-Id"
+GRPC = b"gRPC"
+"""Stands for the method of a request that is a call of gRPC."""
+
+_MOST_PATH = 200
 
 # Visible ASCII. A longer or another id is replaced: it is written to logs and sent back.
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -22,7 +26,10 @@ _numbers = itertools.count(1)
 
 
 class Reporter(Protocol):
-    """What reports requests that are over."""
+    """Reports requests; that is :class:`ingot.server.observation.observer.Observer`."""
+
+    def answered(self, context: RequestContext, batch: BatchTimes | None, *, failed: bool) -> None:
+        """Note that the model answered an inference of a request."""
 
     def finish(self, context: RequestContext, status: int) -> None:
         """Report a request with the status of its response."""
@@ -37,8 +44,7 @@ class RequestContext:
         id: from the header ``X-Request-Id``, or made here.
         traceparent: the W3C trace context that the request came with, or that of its span here; empty for none.
         observer: reports the request when it is over; None if requests are not observed.
-        method: such as ``POST``, or ``gRPC``.
-        path: of the URL, without the query, which may hold secrets; or of the gRPC method.
+        target: the method and the URL; for a call, ``gRPC`` and the path of its method.
         arrived: when its head was there.
         submitted: when its last inference was handed to the model; 0 if none was.
         answered: when the model's answer came; 0 if none did.
@@ -46,11 +52,12 @@ class RequestContext:
         rows: of all its inferences.
         inferences: their number; more than 1 only in a stream.
         batch: the last batch that its inputs ran in; None if a cache answered, or another process has the models.
-        span: the request's span, if it is sampled.
+        span: the identities of the request's span and of its parent, if it is sampled.
     """
 
     observer: Reporter | None = None
-    method = path = model = version = ""
+    target = b"", b""
+    model = version = ""
     arrived = submitted = answered = 0.0
     rows = inferences = 0
     batch: BatchTimes | None = None
@@ -59,6 +66,21 @@ class RequestContext:
     def __init__(self, request_id: bytes = b"", traceparent: bytes = b""):
         self.id = request_id or b"%b-%x" % (_PREFIX, next(_numbers))
         self.traceparent = traceparent
+
+    @property
+    def grpc(self) -> bool:
+        """Whether it is a call of gRPC."""
+        return self.target[0] == GRPC
+
+    @property
+    def method(self) -> str:
+        """Such as ``POST``, or ``gRPC``."""
+        return self.target[0].decode("ascii", "replace")
+
+    @property
+    def path(self) -> str:
+        """The path of the URL, without the query, which may hold secrets."""
+        return self.target[1].partition(b"?")[0][:_MOST_PATH].decode("ascii", "backslashreplace")
 
     def finish(self, status: int) -> None:
         """Report the request, if requests are observed, with the status of its response; the first call counts."""

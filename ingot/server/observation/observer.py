@@ -11,14 +11,13 @@ from ingot.errors import missing_package
 from ingot.runtime.dispatch.statistics import BatchTimes
 from ingot.runtime.metrics import Metrics
 from ingot.server.observation.access_log import AccessLog
-from ingot.server.observation.context import CONTEXT, RequestContext
+from ingot.server.observation.context import RequestContext
 
 if TYPE_CHECKING:
     from ingot.server.observation.spans import Spans
 
 log = logging.getLogger(__name__)
 
-_MOST_PATH = 200
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -34,15 +33,13 @@ class Observer:
         self._access_log = access_log
         self._spans = spans
 
-    def begin(self, context: RequestContext, method: str, path: bytes) -> RequestContext:
-        """Observe a request from now on, and return it."""
-        context.arrived = time.perf_counter()
-        context.method = method
-        context.path = path.partition(b"?")[0][:_MOST_PATH].decode("ascii", "backslashreplace")
-        context.observer = self
-        if self._spans is not None:
-            self._spans.begin(context)
-        return context
+    def begin(self, context: RequestContext, method: bytes, path: bytes) -> None:
+        """Observe a request from now on, unless nothing would be reported of it."""
+        sampled = self._spans is not None and self._spans.begin(context)
+        if sampled or self._access_log is not None:
+            context.arrived = time.perf_counter()
+            context.target = method, path
+            context.observer = self
 
     def answered(self, context: RequestContext, batch: BatchTimes | None, *, failed: bool) -> None:
         """Note that the model answered an inference of a request.
@@ -54,8 +51,7 @@ class Observer:
         """
         context.answered = time.perf_counter()
         # An earlier batch is not this request's: a cache answered, or the request failed before it ran.
-        ran = batch is not None and not failed and batch.ended >= context.submitted
-        context.batch = batch if ran else None
+        context.batch = None if failed or batch is None or batch.ended < context.submitted else batch
         if self._spans is not None and context.span is not None:
             self._spans.add_inference(context)
 
@@ -64,9 +60,7 @@ class Observer:
         if self._spans is not None and context.span is not None:
             self._spans.end(context, status)
         if self._access_log is not None:
-            token = CONTEXT.set(context)
             self._access_log.write(context, status, time.perf_counter() - context.arrived)
-            CONTEXT.reset(token)
 
     def close(self) -> None:
         """Export what waits; takes up to seconds."""

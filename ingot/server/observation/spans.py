@@ -7,17 +7,16 @@ import functools
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
 
 from ingot._version import __version__
 from ingot.errors import InvalidArgument
@@ -27,14 +26,17 @@ from ingot.server.observation.context import RequestContext
 
 # Milliseconds to export what waits when the server stops.
 _FLUSH = 5000
-_SAMPLED = b"01"
+_FLAGS = TraceFlags(TraceFlags.SAMPLED)
+_SCOPE = InstrumentationScope("ingot", __version__)
+_OK, _ERROR = Status(), Status(StatusCode.ERROR)
 
 
 class Spans:
     """Makes the spans of sampled requests and of their batches.
 
-    A request is sampled if its trace context says so, or, without one, at random. The sampling is decided here and not
-    by OpenTelemetry's sampler, so that requests that are not sampled make no span.
+    A request is sampled if its trace context says so, or, without one, at random. Spans are made when they are over,
+    from the times of the request: OpenTelemetry's tracer, which can also change spans and choose some, takes nine times
+    as long for them.
 
     Args:
         endpoint: the address of the collector, ``http://host:4318`` or ``grpc://host:4317``; empty for that of
@@ -48,28 +50,25 @@ class Spans:
 
     def __init__(self, endpoint: str, share: float, metrics: Metrics):
         resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot")})
-        resource = resource.merge(OTELResourceDetector().detect())  # whose attributes replace these
-        self._provider = TracerProvider(resource=resource, sampler=ALWAYS_ON, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
-        self._tracer = self._provider.get_tracer("ingot", __version__)
+        self._resource = resource.merge(OTELResourceDetector().detect())  # whose attributes replace these
+        self._processor = BatchSpanProcessor(_exporter(endpoint))
         self._share = share
         self._traced = metrics.traces
         # Spans have the time of the day, and contexts that of a clock that never jumps.
         self._epoch = time.time_ns() - time.perf_counter_ns()
         self._batches: dict[tuple[str, str, float], list[SpanContext]] = {}
 
-    def begin(self, context: RequestContext) -> None:
-        """Begin the span of a request if it is sampled; its trace context is then that of the span."""
-        parent = context.traceparent
-        if not (int(parent[53:55], 16) & 1 if parent else random.random() < self._share):
-            return
-        outer = trace.set_span_in_context(NonRecordingSpan(_remote(parent))) if parent else Context()
-        start = self._time(context.arrived)
-        span = self._tracer.start_span(context.method, outer, SpanKind.SERVER, start_time=start)
-        made = span.get_span_context()
-        context.span = span
-        context.traceparent = b"00-%032x-%016x-%b" % (made.trace_id, made.span_id, _SAMPLED)
+    def begin(self, context: RequestContext) -> bool:
+        """Return whether a request is sampled; if so, its trace context is that of its span from now on."""
+        came = context.traceparent
+        if not (int(came[53:55], 16) & 1 if came else random.random() < self._share):
+            return False
+        parent = _remote(came) if came else None
+        span = _new(parent)
+        context.span = span, parent
+        context.traceparent = b"00-%032x-%016x-%02x" % (span.trace_id, span.span_id, _FLAGS)
         self._traced.inc()
+        return True
 
     def add_inference(self, context: RequestContext) -> None:
         """Add the stages of an inference until its answer, and its batch."""
@@ -87,34 +86,33 @@ class Spans:
         if links is None:
             links = self._batches[key] = []
             asyncio.get_running_loop().call_soon(functools.partial(self._end_batch, key, batch))
-        links.append(context.span.get_span_context())
+        links.append(context.span[0])
 
     def end(self, context: RequestContext, status: int) -> None:
         """End the span of a request."""
-        span, now = context.span, time.perf_counter()
+        now = time.perf_counter()
         if context.answered:
             self._stage(context, "encode", context.batch.ran if context.batch else context.answered, now)
-        grpc = context.method == "gRPC"
-        attributes: dict[str, str | int] = {"ingot.request.id": context.id.decode()}
+        name = context.method
+        attributes: dict[str, AttributeValue] = {"ingot.request.id": context.id.decode()}
         if context.model:
-            span.update_name(f"infer {context.model}")
+            name = f"infer {context.model}"
             attributes |= {"ingot.model": context.model, "ingot.version": context.version, "ingot.rows": context.rows}
-        if grpc:
+        if context.grpc:
             service, _, method = context.path.lstrip("/").partition("/")
             attributes |= {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
             attributes["rpc.grpc.status_code"] = status
         else:
             attributes |= {"http.request.method": context.method, "url.path": context.path}
             attributes["http.response.status_code"] = status
-        span.set_attributes(attributes)
-        if status != 0 if grpc else status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(self._time(now))
+        failed = status != 0 if context.grpc else status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        span, parent = context.span
+        self._end(name, span, parent, context.arrived, now, attributes, kind=SpanKind.SERVER, failed=failed)
 
     def close(self) -> None:
         """Export what waits, for some seconds, and stop."""
-        self._provider.force_flush(_FLUSH)
-        self._provider.shutdown()
+        self._processor.force_flush(_FLUSH)
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def _stage(
         self,
@@ -122,37 +120,67 @@ class Spans:
         name: str,
         start: float,
         end: float,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
     ) -> None:
-        outer = trace.set_span_in_context(context.span)
-        span = self._tracer.start_span(name, outer, attributes=attributes, start_time=self._time(start))
-        span.end(self._time(max(start, end)))
+        request, _ = context.span
+        self._end(name, _new(request), request, start, max(start, end), attributes)
 
     def _end_batch(self, key: tuple[str, str, float], batch: BatchTimes) -> None:
         model, version, _ = key
-        span = self._tracer.start_span(
-            f"batch {model}",
-            Context(),
-            links=[Link(each) for each in self._batches.pop(key)],
-            attributes={
-                "ingot.model": model,
-                "ingot.version": version,
-                "ingot.batch.requests": batch.requests,
-                "ingot.batch.rows": batch.samples,
-                "ingot.batch.reason": batch.reason,
-            },
-            start_time=self._time(batch.started),
+        attributes: dict[str, AttributeValue] = {
+            "ingot.model": model,
+            "ingot.version": version,
+            "ingot.batch.requests": batch.requests,
+            "ingot.batch.rows": batch.samples,
+            "ingot.batch.reason": batch.reason,
+        }
+        links = [Link(each) for each in self._batches.pop(key)]
+        self._end(f"batch {model}", _new(None), None, batch.started, batch.ended, attributes, links=links)
+
+    def _end(
+        self,
+        name: str,
+        span: SpanContext,
+        parent: SpanContext | None,
+        start: float,
+        end: float,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
+        failed: bool = False,
+    ) -> None:
+        """Export a span that is over."""
+        self._processor.on_end(
+            ReadableSpan(
+                name,
+                span,
+                parent,
+                self._resource,
+                attributes,
+                links=links,
+                kind=kind,
+                status=_ERROR if failed else _OK,
+                start_time=self._time(start),
+                end_time=self._time(end),
+                instrumentation_scope=_SCOPE,
+            )
         )
-        span.end(self._time(batch.ended))
 
     def _time(self, seconds: float) -> int:
         """Return nanoseconds since 1970."""
         return self._epoch + int(seconds * 1e9)
 
 
+def _new(parent: SpanContext | None) -> SpanContext:
+    """Return the identity of a new span; without a parent, of a new trace. Zero would be invalid."""
+    trace_id = random.randrange(1, 1 << 128) if parent is None else parent.trace_id
+    return SpanContext(trace_id, random.randrange(1, 1 << 64), is_remote=False, trace_flags=_FLAGS)
+
+
 def _remote(traceparent: bytes) -> SpanContext:
     numbers = int(traceparent[3:35], 16), int(traceparent[36:52], 16)
-    return SpanContext(*numbers, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    return SpanContext(*numbers, is_remote=True, trace_flags=_FLAGS)
 
 
 def _exporter(endpoint: str) -> SpanExporter:
