@@ -23,7 +23,7 @@ def matrix(*values: Any) -> list[Any]:
 # Commands that end by themselves and answer to no signal: a separate process would prove nothing more, and take
 # a second, or three where PyTorch is imported.
 _IN_PROCESS = """
-compare config ctl deploy diff export fsck gc history import infer inspect keygen keys list load promote pull push
+bench compare config ctl deploy diff export fsck gc history import infer inspect keygen keys list load promote pull push
 remove rollback save sign verify
 """
 IN_PROCESS = frozenset(_IN_PROCESS.split())
