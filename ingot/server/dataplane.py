@@ -97,6 +97,7 @@ class DataPlane:
         self.reader: Reader | None = None if memory is None else memory.reader
         self.recorder: Recorder | None = None
         self.observer: Observer | None = None
+        self.render: Callable[[], Awaitable[bytes]] | None = None
         self.metrics = repository.metrics
         self.draining = False
         self.sticky_header = ""
@@ -180,8 +181,8 @@ class DataPlane:
         return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, properties)
 
     async def render_metrics(self) -> bytes:
-        """Return all metrics, in Prometheus' text format."""
-        return self.metrics.render()
+        """Return all metrics, in Prometheus' text format; ``render`` adds those of other processes."""
+        return self.metrics.render() if self.render is None else await self.render()
 
     async def statistics(self, name: str = "", version: str = "") -> list[tuple[Servable, Statistics]]:
         """Return the statistics of models: of all without a name, of all versions without a version.

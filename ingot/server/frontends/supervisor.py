@@ -56,6 +56,7 @@ class FrontProcesses:
         self._children: list[Child] = []
         self._metrics.fronts.set_function(lambda: sum(child.listens for child in self._children))
         self._tasks: list[asyncio.Task[None]] = []
+        plane.render = self._render  # for the management listener, which is in this process
 
     async def start(self) -> None:
         async with contextlib.AsyncExitStack() as on_error:
