@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli import output
-from ingot.cli.infer import api_key
+from ingot.cli.connection import api_key
 from ingot.cli.output import note, print_json, say, stdout
 from ingot.errors import InvalidArgument, Unavailable, write_error
 

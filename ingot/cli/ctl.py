@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +10,9 @@ from urllib.parse import quote
 import typer
 
 from ingot.cli.archives import Json
-from ingot.cli.infer import api_key
+from ingot.cli.connection import CaOption, Server, only_server
 from ingot.cli.output import print_json, say
-from ingot.errors import CLASSES, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
+from ingot.errors import InvalidArgument, NotFound
 from ingot.report.units import size
 
 ctl = typer.Typer(help="Control a running server: its models, and changes of what it serves.", no_args_is_help=True)
@@ -35,10 +34,6 @@ KeyOption = Annotated[
         show_default="the variable INGOT_API_KEY",
     ),
 ]
-CaOption = Annotated[
-    Path | None,
-    typer.Option("--ca-file", help="PEM file of the authorities that may have signed the server's certificate."),
-]
 
 
 @ctl.command()
@@ -46,7 +41,7 @@ def status(
     server: ServerOption = None, key_file: KeyOption = None, ca_file: CaOption = None, as_json: Json = False
 ) -> None:
     """Show the models, their states, and why a change did not take place."""
-    found = _Server.find(server, key_file, ca_file).ask("GET", "/v2/repository/status")
+    found = _server(server, key_file, ca_file).ask("GET", "/v2/repository/status")
     if as_json:
         print_json(found)
         return
@@ -74,7 +69,7 @@ def reload(
     as_json: Json = False,
 ) -> None:
     """Load what the sources of models mean now, if that differs; exit code 1 if a change fails, and is not made."""
-    done = _Server.find(server, key_file, ca_file).ask("POST", "/v2/repository/reload", {"name": name})
+    done = _server(server, key_file, ca_file).ask("POST", "/v2/repository/reload", {"name": name})
     if as_json:
         print_json(done)
     else:
@@ -111,7 +106,7 @@ def load(
             raise InvalidArgument(f"--set '{setting}' is not NAME=VALUE, such as --set instances=2")
         parameters[label] = value
     path = f"/v2/repository/models/{quote(name, safe=':')}/load"
-    done = _Server.find(server, key_file, ca_file).ask("POST", path, {"parameters": parameters})
+    done = _server(server, key_file, ca_file).ask("POST", path, {"parameters": parameters})
     if as_json:
         print_json(done)
     else:
@@ -126,7 +121,7 @@ def unload(
     ca_file: CaOption = None,
 ) -> None:
     """Unload a model once the requests that it has are answered."""
-    _Server.find(server, key_file, ca_file).ask("POST", f"/v2/repository/models/{quote(name, safe=':')}/unload", {})
+    _server(server, key_file, ca_file).ask("POST", f"/v2/repository/models/{quote(name, safe=':')}/unload", {})
     say(f"{name} is unloaded")
 
 
@@ -176,7 +171,7 @@ def canary(
         "compare": compare,
         "sticky": sticky,
     }
-    _try(_Server.find(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
+    _try(_server(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
 
 
 @ctl.command()
@@ -195,10 +190,10 @@ def shadow(
     given = {"source": source, "tolerance": tolerance, "compare": compare}
     if any(value is not None for value in given.values()):
         given["shadow"] = True
-    _try(_Server.find(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
+    _try(_server(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
 
 
-def _try(server: _Server, name: str, given: Mapping[str, Any], *, stop: bool, as_json: bool) -> None:
+def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_json: bool) -> None:
     """Begin, change, stop or show the trial of a model."""
     parameters = {label: value for label, value in given.items() if value is not None}
     if (source := parameters.get("source")) is not None and _is_local_file(source):
@@ -249,69 +244,5 @@ def _is_local_file(source: str) -> bool:
     return "://" not in source and source.endswith((".ingot", ".onnx"))
 
 
-class _Server:
-    """The management listener of one server."""
-
-    def __init__(self, place: str, key_file: Path | None, ca_file: Path | None):
-        import httpx
-
-        key = api_key(key_file)
-
-        self._place = place
-        path = None if "://" in place else place.removeprefix("unix:")
-        self._client = httpx.Client(
-            transport=None if path is None else httpx.HTTPTransport(uds=path),
-            base_url="http://localhost" if path is not None else place,
-            verify=True if ca_file is None else ssl.create_default_context(cafile=ca_file),
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=None,
-            trust_env=False,
-        )
-
-    @classmethod
-    def find(cls, place: str | None, key_file: Path | None, ca_file: Path | None) -> _Server:
-        """Return the server at a place, or the only one of this user.
-
-        Raises:
-            NotFound: no server runs.
-            InvalidArgument: several do.
-        """
-        from ingot.server.management import places
-
-        if place is not None:
-            return cls(place, key_file, ca_file)
-        found = places.running()
-        if not found:
-            raise NotFound("no server of this user runs with a management socket on this machine; name one by --server")
-        if len(found) > 1:
-            listed = "".join(f"\n  --server {path}" for path in found)
-            raise InvalidArgument(f"several servers run; choose one by its process and HTTP port:{listed}")
-        return cls(str(found[0]), key_file, ca_file)
-
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send the one request, and return the parsed answer.
-
-        Raises:
-            IngotError: the server's, or it cannot be reached.
-        """
-        import httpx
-
-        try:
-            with self._client as client:
-                answer = client.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise Unavailable(f"no server answers at {self._place}: {error}") from error
-        if answer.status_code == 200:
-            return answer.json()
-        try:
-            text = answer.json()["error"]
-        except (ValueError, LookupError, TypeError):
-            text = f"status {answer.status_code}; is this the management listener?"
-        raise _error(answer.status_code)(text)
-
-
-def _error(status: int) -> type[IngotError]:
-    from ingot.server.http.codec import STATUS
-
-    kinds = {STATUS[code]: kind for code, kind in CLASSES.items()}
-    return kinds.get(status, InternalError)
+def _server(place: str | None, key_file: Path | None, ca_file: Path | None) -> Server:
+    return Server(place or only_server("--server PLACE"), key_file, ca_file)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, api_key
 from ingot.cli.output import note, print_json, stdout
 from ingot.errors import InvalidArgument, NotFound, write_error
 
@@ -37,17 +37,10 @@ def infer(
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the response.")] = 60.0,
-    ca_file: Annotated[
-        Path | None, typer.Option(help="PEM file of the authorities that may have signed the server's certificate.")
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="File of the API key, if the server needs one.", show_default="the variable INGOT_API_KEY"),
-    ] = None,
-    cert_file: Annotated[
-        Path | None, typer.Option(help="PEM file of the client's certificate, if the server asks for one.")
-    ] = None,
-    cert_key_file: Annotated[Path | None, typer.Option(help="PEM file of that certificate's key.")] = None,
+    ca_file: CaOption = None,
+    key_file: KeyOption = None,
+    cert_file: CertOption = None,
+    cert_key_file: CertKeyOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -76,15 +69,6 @@ def infer(
         for name, array in outputs.items():
             stdout().print(f"{name} {array.dtype} {list(array.shape)}", markup=False, highlight=False)
             stdout().print(np.array2string(_plain(array), precision=4, threshold=200), markup=False, highlight=False)
-
-
-def api_key(file: Path | None) -> str | None:
-    """Return the API key from a file or the variable, or None if there is neither."""
-    if file is None:
-        return os.environ.get("INGOT_API_KEY") or None
-    from ingot.model_store.trust.keys import read_file
-
-    return read_file(file.expanduser()).decode(errors="replace")
 
 
 def _is_private(url: str) -> bool:

@@ -56,6 +56,7 @@ _COMMANDS = {
         "deploy": "deploy.deploy",
         "config": "config.config",
         "ctl": "ctl.ctl",
+        "top": "top.top",
         "infer": "infer.infer",
         "bench": "bench.bench",
         "keys": "keys.keys",

@@ -192,6 +192,9 @@ class Metrics:
         self.http_connections = Gauge("ingot_http_connections", "Connections to the HTTP port", registry=registry)
         self.threads = Gauge("ingot_threads", "Threads of Python", registry=registry)
         self.threads.set_function(threading.active_count)
+        self.started = Gauge(
+            "ingot_start_time_seconds", "When the server started, in seconds since 1970", registry=registry
+        )
         self.open_files = Gauge("ingot_open_files", "File descriptors in use", registry=registry)
         self.open_files.set_function(_open_files)
         self.grpc_connections = Gauge(

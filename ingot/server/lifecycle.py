@@ -87,6 +87,7 @@ class Server:
             DeadlineExceeded: a model takes longer than ``load_timeout``.
             IngotError: a model cannot be loaded; the ports are closed again.
         """
+        self.repository.metrics.started.set_to_current_time()
         self._plane.recorder = self._recorder()
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._close_recorder)

@@ -7,12 +7,13 @@ import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import grpc
-
 from ingot.errors import InternalError, InvalidArgument, Unreached
-from ingot.server.clients import arguments
+
+if TYPE_CHECKING:
+    import grpc
 
 
 def address(url: str) -> tuple[str, str]:
@@ -21,6 +22,8 @@ def address(url: str) -> tuple[str, str]:
     Raises:
         InvalidArgument: it is not a server's address.
     """
+    from ingot.server.clients import arguments  # which needs half a second, and Access does not
+
     forms = "write http://host:port or grpc://host:port"
     try:
         parts = urlsplit(arguments.text("url", url))
@@ -84,6 +87,8 @@ class Access:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Return the same for gRPC."""
+        import grpc
+
         roots = None if self._ca_file is None else Path(self._ca_file).read_bytes()
         cert, key = (None, None) if self._pair is None else (Path(file).read_bytes() for file in self._pair)
         return grpc.ssl_channel_credentials(roots, key, cert)

@@ -1,0 +1,153 @@
+"""Connections of commands to a running server, and the options that name and authenticate it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.errors import CLASSES, IngotError, InternalError, InvalidArgument, NotFound, Unreached
+
+if TYPE_CHECKING:
+    import httpx
+
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="File of the API key, if the server needs one.",
+        show_default="the variable INGOT_API_KEY",
+    ),
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option("--ca-file", help="PEM file of the authorities that may have signed the server's certificate."),
+]
+CertOption = Annotated[
+    Path | None,
+    typer.Option("--cert-file", help="PEM file of the client's certificate, if the server asks for one."),
+]
+CertKeyOption = Annotated[Path | None, typer.Option("--cert-key-file", help="PEM file of that certificate's key.")]
+
+
+class Server:
+    """A running server, over HTTP on a port or a Unix socket.
+
+    Args:
+        place: a path of a Unix socket, or ``http(s)://HOST:PORT``.
+        key_file: file of the API key; None for the variable ``INGOT_API_KEY``.
+        ca_file: the authorities that may have signed the server's certificate; None for the public ones.
+        cert_file, cert_key_file: the client's certificate, if the server asks for one.
+        timeout: seconds for a response; None for no limit.
+
+    Raises:
+        InvalidArgument: a file cannot be used, or only one of the two of the certificate is given.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        key_file: Path | None = None,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        cert_key_file: Path | None = None,
+        timeout: float | None = None,
+    ):
+        import httpx
+
+        from ingot.server.clients.access import Access
+
+        self.place = place
+        access = Access(api_key(key_file), ca_file, cert_file, cert_key_file)
+        path = None if "://" in place else place.removeprefix("unix:")
+        with access.reading():
+            verify = access.context()
+        self._client = httpx.Client(
+            transport=None if path is None else httpx.HTTPTransport(uds=path),
+            base_url="http://localhost" if path is not None else place,
+            verify=verify,
+            headers=access.headers,
+            timeout=timeout,
+            trust_env=False,
+        )
+
+    def get(self, path: str) -> httpx.Response:
+        """Send a request, and keep the connection.
+
+        Raises:
+            Unreached: no server answers.
+        """
+        return self._request("GET", path)
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send the one request of a command, and return the parsed answer.
+
+        Raises:
+            IngotError: the server's, or it cannot be reached.
+        """
+        with self._client:
+            answer = self._request(method, path, body)
+        if answer.status_code == 200:
+            return answer.json()
+        try:
+            text = answer.json()["error"]
+        except (ValueError, LookupError, TypeError):
+            text = f"status {answer.status_code}; is this the management listener?"
+        raise _error(answer.status_code)(text)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        import httpx
+
+        from ingot.server.clients.access import unreachable
+
+        try:
+            return self._client.request(method, path, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = str(error) or type(error).__name__
+            if "://" not in self.place:
+                raise Unreached(f"no server answers at {self.place}: {why}; is it running?") from error
+            raise unreachable(self.place, why) from error
+
+
+def only_server(form: str) -> str:
+    """Return the management socket of the one server of this user on this machine.
+
+    Args:
+        form: how a user names a server, such as ``--server PLACE``.
+
+    Raises:
+        NotFound: no server runs.
+        InvalidArgument: several do.
+    """
+    from ingot.server.management import places
+
+    found = places.running()
+    if not found:
+        raise NotFound(f"no server of this user runs with a management socket on this machine; name one: {form}")
+    if len(found) > 1:
+        listed = "".join(f"\n  {form.replace('PLACE', str(path))}" for path in found)
+        raise InvalidArgument(f"several servers run; choose one by its process and HTTP port:{listed}")
+    return str(found[0])
+
+
+def api_key(file: Path | None) -> str | None:
+    """Return the API key from a file or the variable, or None if there is neither."""
+    if file is None:
+        return os.environ.get("INGOT_API_KEY") or None
+    from ingot.model_store.trust.keys import read_file
+
+    return read_file(file.expanduser()).decode(errors="replace")
+
+
+def _error(status: int) -> type[IngotError]:
+    from ingot.server.http.codec import STATUS
+
+    kinds = {STATUS[code]: kind for code, kind in CLASSES.items()}
+    return kinds.get(status, InternalError)

@@ -1,0 +1,319 @@
+"""``ingot top``: the load of a running server, in a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli.archives import Json
+from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, Server, only_server
+from ingot.cli.output import duration, note, print_json, printable, say, seconds, size, stdout
+from ingot.errors import InternalError, InvalidArgument, PermissionDenied, Unavailable, Unreached
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+    from ingot.server.clients.monitoring import ModelLoad, Reading, ServerLoad
+
+# Seconds over which latencies and shares are computed, as on the server's page.
+_WINDOW = 10.0
+_TIMEOUT = 10.0
+_BAR = 20
+_COLOURS = ("yellow", "magenta", "green", "blue")
+_TITLES = ("model", "state", "variant", "device", "req/s", "rows/s", "p50", "p99", "queue", "batch")
+_TEXTS = 4  # columns that are not numbers
+# The columns that a terminal of fewer columns has no room for.
+_WIDE = 110
+_LEFT_OUT = ("variant", "device", "rows/s")
+
+
+def top(
+    url: Annotated[
+        str,
+        typer.Argument(
+            envvar="INGOT_MANAGEMENT_URL",
+            help="http(s)://HOST:PORT, or a path of a management socket.",
+            show_default="the one server of this user on this machine",
+        ),
+    ] = "",
+    interval: Annotated[str, typer.Option(metavar="<time>", help="Time between two readings.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Print one table after one interval, and end.")] = False,
+    key_file: KeyOption = None,
+    ca_file: CaOption = None,
+    cert_file: CertOption = None,
+    cert_key_file: CertKeyOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show the load of a running server: models, rates, latencies, queues, errors, and where the time goes."""
+    every = seconds("--interval", interval)
+    if not 0.1 <= every <= 3600:
+        raise InvalidArgument(f"--interval is '{interval}'; it must be from 100ms to 1h")
+    if as_json and not once:
+        raise InvalidArgument("--json prints one reading: add --once")
+    if url.startswith(("grpc://", "grpcs://")):
+        raise InvalidArgument(f"'{url}' is a gRPC port; give the HTTP port, as http://HOST:8000")
+    if ":" in url and "/" not in url:
+        raise InvalidArgument(f"'{url}' is not a URL or a path; write http://{url}")
+    place = url or only_server("ingot top PLACE")
+    server = Server(place, key_file, ca_file, cert_file, cert_key_file, _TIMEOUT)
+    monitor = _Monitor(server)
+    try:
+        monitor.look()
+        if once:
+            time.sleep(every)
+            found = monitor.look()
+            if as_json:
+                print_json({"url": monitor.place, "version": monitor.version, **asdict(found)})
+            else:
+                _print(monitor.title, found)
+        elif stdout().is_terminal:
+            _watch(monitor, every)
+        else:
+            _follow(monitor, every, lambda found: _print(monitor.title, found), note)
+    except KeyboardInterrupt:
+        if once:
+            raise typer.Exit(130) from None
+    finally:
+        server.close()
+
+
+class _Monitor:
+    """Reads a server, and keeps the readings of the window."""
+
+    def __init__(self, server: Server):
+        self._server = server
+        self._readings: deque[Reading] = deque()
+        self.place = server.place
+        self.version = ""
+
+    @property
+    def title(self) -> str:
+        """The server's address and version."""
+        return f"{self.place}  Ingot {self.version}"
+
+    def look(self) -> ServerLoad:
+        """Read the server, and return its load since the last reading.
+
+        Raises:
+            Unreached: no server answers.
+            IngotError: what answers is not an Ingot server, or refuses access.
+        """
+        from ingot.server.clients.monitoring import load
+
+        try:
+            now = self._read()
+        except Unreached:
+            self._readings.clear()  # another process may answer next, whose counts begin at 0
+            raise
+        started = "ingot_start_time_seconds"
+        if self._readings and self._readings[-1].samples.total(started) != now.samples.total(started):
+            self._readings.clear()
+        before = self._readings[-1] if self._readings else now
+        self._readings.append(now)
+        while len(self._readings) > 2 and now.at - self._readings[1].at >= _WINDOW:
+            self._readings.popleft()
+        return load(now, before, self._readings[0])
+
+    def _read(self) -> Reading:
+        from ingot.server.clients.monitoring import Reading, Samples
+
+        if not self._readings:
+            self._identify()
+        try:
+            at, samples = time.monotonic(), Samples(self._text("/metrics"))
+            if "ingot_threads" not in samples:
+                raise self._foreign("its /metrics has none of Ingot's metrics")
+            models = json.loads(self._text("/v2/models/stats"))["model_stats"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise self._foreign("its /metrics or /v2/models/stats is not what Ingot sends") from error
+        return Reading(at=at, samples=samples, models=models)
+
+    def _identify(self) -> None:
+        try:
+            self.version = str(json.loads(self._text("/v2"))["version"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise self._foreign("it does not describe itself at /v2") from error
+
+    def _text(self, path: str) -> str:
+        response = self._server.get(path)
+        place, status = self._server.place, response.status_code
+        if status in (401, 403):
+            raise PermissionDenied(
+                f"the server at {place} refuses {path}; give a key with the rights infer and metrics, by --key-file or "
+                "INGOT_API_KEY"
+            )
+        if status == 503:
+            raise Unavailable(
+                f"the server at {place} is overloaded or stopping: {path} has status 503; ask again later"
+            )
+        if status >= 500:
+            raise InternalError(f"the server at {place} failed: {path} has status {status}; see its log")
+        if status != 200:
+            raise self._foreign(f"{path} has status {status}")
+        return response.text
+
+    def _foreign(self, why: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"what answers at {self._server.place} is not the HTTP port of an Ingot server: {why}; give the URL that "
+            "ingot serve prints after HTTP"
+        )
+
+
+def _follow(
+    monitor: _Monitor, every: float, show: Callable[[ServerLoad], None], complain: Callable[[str], None]
+) -> None:
+    """Show the load again and again; if no server answers, complain and try again."""
+    while True:
+        time.sleep(every)
+        try:
+            found = monitor.look()
+        except (Unreached, Unavailable, InternalError) as error:
+            complain(f"{error}\nTrying again every {every:g} s.")
+        else:
+            show(found)
+
+
+def _watch(monitor: _Monitor, every: float) -> None:
+    """Redraw the load on the whole terminal until Ctrl-C."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    waiting = Text(f"{printable(monitor.title)}\n\nmeasuring", style="dim")
+    shown: list[RenderableType] = [waiting]
+
+    def show(found: ServerLoad) -> None:
+        shown[:] = [_screen(monitor.title, found)]
+        live.update(shown[0], refresh=True)
+
+    def complain(text: str) -> None:
+        live.update(Group(Text(printable(text), style="bold red"), *shown), refresh=True)
+
+    live: Live
+    with Live(waiting, console=stdout(), screen=True, auto_refresh=False) as live:
+        live.refresh()
+        _follow(monitor, every, show, complain)
+
+
+def _screen(title: str, found: ServerLoad) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from ingot.server.clients.monitoring import STAGES
+
+    narrow = stdout().width < _WIDE
+    left_out = _LEFT_OUT if narrow else ()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, name in enumerate(_TITLES):
+        if name not in left_out:
+            table.add_column(name, justify="right" if index >= _TEXTS else "left", no_wrap=True)
+    table.add_column("time", no_wrap=True)
+    for model in found.models:
+        cells = [cell for name, cell in zip(_TITLES, _cells(model), strict=True) if name not in left_out]
+        table.add_row(*cells, _bar(model, _BAR // 2 if narrow else _BAR), style="" if model.state == "ready" else "red")
+    legend = Text("time  ", style="dim")
+    for stage, colour in zip(STAGES, _COLOURS, strict=True):
+        legend.append("█", colour).append(f" {stage}  ")
+    head, *rest = _lines(title, found)
+    return Group(Text(head, style="bold"), table, legend, *(Text(line) for line in rest))
+
+
+def _print(title: str, found: ServerLoad) -> None:
+    """Print the load as lines of text, aligned, and a blank line."""
+    head, *rest = _lines(title, found)
+    say(head)
+    rows = [
+        (*_TITLES, "queue/batch/compute/encode"),
+        *((*_cells(model), "/".join(f"{share:.0%}" for share in model.shares.values())) for model in found.models),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        aligned = [
+            cell.rjust(width) if _TEXTS <= index < len(_TITLES) else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        say("  ".join(aligned).rstrip())
+    for line in rest:
+        say(line)
+    say("")
+
+
+def _lines(title: str, found: ServerLoad) -> list[str]:
+    """Return the header, and the lines about candidates and errors."""
+    parts = [title]
+    if found.started is not None:
+        parts.append(f"up {_age(time.time() - found.started)}")
+    parts += [f"connections {found.connections:,}", f"in flight {found.in_flight:,}"]
+    parts.append(f"errors/s {_count(found.errors_per_s)}")
+    if found.resident_memory is not None:
+        parts.append(f"memory {size(int(found.resident_memory))}")
+    lines = ["  ".join(parts)]
+    for trial in found.trials:
+        share = f"canary {trial.weight:g} %" if trial.weight else "shadow"
+        worst = "" if trial.worst_error is None else f", worst error {trial.worst_error:.2g}"
+        ratio = "" if trial.latency_ratio is None else f", p99 {trial.latency_ratio:.2f} of the current model's"
+        lines.append(
+            f"{trial.name}:{trial.version}  {share}: {trial.agreed:,} answers agreed, {trial.differed:,} differed, "
+            f"{trial.dropped:,} dropped{worst}{ratio}"
+        )
+    for error in sorted(found.errors, key=lambda each: (-each.recent, -each.count)):
+        recent = f" (+{error.recent:,} in {_WINDOW:g} s)" if error.recent else ""
+        lines.append(f"{error.protocol}: {error.code.replace('_', ' ')} {error.count:,}{recent}")
+    return [printable(line) for line in lines]
+
+
+def _cells(model: ModelLoad) -> list[str]:
+    return [
+        printable(f"{model.name}:{model.version}"),
+        model.state,
+        printable(model.variant),
+        model.device,
+        _count(model.requests_per_s),
+        _count(model.rows_per_s),
+        _time(model.p50),
+        _time(model.p99),
+        _count(model.queue),
+        "-" if model.mean_batch is None else f"{model.mean_batch:.1f}",
+    ]
+
+
+def _bar(model: ModelLoad, length: int) -> Text:
+    """Return the shares as coloured blocks, whose ends are rounded so that all of them fill the bar."""
+    from rich.text import Text
+
+    bar, end, total = Text(), 0, 0.0
+    for share, colour in zip(model.shares.values(), _COLOURS, strict=False):
+        total += share
+        width = round(length * total) - end
+        bar.append("█" * width, colour)
+        end += width
+    return bar
+
+
+def _count(value: float) -> str:
+    return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def _time(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else duration(value)
+
+
+def _age(value: float) -> str:
+    """Return a duration in its two largest units."""
+    whole = max(0, int(value))
+    for unit, name, below, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit}{name} {whole % unit // below}{smaller}"
+    return f"{whole}s"
