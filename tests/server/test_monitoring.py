@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import ingot
 from ingot.runtime import Metrics
 from tests import onnx_models
-from tests.support import ROOT, RequireTool
+from tests.support import ROOT, RequireTool, matrix
 
 MONITORING = ROOT / "examples" / "monitoring"
 NAME = re.compile(r"\bingot_[a-z_]+")
@@ -53,6 +54,26 @@ def test_the_rules_hold_their_tests(require_tool: RequireTool) -> None:
     for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         done = subprocess.run([promtool, *arguments], cwd=MONITORING, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", matrix("fast", "grpcio", "fronts"))
+def test_every_encoded_response_is_counted(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {"grpc_server": "grpcio"} if kind == "grpcio" else {"frontends": int(kind == "fronts")}
+    rows = 12_000  # of which a thread encodes the values
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 3], "data": [1.0] * (3 * rows)}
+    with (
+        ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, **options) as running,
+        httpx.Client(base_url=running.http_url, trust_env=False, timeout=60) as http,
+        ingot.Client(running.grpc_url) as grpc,
+    ):
+        answer = http.post("/v2/models/affine/infer", json={"inputs": [tensor]})
+        assert len(answer.json()["outputs"][0]["data"]) == 3 * rows
+        grpc.infer("affine", {"x": np.ones((1, 3), np.float32)})
+        list(grpc.stream("affine", {"x": np.ones((1, 3), np.float32)}))
+        text = http.get("/metrics").text
+    counts = dict(re.findall(r'^ingot_encode_seconds_count\{protocol="(\w+)"\} (\S+)$', text, re.M))
+    assert counts == {"http": "1.0", "grpc": "2.0"}
+    assert float(re.findall(r'^ingot_encode_seconds_sum\{protocol="http"\} (\S+)$', text, re.M)[0]) > 0
 
 
 @pytest.mark.parametrize("frontends", [0, pytest.param(1, marks=pytest.mark.matrix)])

@@ -20,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import ingot
 from ingot.runtime import Metrics
+from ingot.runtime.scheduling.scheduler import REASONS
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
@@ -30,6 +31,7 @@ from tests.support import matrix
 
 INFER = "/v2/models/affine/infer"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}]}
+KINDS: dict[str, dict[str, Any]] = {"fast": {}, "grpcio": {"grpc_server": "grpcio"}, "fronts": {"frontends": 1}}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -49,8 +51,7 @@ def call(server: RunningServer, metadata: tuple[tuple[str, str], ...] = (), name
 @pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     model = onnx_models.affine(tmp_path_factory.mktemp("model"))
-    kinds: dict[str, dict[str, Any]] = {"grpcio": {"grpc_server": "grpcio"}, "fronts": {"frontends": 1}}
-    with ingot.serve(model, http_port=0, grpc_port=0, **kinds.get(request.param, {})) as running:
+    with ingot.serve(model, http_port=0, grpc_port=0, **KINDS[request.param]) as running:
         yield running
 
 
@@ -125,7 +126,7 @@ class TestAccessLog:
             1,
         )
         assert inferred["batch_rows"] == 1
-        assert inferred["batch_reason"] in ("full", "idle", "linger", "deadline")
+        assert inferred["batch_reason"] in REASONS
         assert 0 <= inferred["queue_ms"] + inferred["compute_ms"] <= inferred["total_ms"]
         assert (missing["status"], "model" in missing) == ("404", False)
         assert (called["method"], called["status"], called["rows"]) == ("gRPC", "OK", 1)
@@ -150,9 +151,11 @@ class TestAccessLog:
                 access_log.write(context, status, 0.001)
             assert [level for level, _ in lines.lines] == ["ERROR"] * 5
 
-    def test_lines_on_stderr_are_json_with_the_id(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("frontends", matrix(0, 1))
+    def test_lines_on_stderr_are_json_with_the_id(self, tmp_path: Path, frontends: int) -> None:
         command = [sys.executable, "-m", "ingot", "serve", str(onnx_models.affine(tmp_path)), "--json"]
         options = ["--http-port=0", "--grpc-port=0", "--access-log=all", "--log-format=json", "--log-level=info"]
+        options.append(f"--frontends={frontends}")
         with subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -166,6 +169,9 @@ class TestAccessLog:
         [found] = [record for record in records if record["logger"] == "ingot.access"]
         assert found["message"] == f"POST {INFER} 200"
         assert (found["request_id"], found["trace_id"]) == ("order-7", PARENT[3:35])
+        assert (found["rows"], found["batch_rows"]) == (1, 1)
+        assert found["batch_reason"] in REASONS
+        assert 0 < found["queue_ms"] + found["compute_ms"] <= found["total_ms"]
         assert "data" not in errors
         assert any("draining" in record["message"] for record in records)
 
@@ -204,13 +210,14 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
 
 
 class TestTraces:
-    @pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
+    @pytest.mark.parametrize("kind", matrix("fast", "grpcio", "fronts"))
     def test_a_collector_gets_one_of_each_protocol(
         self, tmp_path: Path, collector: tuple[str, list[Span]], kind: Any
     ) -> None:
         endpoint, spans = collector
+        options: dict[str, Any] = {"otlp": endpoint, "otlp_share": 0.0, **KINDS[kind]}
         model = onnx_models.affine(tmp_path)
-        with ingot.serve(model, http_port=0, grpc_port=0, otlp=endpoint, otlp_share=0.0, grpc_server=kind) as running:
+        with ingot.serve(model, http_port=0, grpc_port=0, **options) as running:
             unsampled = f"{PARENT[:-2]}00"
             for parent in (PARENT, unsampled):
                 headers = {"traceparent": parent}
@@ -231,7 +238,7 @@ class TestTraces:
         batches = [span for span in spans if span.name == "batch affine"]
         assert {link.span_id for batch in batches for link in batch.links} == {span.span_id for span in servers}
         reasons = {each.key: each.value.string_value for batch in batches for each in batch.attributes}
-        assert reasons["ingot.batch.reason"] in ("full", "idle", "linger", "deadline")
+        assert reasons["ingot.batch.reason"] in REASONS
 
     def test_a_wrong_address_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ingot.IngotError, match="address of a collector"):

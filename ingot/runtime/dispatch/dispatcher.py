@@ -413,8 +413,8 @@ class Dispatcher:
 
     @property
     def last_batch(self) -> BatchTimes | None:
-        """The last batch; None before the first."""
-        if isinstance(self._last_batch, tuple):  # computed once for the requests that ask for it, if any do
+        """The last batch, the same object until the next one; None before the first."""
+        if isinstance(self._last_batch, tuple):  # few ask, so it is made for those
             ended, spent, requests, samples, reason = self._last_batch
             ran = ended - spent.splitting
             began = ran - spent.running

@@ -35,8 +35,11 @@ class Kind(IntEnum):
     DROP = 20  # front: model, and the step of the sequence to drop
     CLOSE = 21  # engine: close the ports; answered by CLOSED
     CLOSED = 22  # front
+    BATCH = 23  # engine: the batch of the outputs that follow: times, requests, samples, reason
 
 
+# Times are in seconds of ``time.perf_counter``, which is one clock for all processes of the machine.
+BATCH = struct.Struct("<4dIIB")
 SECONDS = struct.Struct("<d")
 MODEL = struct.Struct("<QI")
 REQUEST = struct.Struct("<QIdIQ")

@@ -23,7 +23,7 @@ from ingot.server.dataplane import DataPlane, attempt
 from ingot.server.frontends import kinds
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.kinds import Kind
-from ingot.server.frontends.state import ModelState, load_statistics
+from ingot.server.frontends.state import ModelState, load_batch, load_statistics
 from ingot.tensors import Array, Signature
 
 _MAX_FITS = 1024
@@ -73,6 +73,12 @@ class EngineEnd:
         self._pending: dict[int, RemotePending] = {}
         self._replies: dict[int, asyncio.Future[bytes]] = {}
         self._heard = time.monotonic()
+        self._batch = b""
+
+    @property
+    def last_batch(self) -> BatchTimes | None:
+        """The batch of the outputs that are being passed on; an earlier one if none is. None before the first."""
+        return load_batch(self._batch) if self._batch else None
 
     @property
     def responds(self) -> bool:
@@ -138,6 +144,9 @@ class EngineEnd:
         """Handle the reply to a request; one that cannot be read fails only its own request."""
         if kind == Kind.PONG:
             self._heard = time.monotonic()
+            return
+        if kind == Kind.BATCH:
+            self._batch = bytes(body)
             return
         (number,) = records.NUMBER.unpack_from(body)
         if number in self._replies:
@@ -257,8 +266,8 @@ class RemoteModel:
 
     @property
     def last_batch(self) -> BatchTimes | None:
-        """None: the main process has it."""
-        return None
+        """The batch of the answer that is being passed on."""
+        return self._engine.last_batch
 
     async def ask_statistics(self) -> Statistics:
         return await self._engine.statistics(self._number)

@@ -12,12 +12,13 @@ from ingot.errors import IngotError
 from ingot.ipc import records
 from ingot.runtime import Cancellable, Model
 from ingot.runtime.dispatch.sequences import Step
+from ingot.runtime.dispatch.statistics import BatchTimes
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server.dataplane import DataPlane, attempt, attempt_async
 from ingot.server.frontends import kinds
 from ingot.server.frontends.channel import Channel
 from ingot.server.frontends.kinds import Kind
-from ingot.server.frontends.state import dump_statistics
+from ingot.server.frontends.state import dump_batch, dump_statistics
 from ingot.server.frontends.sums import Counts
 from ingot.tensors import Array
 
@@ -54,6 +55,7 @@ class EngineSession:
         self._pending: dict[int, Cancellable] = {}
         self._waiting: dict[Kind, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._batch: BatchTimes | None = None
         self.alive = True
 
     def ask(self, kind: Kind, answer: Kind, body: bytes = b"") -> asyncio.Future[None]:
@@ -127,6 +129,10 @@ class EngineSession:
             self._refuse(number, outcome)
             return
         self._plane.record(model.name, model.version, inputs, outcome)
+        batch = model.last_batch
+        if batch is not self._batch and batch is not None:
+            self._batch = batch
+            self.channel.send(Kind.BATCH, dump_batch(batch))
         failure = f"outputs of model {model.name} could not be sent to their front process"
         error = attempt(failure, self.channel.send_tensors, Kind.OUTPUTS, records.NUMBER.pack(number), outcome)
         if error is not None:

@@ -10,8 +10,10 @@ import orjson
 
 from ingot.errors import IngotError
 from ingot.runtime import Model
-from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
+from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Stages, Statistics
 from ingot.runtime.repeat import Repeat
+from ingot.runtime.scheduling.scheduler import REASONS
+from ingot.server.frontends import kinds
 from ingot.tensors import DType, Range, Signature, TensorSpec
 from ingot.values import ValueRange
 
@@ -82,6 +84,18 @@ class ModelState:
             "sequential": self.sequential,
             "repeat": None if self.repeat is None else asdict(self.repeat),
         }
+
+
+def dump_batch(batch: BatchTimes) -> bytes:
+    """Return a batch as bytes for :func:`load_batch`."""
+    times = batch.started, batch.began, batch.ran, batch.ended
+    return kinds.BATCH.pack(*times, batch.requests, batch.samples, REASONS.index(batch.reason))
+
+
+def load_batch(raw: bytes) -> BatchTimes:
+    """Return the batch of :func:`dump_batch`."""
+    started, began, ran, ended, requests, samples, reason = kinds.BATCH.unpack(raw)
+    return BatchTimes(started, began, ran, ended, requests, samples, REASONS[reason])
 
 
 def dump_statistics(statistics: Statistics) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from ingot.server.dataplane import DataPlane, attempt_async, public_error
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.management import ELSEWHERE
-from ingot.server.requests import CLIENT, InferRequest
+from ingot.server.requests import CLIENT, InferRequest, InferResponse
 from ingot.server.triton.placement import refuse
 from ingot.tensors import TensorSpec
 
@@ -150,7 +151,13 @@ class Service:
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         decoded = self._decoded(request)
         response = await self._plane.infer(decoded, "grpc")
-        return codec.encode_response(response, typed=codec.wants_typed(decoded))
+        return self._encoded(decoded, response)
+
+    def _encoded(self, request: InferRequest, response: InferResponse) -> pb.ModelInferResponse:
+        began = time.perf_counter()
+        message = codec.encode_response(response, typed=codec.wants_typed(request))
+        self._plane.encoding["grpc"].observe(time.perf_counter() - began)
+        return message
 
     def _decoded(self, request: pb.ModelInferRequest) -> InferRequest:
         client = CLIENT.get()
@@ -232,8 +239,7 @@ class Service:
             decoded = self._decoded(request)
             async with contextlib.aclosing(generation.answers(self._plane, decoded, "grpc")) as answers:
                 async for response, last in answers:
-                    message = codec.encode_response(response, typed=codec.wants_typed(decoded))
-                    yield _final(message, last and not empty)
+                    yield _final(self._encoded(decoded, response), last and not empty)
         except Exception as error:  # noqa: BLE001 - the boundary of one request
             yield self._failed(request, public_error(error, "a request of ModelStreamInfer failed"))
             return

@@ -167,7 +167,7 @@ def _reply(
         return
     try:
         if (not layout.default or layout.by_name) and sum([array.size for array in outcome.arrays.values()]) > _AT_ONCE:
-            encoding = codec.encoding(outcome, layout)
+            encoding = functools.partial(_timed, codec.encoding(outcome, layout))
             encoded = asyncio.get_running_loop().run_in_executor(compression.threads, encoding)
             encoded.add_done_callback(functools.partial(_encoded, plane, head, done))
             return
@@ -180,13 +180,24 @@ def _reply(
     _send(head, done, body, headers)
 
 
-def _encoded(plane: DataPlane, head: InferHead, done: Done, encoded: asyncio.Future[tuple[bytes, Headers]]) -> None:
+def _timed(encode: Callable[[], tuple[bytes, Headers]]) -> tuple[float, bytes, Headers]:
+    """Return the seconds that encoding takes, and its result."""
+    began = time.perf_counter()
+    body, headers = encode()
+    return time.perf_counter() - began, body, headers
+
+
+def _encoded(
+    plane: DataPlane, head: InferHead, done: Done, encoded: asyncio.Future[tuple[float, bytes, Headers]]
+) -> None:
     """Send what a thread encoded."""
     error = encoded.exception()
     if isinstance(error, Exception):
         done(responses.failure(plane, error))
     else:
-        _send(head, done, *encoded.result())
+        seconds, body, headers = encoded.result()
+        plane.encoding["http"].observe(seconds)
+        _send(head, done, body, headers)
 
 
 def _send(head: InferHead, done: Done, body: bytes, headers: Headers) -> None:

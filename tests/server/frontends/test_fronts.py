@@ -21,8 +21,9 @@ import pytest
 import ingot
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable
 from ingot.runtime.dispatch.batching import BatchTimings
-from ingot.runtime.dispatch.statistics import Statistics
-from ingot.server.frontends.state import dump_statistics, load_statistics
+from ingot.runtime.dispatch.statistics import BatchTimes, Statistics
+from ingot.runtime.scheduling.scheduler import REASONS
+from ingot.server.frontends.state import dump_batch, dump_statistics, load_batch, load_statistics
 from ingot.server.http import codec as http_codec
 from ingot.server.main import RunningServer
 from ingot.server.requests import InferRequest, Template
@@ -35,6 +36,12 @@ def test_statistics_reach_a_front_as_they_are() -> None:
     counted = Statistics(samples=3, described={"state": "ready"})
     counted.batch(2, 3, 3, BatchTimings(running=0.5, calls=1))
     assert load_statistics(dump_statistics(counted)) == counted
+
+
+def test_a_batch_reaches_a_front_as_it_is() -> None:
+    for reason in REASONS:
+        batch = BatchTimes(1.25, 2.5, 1e9 + 1 / 3, 1e9 + 0.5, 2, 300, reason)
+        assert load_batch(dump_batch(batch)) == batch
 
 
 def fronts_of(pid: int, url: str | None = None) -> list[int]:
