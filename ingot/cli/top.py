@@ -257,6 +257,9 @@ def _lines(title: str, found: ServerLoad) -> list[str]:
     parts.append(f"errors/s {_count(found.errors_per_s)}")
     if found.resident_memory is not None:
         parts.append(f"memory {size(int(found.resident_memory))}")
+    for gpu in found.gpus:
+        memory = "" if gpu.used is None or gpu.total is None else f" {size(int(gpu.used))} of {size(int(gpu.total))}"
+        parts.append(f"GPU {gpu.gpu}{memory}{'' if gpu.utilization is None else f' {gpu.utilization:.0%}'}")
     lines = ["  ".join(parts)]
     for trial in found.trials:
         share = f"canary {trial.weight:g} %" if trial.weight else "shadow"

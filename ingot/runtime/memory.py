@@ -30,7 +30,7 @@ def resident() -> int:
 
 def proportional() -> int:
     """Return the bytes that this process and its engine processes hold; pages that processes share count in parts."""
-    return sum(_proportional_set_size(process) for process in ("self", *_engine_processes()))
+    return sum(_proportional_set_size(process) for process in ("self", *engine_processes()))
 
 
 def return_large_blocks() -> None:
@@ -48,7 +48,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _engine_processes() -> Iterator[str]:
+def engine_processes() -> Iterator[str]:
     """Yield the numbers of this process's children that run engines."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # it may have ended

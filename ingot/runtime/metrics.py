@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ingot.runtime.gpus import Gpus
 from ingot.runtime.memory import resident
 
 _MODEL = ("model", "version")
@@ -226,6 +227,7 @@ class Metrics:
             "ingot_resident_memory_bytes", "Memory that the server's processes hold", registry=registry
         )
         self.resident_memory.set_function(resident)
+        self.gpus = Gpus(registry)
         self.memory_returned = Counter(
             "ingot_memory_returned_bytes",
             "Memory that ONNX Runtime kept for further calls and that was given back to the system",
@@ -271,7 +273,8 @@ class Metrics:
         )
         self.model_memory = Gauge(
             "ingot_model_memory_bytes",
-            "Memory that a model took when it was loaded, 0 while it is not, by device; with a memory budget",
+            "Memory that a model took when it was loaded, 0 while it is not, by device; without a memory budget the "
+            "size of its weights",
             (*_MODEL, "device"),
             registry=registry,
         )

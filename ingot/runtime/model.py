@@ -273,6 +273,8 @@ class Model:
             engines.open()
             first = engines.engines[0]
             self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
+            if self.device == "cuda":
+                self._metrics.gpus.use()
             self.state = State.TESTING
             engines.test()
             self.state = State.WARMING

@@ -79,6 +79,20 @@ def test_rates_are_of_the_last_interval_and_shares_of_the_window() -> None:
     assert (error.protocol, error.code, error.count, error.recent) == ("http", "unavailable", 6, 6)
 
 
+def test_gpus_show_what_is_known_of_them() -> None:
+    text = """
+ingot_gpu_memory_bytes{gpu="0",kind="total"} 100
+ingot_gpu_memory_bytes{gpu="0",kind="used"} 60
+ingot_gpu_utilization_ratio{gpu="0"} 0.5
+ingot_gpu_memory_bytes{gpu="10",kind="server"} 1
+"""
+    now = reading(1, text, model())
+    assert [(gpu.gpu, gpu.used, gpu.total, gpu.utilization) for gpu in load(now, now, now).gpus] == [
+        ("0", 60, 100, 0.5),
+        ("10", None, None, None),
+    ]
+
+
 def test_a_candidate_shows_while_it_is_tried() -> None:
     names = f"{{{LABELS}}}"
     text = f"""

@@ -91,6 +91,14 @@ def test_what_a_server_shows_is_valid(require_tool: RequireTool, tmp_path: Path,
         assert values[f'ingot_stage_seconds_count{{model="affine",stage="{stage}",version="1"}}'] == 2
     for protocol in ("http", "grpc"):
         assert values[f'ingot_encode_seconds_count{{protocol="{protocol}"}}'] == 1
+    model = 'model="affine",version="1"'
+    for name in ("queued_requests", "queued_bytes", "in_flight_requests"):
+        assert values[f"ingot_{name}{{{model}}}"] == 0
+    for name in ("queue_seconds", "batch_size", "batch_requests"):
+        assert values[f"ingot_{name}_count{{{model}}}"] == 2
+    assert values[f"ingot_model_load_seconds_count{{{model}}}"] == 1
+    assert values[f'ingot_model_memory_bytes{{device="cpu",{model}}}'] > 0
+    assert values["ingot_start_time_seconds"] > 1e9
     assert values["ingot_threads"] >= 1
     assert values["ingot_open_files"] > 3
     assert values["ingot_http_connections"] >= 1

@@ -134,6 +134,18 @@ class TrialLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuLoad:
+    """A GPU of the server's machine: bytes of memory that all processes use and that there are, and the share of time
+    in which it computed, from 0 to 1; None if it is unknown.
+    """
+
+    gpu: str
+    used: float | None
+    total: float | None
+    utilization: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerLoad:
     """The load of a server. Memory is in bytes, ``started`` in seconds since 1970."""
 
@@ -142,6 +154,7 @@ class ServerLoad:
     in_flight: int
     errors_per_s: float
     resident_memory: float | None
+    gpus: Sequence[GpuLoad]
     models: Sequence[ModelLoad]
     errors: Sequence[Errors]
     trials: Sequence[TrialLoad]
@@ -163,6 +176,7 @@ def load(now: Reading, before: Reading, first: Reading) -> ServerLoad:
         in_flight=int(samples.total("ingot_in_flight_requests")),
         errors_per_s=_increase(now, before, "ingot_errors_total") / _seconds(now, before),
         resident_memory=samples.value("ingot_resident_memory_bytes"),
+        gpus=list(_gpus(samples)),
         models=[_model(each, now, before, first) for each in now.models],
         errors=list(_errors(now, first)),
         trials=list(_trials(samples)),
@@ -273,6 +287,14 @@ def _trials(samples: Samples) -> Iterable[TrialLoad]:
             worst_error=samples.value("ingot_trial_worst_error", **labels) if agreed + differed else None,
             latency_ratio=samples.value("ingot_trial_latency_ratio", **labels),
         )
+
+
+def _gpus(samples: Samples) -> Iterable[GpuLoad]:
+    found = (*samples.of("ingot_gpu_memory_bytes"), *samples.of("ingot_gpu_utilization_ratio"))
+    for gpu in sorted({labels["gpu"] for labels, _ in found}, key=int):
+        used, total = (samples.value("ingot_gpu_memory_bytes", gpu=gpu, kind=kind) for kind in ("used", "total"))
+        utilization = samples.value("ingot_gpu_utilization_ratio", gpu=gpu)
+        yield GpuLoad(gpu=gpu, used=used, total=total, utilization=utilization)
 
 
 def _increase(now: Reading, before: Reading, name: str, **labels: str) -> float:
