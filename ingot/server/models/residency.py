@@ -100,6 +100,8 @@ class Residency:
         began = time.perf_counter()
         if not self.budget:
             await load_model(model, sizes)
+            self._residents[model] = _Resident(bytes=_weights(model), loaded=True)
+            self._show(model)
         else:
             await self._load_within(model, sizes, earlier)
         self._seconds.labels(model.name, model.version).observe(time.perf_counter() - began)
@@ -123,7 +125,7 @@ class Residency:
         resident.since = time.perf_counter()
         resident.seconds = resident.since - began
         # A load may reuse memory that was free already, but never takes less than its weights.
-        least = {model.device: model.size * len(model.workers)}
+        least = _weights(model)
         resident.bytes = {device: max(least.get(device, 0), after[device] - before[device]) for device in self.budget}
         resident.loaded, model.reason = True, ""
         self._show(model)
@@ -298,12 +300,17 @@ class Residency:
     def content(self, model: Model) -> dict[str, Any]:
         """Return the memory of a model by device, as JSON has it; empty without a budget."""
         resident = self._residents.get(model)
-        return {} if resident is None else {**resident.bytes, "loaded": resident.loaded}
+        return {} if resident is None or not self.budget else {**resident.bytes, "loaded": resident.loaded}
 
     def stop(self) -> None:
         """Refuse requests for models that are not in memory, also those that wait."""
         self._stopped = True
         self._tasks.cancel()
+
+
+def _weights(model: Model) -> dict[str, int]:
+    """Return the bytes of the weights of a model's engines, by device."""
+    return {model.device: model.size * len(model.workers)}
 
 
 def sweep() -> None:
