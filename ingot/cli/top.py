@@ -263,7 +263,8 @@ def _lines(title: str, found: ServerLoad) -> list[str]:
     lines = ["  ".join(parts)]
     for trial in found.trials:
         share = f"canary {trial.weight:g} %" if trial.weight else "shadow"
-        worst = "" if trial.worst_error is None else f", worst error {trial.worst_error:.2g}"
+        shown = trial.worst_error if isinstance(trial.worst_error, str | None) else f"{trial.worst_error:.2g}"
+        worst = "" if shown is None else f", worst error {shown}"
         ratio = "" if trial.latency_ratio is None else f", p99 {trial.latency_ratio:.2f} of the current model's"
         lines.append(
             f"{trial.name}:{trial.version}  {share}: {trial.agreed:,} answers agreed, {trial.differed:,} differed, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 import ingot
+from ingot.model_store import Store
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.access.served import make_key
-from tests.support import RequireTool
+from tests.server.rolling import load, times
+from tests.support import RequireTool, RunIngot, succeeded
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,44 @@ def test_a_drawing_is_answered(opened: Opened) -> None:
     page.get_by_role("button", name="Ask the model").click()
     expect(page.locator(".answer [data-top]")).to_have_text("2")  # the row above the middle that was drawn in
     assert opened.faults == []
+
+
+def test_a_candidate_that_is_tried_shows(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingot: RunIngot
+) -> None:
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    store = Store(tmp_path / "store")
+    for version, factor in ((1, 1.0), (2, 1.0005), (3, 1.1)):
+        store.push(times(factor), f"times:{version}")
+    store.promote("times:1", "prod")
+    plan: dict[str, Any] = {"canary": "20", "canary_every": "1h", "canary_compare": 100}
+    with ingot.serve("times:prod", store=store, http_port=0, grpc_port=0, **plan) as running:
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.set_default_timeout(30_000)
+        opened = Opened(page, running.http_url)
+        expect(page.locator("#models tbody")).to_contain_text("ready")
+        expect(page.locator("#trial")).to_be_hidden()
+        with load([running.http_url]):
+            store.promote("times:2", "prod")
+            expect(page.locator("#trial h3")).to_have_text("Canary")
+            rows = page.locator("#trial dd")
+            expect(rows.nth(0)).to_have_text("20 %")
+            expect(rows.nth(2)).to_have_text(re.compile("[1-9][0-9,.]* agreed, 0 differed"))
+            expect(rows.nth(3)).to_have_text("0.00050")
+            expect(page.locator("#models tbody")).to_contain_text("canary 20 %")
+            succeeded(run_ingot("ctl", "canary", "times", "--stop"))
+            expect(page.locator("#trial")).to_be_hidden()
+            succeeded(run_ingot("ctl", "shadow", "times", "times:3", "--compare", "100"))
+            expect(page.locator("#trial h3")).to_have_text("Shadow")
+            expect(rows.nth(0)).to_contain_text("answers copies")
+            expect(rows.nth(2)).to_have_text(re.compile("^0 agreed, [1-9][0-9,.]* differed"))
+            expect(rows.nth(2)).to_have_class("bad")
+            expect(rows.nth(3)).to_have_text("0.10")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert opened.faults == []
+        page.close()
 
 
 def test_a_key_is_asked_for_where_one_is_needed(browser: Any, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ class Split:
         self._compared = {
             result: metrics.trial_comparisons.labels(*labels, result) for result in ("agreed", "differed", "dropped")
         }
+        for counter in (*self._counts.values(), *self._compared.values()):
+            counter.reset()  # from the previous candidate
 
     def submit(
         self,

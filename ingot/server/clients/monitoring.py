@@ -118,8 +118,8 @@ class TrialLoad:
 
     Attributes:
         weight: its share of the requests in percent; 0 for a shadow.
-        agreed, differed, dropped: compared answers, and copies without a comparison, since the server's start.
-        worst_error: the largest error of an answer; None before the first comparison.
+        agreed, differed, dropped: compared answers, and copies without a comparison.
+        worst_error: the largest error of an answer, ``infinite`` if it is; None before the first comparison.
         latency_ratio: its p99 latency over the current model's.
     """
 
@@ -129,7 +129,7 @@ class TrialLoad:
     agreed: int
     differed: int
     dropped: int
-    worst_error: float | None
+    worst_error: float | str | None
     latency_ratio: float | None
 
 
@@ -277,6 +277,7 @@ def _trials(samples: Samples) -> Iterable[TrialLoad]:
             int(samples.total("ingot_trial_comparisons_total", result=result, **labels))
             for result in ("agreed", "differed", "dropped")
         )
+        worst = samples.total("ingot_trial_worst_error", **labels)
         yield TrialLoad(
             name=labels["model"],
             version=labels["version"],
@@ -284,7 +285,7 @@ def _trials(samples: Samples) -> Iterable[TrialLoad]:
             agreed=agreed,
             differed=differed,
             dropped=dropped,
-            worst_error=samples.value("ingot_trial_worst_error", **labels) if agreed + differed else None,
+            worst_error=("infinite" if math.isinf(worst) else worst) if agreed + differed else None,
             latency_ratio=samples.value("ingot_trial_latency_ratio", **labels),
         )
 

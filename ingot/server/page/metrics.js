@@ -1,5 +1,6 @@
 // Prometheus' text format: samples, differences between two looks, and quantiles of histograms.
 const SAMPLE = /^([a-z_:][\w:]*)(?:\{(.*)\})? (\S+)/i, LABEL = /([a-z_]\w*)="((?:[^"\\]|\\.)*)"/gi;
+const INFINITE = {"+Inf": Infinity, "-Inf": -Infinity};
 const ESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"};
 
 export function series(text) {
@@ -9,7 +10,7 @@ export function series(text) {
     if (!parts) continue;
     const labels = {};
     for (const [, name, value] of (parts[2] ?? "").matchAll(LABEL)) labels[name] = value.replace(/\\[n"\\]/g, (each) => ESCAPED[each]);
-    found.push({name: parts[1], labels, value: Number(parts[3])});
+    found.push({name: parts[1], labels, value: INFINITE[parts[3]] ?? Number(parts[3])});
   }
   return found;
 }

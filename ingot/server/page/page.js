@@ -48,7 +48,9 @@ function table(now) {
     const name = make("button", {class: "plain", type: "button", "data-model": key}, key);
     name.addEventListener("click", () => choose(key));
     const state = model.ingot.state ?? "ready";
-    const cells = [name, make("span", {class: state === "ready" ? "good" : "bad"}, state),
+    const candidate = tried(now, {model: model.name, version: model.version});
+    const share = !candidate ? "" : candidate.weight ? ` canary ${count(candidate.weight)} %` : " shadow";
+    const cells = [name, make("span", {}, make("span", {class: state === "ready" ? "good" : "bad"}, state), make("small", {}, share)),
       [model.ingot.variant, model.ingot.device].filter(Boolean).join(", "), count(last.rate), time(last.p50), time(last.p99),
       count(last.queue), count(last.rows)];
     return make("tr", key === chosen ? {class: "chosen"} : {}, ...cells.map((cell) => make("td", {}, cell)));
@@ -103,19 +105,31 @@ function errors(now, recent) {
     : make("p", {class: "soft"}, "None since the server started."));
 }
 
-function trial(now, labels) {
-  const read = (name) => now.metrics.find((each) => each.name === `ingot_trial_${name}` && same(each.labels, labels))?.value;
-  const same = (found, wanted) => found.model === wanted.model && found.version === wanted.version;
+// The candidate that is tried for a model, or null.
+function tried(now, labels) {
+  const read = (name) => now.metrics.find((each) => each.name === `ingot_trial_${name}`
+    && each.labels.model === labels.model && each.labels.version === labels.version)?.value;
   const weight = read("weight_percent");
-  find("trial").hidden = weight === undefined;
-  if (weight === undefined) return;
-  const of = (result) => difference(now.metrics, [], "ingot_trial_comparisons_total", {...labels, result});
-  const rows = [["share of the requests", `${count(weight)} %`],
-    ["compared answers", `${count(of("agreed"))} agreed, ${count(of("differed"))} differed`],
-    ["largest error", read("worst_error")?.toPrecision(2) ?? "none yet"],
-    ["p99 to the current model's", read("latency_ratio")?.toFixed(2) ?? "none yet"]];
-  find("trial").querySelector("dl").replaceChildren(
-    ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+  if (weight === undefined) return null;
+  return {weight, kind: weight ? "Canary" : "Shadow", error: read("worst_error"), ratio: read("latency_ratio")};
+}
+
+function trial(now, labels) {
+  const found = tried(now, labels);
+  find("trial").hidden = !found;
+  if (!found) return;
+  const of = (name, more) => difference(now.metrics, [], `ingot_trial_${name}_total`, {...labels, ...more});
+  const [answered, failed] = ["ok", "failed"].map((result) => of("requests", {to: "candidate", result}));
+  const [agreed, differed, dropped] = ["agreed", "differed", "dropped"].map((result) => of("comparisons", {result}));
+  const error = Number.isFinite(found.error) ? found.error.toPrecision(2) : "infinite";
+  const rows = [["share of the requests", found.weight ? `${count(found.weight)} %` : "none: the candidate answers copies"],
+    ["its requests", `${count(answered)} answered, ${count(failed)} failed`, failed],
+    ["compared answers", `${count(agreed)} agreed, ${count(differed)} differed, ${count(dropped)} dropped`, differed],
+    ["largest error", agreed + differed ? error : "none yet"],
+    ["p99 latency", Number.isFinite(found.ratio) ? `${found.ratio.toFixed(2)} times the current model's` : "none yet"]];
+  find("trial-title").textContent = found.kind;
+  find("trial").querySelector("dl").replaceChildren(...rows.flatMap(([name, value, bad]) =>
+    [make("dt", {}, name), make("dd", bad ? {class: "bad"} : {}, value)]));
 }
 
 function archive(model) {
