@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.export.capture.conditions import always
@@ -27,7 +27,7 @@ class Assumption:
     """One condition on sizes.
 
     Attributes:
-        text: the condition as PyTorch writes it, with the user's names.
+        text: the condition in its simplest form, with the user's names.
         holds: returns whether it holds at given sizes.
         dims: the dimensions in it.
         numbers: the constants in it.
@@ -60,7 +60,7 @@ def search(
     found: list[dict[str, int]] = []
     unsure: list[Assumption] = []
     most = tries(assumptions)
-    for assumption in {item.text: item for item in assumptions}.values():
+    for assumption in _distinct(assumptions):
         if assumption.code and always(assumption.code, ranges):
             continue
         bounds = [ranges.get(dim, Range()) for dim in assumption.dims]
@@ -78,13 +78,18 @@ def search(
 
 def tries(assumptions: Sequence[Assumption]) -> int:
     """Return how many combinations of sizes are tried for each condition: at least 1,000, even beyond the budget."""
-    return min(_MOST, max(1_000, BUDGET // max(len({item.text for item in assumptions}), 1)))
+    return min(_MOST, max(1_000, BUDGET // max(len(_distinct(assumptions)), 1)))
 
 
 def short(assumptions: Sequence[Assumption]) -> str:
     """Return a remark that the budget limited the search, or an empty string; shown with undecided conditions."""
     most = tries(assumptions)
     return f" (the search ran out of its budget at {most:,} combinations each)" if most < _MOST else ""
+
+
+def _distinct(assumptions: Sequence[Assumption]) -> Collection[Assumption]:
+    # Not by their texts, which are equal only for sizes of 1 or more.
+    return {item.code or item.text: item for item in assumptions}.values()
 
 
 def _count(bounds: Sequence[Range]) -> float:

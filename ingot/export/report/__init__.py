@@ -89,6 +89,7 @@ class Report(_Record):
     graphs: tuple[GraphView, ...] = ()
     sizes: dict[str, Count] = {}
     outside_opset: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -114,6 +115,7 @@ class Journal:
         self.graphs: list[GraphView] = []
         self.notes: list[str] = []
         self.outside_opset: tuple[str, ...] = ()
+        self.conditions: tuple[str, ...] = ()
         self._stages: list[Stage] = []
 
     @contextlib.contextmanager
@@ -148,4 +150,5 @@ class Journal:
             sizes=sizes,
             notes=tuple(self.notes),
             outside_opset=self.outside_opset,
+            conditions=self.conditions,
         )

@@ -13,6 +13,7 @@ from ingot.report.units import size
 
 # Further operators are collapsed.
 _MOST_BARS = 12
+UNPROVED = "Conditions that held at all sizes that were tried, which are not all declared ones"
 # A longer list of nodes without a module is collapsed; deeper modules are shown as one.
 _LONGEST = 40
 _DEEPEST = 40
@@ -27,6 +28,7 @@ def html(report: Report) -> str:
         ("Rewrites", _rewrites(report.rewrites)),
         ("Graphs", _graphs(report.graphs)),
         ("Outside the operator set", pages.listing(report.outside_opset)),
+        (UNPROVED, pages.listing(report.conditions)),
         ("Notes", pages.listing(report.notes)),
     )
     return pages.page(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot.export.report import GraphView, Node, Report, Stage
+from ingot.export.report.page import UNPROVED
 from ingot.export.report.page import html as html
 from ingot.report.pages import versions
 from ingot.report.text import items, section, table
@@ -27,6 +28,7 @@ def text(report: Report, nodes: bool = False) -> str:
         lines += section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
     lines += section("Sizes", table([(name, size(count)) for name, count in report.sizes.items() if count]))
     lines += section("Outside the operator set", items(report.outside_opset))
+    lines += section(UNPROVED, items(report.conditions))
     lines += section("Notes", items(report.notes))
     made = versions(report.versions) or "unknown versions"
     return "\n".join([*lines, "", f"Made with {made}; report format {report.schema_version}", ""])

@@ -49,6 +49,7 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
     with journal.stage("capture") as stage:
 
         def check(captured: ladder.Captured) -> None:
+            context.conditions = ()  # without those of routes that failed
             if isinstance(captured, Program):  # an ONNX model is proved when it is packed
                 stage.parity = prove_captured(context, captured, subject, "captured")
 
@@ -59,8 +60,7 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
             if not remedy:
                 raise
             raise ExportError(f"{remedy} ({error})") from error
-        undecided = "; ".join(context.undecided)
-        stage.detail = attempts[-1].route + (f"; held at all sizes that were tried: {undecided}" if undecided else "")
+        stage.detail = attempts[-1].route
     journal.attempts.extend(attempts)
     return captured
 
@@ -82,7 +82,7 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
     context.journal.progress(f"Searching for sizes that break a condition of the {which} graph")
     assumed = assumptions.find(program.exported, subject.inputs)
     broken, undecided = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
-    conditions = "; ".join(item.text for item in assumed if not all(map(item.holds, broken)))
+    conditions = "; ".join(dict.fromkeys(item.text for item in assumed if not all(map(item.holds, broken))))
     for sizes in broken:
         if _elements(subject.inputs, sizes) > _LARGEST_EXAMPLE:
             shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -101,7 +101,7 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
         raise ParityError(
             f"{error}; the captured graph is valid only where {conditions}: declare ranges within that"
         ) from error
-    context.undecided = tuple(dict.fromkeys(item.text for item in undecided))
+    context.conditions = tuple(dict.fromkeys((*context.conditions, *(item.text for item in undecided))))
     context.search_limit = counterexamples.short(assumed)
     return parity
 

@@ -42,7 +42,7 @@ class Context:
         examples: inputs to compare with. The capture stage adds sizes that break a condition of its graph.
         eager: the original as a module; None for an ONNX file.
         blobs: the files of the archive.
-        undecided: conditions on sizes that held at every size tested, where not every declared size was tested.
+        conditions: conditions on sizes that held at every size tested, where not every declared size was tested.
         search_limit: a remark that the search for such sizes used up its budget, or empty.
     """
 
@@ -52,7 +52,7 @@ class Context:
     examples: Examples
     eager: Eager | None = None
     blobs: BlobFolder = field(default_factory=BlobFolder.scratch)
-    undecided: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     search_limit: str = ""
 
     def prove(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.errors import ExportError, InvalidArgument
@@ -19,6 +19,8 @@ from ingot.tensors import Signature
 
 # FLOPs of the largest call that is timed.
 _MAX_TIMED_FLOPS = 3e11
+# The longest condition in a note, in characters.
+_LONGEST_CONDITION = 60
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,8 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     journal, examples = context.journal, context.examples
     signature, notes = _with_batch(context, signature)
     journal.note(*packed.notes, *notes)
-    if context.undecided:
-        noun = "conditions" if len(context.undecided) > 1 else "condition"
-        journal.note(
-            f"{len(context.undecided)} {noun} on sizes in the model's code held at every size that was tried, but not "
-            f"every declared size was tried{context.search_limit}; see the report for a list. "
-            "Narrower ranges in --input may make a proof possible"
-        )
+    journal.conditions = context.conditions
+    journal.note(*_conditional(context.conditions, context.search_limit))
     paddings = declared(context.options.paddings, signature)
     with contextlib.closing(_load(context, packed)) as engine:
         with journal.stage("pack", "Proving that the graph equals the model") as stage:
@@ -63,6 +60,19 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     evidence = Evidence(machine=devices.describe(), parity=stage.parity, latency=latency)
     # Another processor rounds differently: goldens may differ by 10 times what this one showed.
     return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))
+
+
+def _conditional(conditions: Sequence[str], limit: str) -> Iterator[str]:
+    """Yield a remark in one line if there are conditions; the report lists them."""
+    if conditions:
+        noun = "condition" if len(conditions) == 1 else "conditions"
+        short = [condition for condition in conditions if len(condition) <= _LONGEST_CONDITION][:1]
+        more = len(conditions) - len(short)
+        listed = [*short, *([f"{more}{' more' if short else ''} in the report"] if more else [])]
+        yield (
+            f"{len(conditions)} {noun} on sizes held at all sizes that were tried, which are not all declared "
+            f"ones{limit}: {' and '.join(listed)}. Narrower ranges in --input may make a proof possible"
+        )
 
 
 def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tuple[str, ...]]:

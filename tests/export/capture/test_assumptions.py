@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import unescape
 
 import pytest
 import torch
@@ -82,14 +83,41 @@ def test_one_size_among_many_is_found(spec: str, condition: Callable[[int, int],
 def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
     module = Function(lambda x: x * 2 if (x.shape[0] * 7919 + x.shape[1] * 104_729) % 999_983 == 17 else x)
     archive = export_model(module, inputs=SPEC)
-    assert any("1 condition on sizes" in note for note in archive.variant().serving.provenance.notes)
-    report = (archive.variant().document("report.txt") or b"").decode()
-    assert "held at all sizes that were tried: ((7919*batch + 104729*seq) % 999983) != 17" in report
+    (note,) = [note for note in archive.variant().serving.provenance.notes if "condition" in note]
+    shown = "(7919 * batch + 104729 * seq) % 999983 != 17"
+    assert note.startswith("1 condition on sizes held at all sizes that were tried")
+    assert f": {shown}." in note
+    for report in ("report.txt", "report.html", "report.json"):
+        document = (archive.variant().document(report) or b"").decode()
+        assert unescape(document).count(shown) == 2  # in the list, and in the note
 
 
-def test_conditions_implied_by_the_ranges_are_not_noted() -> None:
-    archive = export_model(UNet(), inputs="x:float32[batch,3,height=..:4,width=8..:4]")
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (lambda: UNet(), ["x:float32[batch,3,height=..:4,width=8..:4]"]),
+        (lambda: Masked(), ["x:float32[batch,seq,8]", "mask:float32[batch,seq]"]),
+    ],
+    ids=["unet", "masked"],
+)
+def test_conditions_implied_by_the_ranges_are_not_noted(module: Callable[[], nn.Module], inputs: list[str]) -> None:
+    archive = export_model(module(), inputs=inputs)
     assert not any("condition" in note for note in archive.variant().serving.provenance.notes)
+
+
+def test_a_condition_of_code_that_is_not_in_the_rewritten_graph_is_listed() -> None:
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            normalized: torch.Tensor = self.layers(x)
+            return normalized * (2 if x.shape[2] * 7919 % 999_983 == 17 else 1)
+
+    report = export_model(Normalized(), inputs="x:float32[batch,2,seq]").variant().document("report.txt") or b""
+    assert b"conv-bn" in report
+    assert b"7919 * seq % 999983 != 17" in report
 
 
 @pytest.mark.parametrize("capture", ["strict", "inferred"])
@@ -133,6 +161,14 @@ def test_a_dimension_that_the_example_allows_at_one_size_only_is_refused() -> No
     example = torch.tensor([[1.0, 2.0], [2.0, 2.0], [3.0, 2.0]])
     with pytest.raises(ExportError):
         export_model(Function(strict), example, inputs=SPEC)
+
+
+class Masked(nn.Module):
+    """Reshapes a mask to a quotient of sizes, as GPT-2 does."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        mask = mask.view(mask.shape[0], -1)  # (batch*seq) // batch columns
+        return x.view(-1, 8).view(mask.shape[0], mask.shape[1], 8) * mask[:, :, None]
 
 
 class UNet(nn.Module):
