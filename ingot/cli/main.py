@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 import tempfile
@@ -141,11 +142,7 @@ def main() -> None:
 
 
 def _main() -> None:
-    # PyTorch's threads wait by spinning unless this is set before it is loaded. Spinning threads take the cores from
-    # all other work and from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Pydantic's plugins are not used, and the search for them reads the metadata of every installed package.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    _set_up_packages()
     called = sys.argv[1:2]
     try:
         application(*(called if called and called[0] in _NAMES else ()))()
@@ -157,6 +154,19 @@ def _main() -> None:
         if os.environ.get("INGOT_TRACEBACK"):
             raise
         _fail(f"{type(error).__name__}: {error}. This is a bug in Ingot; INGOT_TRACEBACK=1 shows where.", 70)
+
+
+def _set_up_packages() -> None:
+    """Set options that other packages read when they are imported, in this process and its children."""
+    # PyTorch's threads wait by spinning unless this is set before it is loaded. Spinning threads take the cores from
+    # all other work and from each other: on a busy machine, compiled models answered 10 times as slowly as with it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Pydantic's plugins are not used, and the search for them reads the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Their warnings are for developers, such as torchao's about libraries of other devices. Errors are still shown.
+    os.environ.setdefault("TORCH_LOGS", "-all")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("torchao").setLevel(logging.ERROR)
 
 
 def _fail(text: str, code: int, detail: str = "") -> None:

@@ -191,6 +191,25 @@ def test_a_model_that_ends_the_process_is_reported(run_ingot: RunIngot, tmp_path
     assert result.stderr.startswith("error: the model's code ends the process when it runs (SystemExit: 3)")
 
 
+NOISY = """
+import logging
+import torch
+
+for name in ("torch.utils._pytree", "torch.onnx", "torchao", "torchao.ops", "my_model"):
+    logging.getLogger(name).warning("warning of %s", name)
+logging.getLogger("torch.onnx").error("error of torch.onnx")
+"""
+
+
+def test_warnings_of_other_packages_are_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    command = [sys.executable, "-m", "ingot", "export", "noisy:Net", "--input", ROWS, "--out", "a.ingot"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stderr.splitlines()
+    assert [line.rpartition("] ")[2] for line in shown[:-1]] == ["warning of my_model", "error of torch.onnx"]
+    assert shown[-1].startswith("error: 'noisy' has no attribute 'Net'"), shown
+
+
 SLOW = """
 import time
 import torch
