@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; Ctrl-C ends it with 130 and without a word, also while its modules are read."""
+    """Run the command; Ctrl-C ends it with 130 and one word, also while its modules are read."""
     try:
         from ingot.cli import interrupts
 

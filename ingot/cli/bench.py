@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli import output
+from ingot.cli import interrupts, output
 from ingot.cli.connection import api_key
 from ingot.cli.output import note, print_json, say, stdout
 from ingot.errors import InvalidArgument, Unavailable, write_error
@@ -196,9 +197,9 @@ def bench(
         best=best,
     )
     if interrupted:
-        note("interrupted" + ("; these are the results so far" if made.points else ""))
         if not made.points:
             raise typer.Exit(130)
+        note("these are the results so far")
     _finish(made, report, csv, as_json=as_json, processes=processes)
     if interrupted:
         raise typer.Exit(130)
@@ -232,18 +233,19 @@ class _Screen:
         self._title = title
         self._quiet = quiet
         self._live: Live | None = None
+        self._shown = contextlib.ExitStack()
 
     def __enter__(self) -> _Screen:
         from rich.live import Live
 
         if not self._quiet and stdout().is_terminal:
             self._live = Live(self._table([]), console=stdout(), refresh_per_second=4, transient=True)
-            self._live.__enter__()
+            self._shown.enter_context(self._live)
+            self._shown.enter_context(interrupts.displayed(self._live.console.print))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.__exit__(None, None, None)
+        self._shown.close()
         if not self._quiet and self.points:
             stdout().print(self._table(self.points))
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 GRACE = 3.0
@@ -24,6 +24,18 @@ GRACE = 3.0
 _seen: list[int] = []
 _handled: list[int] = []
 _scratch: list[str] = []
+_displays: list[Callable[[str], None]] = []
+_said = threading.Lock()
+
+
+@contextlib.contextmanager
+def displayed(say: Callable[[str], None]) -> Iterator[None]:
+    """Let ``say`` print that the command is interrupted while it has a progress display on the terminal."""
+    _displays.append(say)
+    try:
+        yield
+    finally:
+        _displays.remove(say)
 
 
 def watch() -> None:
@@ -97,6 +109,8 @@ def _watch(reading: int) -> None:
         while number := numbers.read(1):
             if signal.getsignal(number[0]) not in (_interrupt, terminate):
                 continue
+            if number[0] == signal.SIGINT:
+                _say()
             due += 1
             until = time.monotonic() + GRACE
             while len(_handled) < due and time.monotonic() < until:
@@ -118,7 +132,19 @@ def _abandon(code: int, text: str = "") -> None:
     os._exit(code)
 
 
+def _say() -> None:
+    """Print "interrupted", once: what has to end before the command does can take seconds."""
+    if not _said.acquire(blocking=False):
+        return
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # closed, or interrupted while it was written to
+        if _displays:
+            _displays[-1]("interrupted")
+        else:  # not by sys.stderr, which may be redirected
+            os.write(2, b"\ninterrupted\n" if os.isatty(2) else b"interrupted\n")
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _say()
     _seen.append(number)
     _handled.append(number)
     raise KeyboardInterrupt

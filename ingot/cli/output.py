@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ingot.cli import interrupts
 from ingot.errors import InvalidArgument
 from ingot.report import units
 from ingot.report.text import printable as printable
@@ -58,10 +59,10 @@ def progress(first: str, *, log: bool = False, timed: bool = False) -> Iterator[
         yield note
         return
     if timed and stderr().is_terminal:
-        with _timed(first) as step:
+        with interrupts.displayed(note), _timed(first) as step:
             yield step
         return
-    with stderr().status(_plain(first)) as status:
+    with interrupts.displayed(note), stderr().status(_plain(first)) as status:
         yield lambda step: status.update(_plain(step))
 
 

@@ -269,7 +269,7 @@ def _attach(located: Located, signed: Archive, name: str, *, replace: bool) -> N
         try:
             signed.save(located.path)
         except KeyboardInterrupt:
-            note(f"interrupted; {located.path} is unchanged")
+            note(f"{located.path} is unchanged")
             raise
 
 

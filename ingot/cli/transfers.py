@@ -115,7 +115,7 @@ def save(
         with transferring(f"Writing {out.name}") as transfer:
             archive.save(out, transfer)
     except KeyboardInterrupt:
-        note(f"interrupted; nothing was written to {out}")
+        note(f"nothing was written to {out}")
         raise
     if as_json:
         print_json({"file": str(out), "digest": archive.digest, "size": out.stat().st_size})
@@ -237,7 +237,7 @@ def _copy(
                 pushed = place.push(archive, target, expect=expect, transfer=transfer)
     except KeyboardInterrupt:
         again = "continues this one" if place is store else "skips blobs that were sent completely"
-        note(f"interrupted; no tag was moved, and the same command {again}")
+        note(f"no tag was moved, and the same command {again}")
         raise
     if as_json:
         result = {"reference": str(target), "digest": pushed.digest, "size": archive.size}

@@ -90,6 +90,28 @@ def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: End
     assert not list(scratch.glob("ingot-*"))
 
 
+def test_ctrl_c_is_confirmed_while_an_engine_is_working(tmp_path: Path, scratch: Path) -> None:
+    onnx_models.endless_load(tmp_path / "odd.onnx")
+    patient = PROGRAM.replace("main()", "from ingot.cli import interrupts\ninterrupts.GRACE = 600\nmain()")
+    command = [sys.executable, "-c", patient, "export", "odd.onnx", "-o", "odd.ingot"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        late = threading.Timer(120, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == b"engine\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.readline() == b"interrupted\n"
+            assert process.poll() is None
+        finally:
+            late.cancel()
+            process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.matrix
 def test_a_signal_whose_exception_was_ignored_ends_the_command(tmp_path: Path, number: signal.Signals) -> None:

@@ -228,14 +228,16 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ingot", "export", "slow:Slow", "--input", ROWS, "--out", "slow.ingot"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for _ in range(3):  # in the middle of the proof
             assert process.stdout.readline() == "running\n"
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
     assert not (tmp_path / "slow.ingot").exists()
     assert [path.name for path in temporary.iterdir() if path.name.startswith("ingot-")] == []
 

@@ -75,11 +75,11 @@ runpy.run_module("ingot", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize("module", ["ingot.cli.main", "typer", "ingot.cli.serve", "ingot.server.lifecycle", "uvloop"])
-def test_ctrl_c_while_modules_are_read_is_quiet(module: str) -> None:
+def test_ctrl_c_while_modules_are_read_prints_one_word(module: str) -> None:
     interrupt = "signal.raise_signal(signal.SIGINT)"
     code = _INTERRUPTED.format(module=module, interrupt=interrupt, model="nowhere.onnx")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "")
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "interrupted")
 
 
 @pytest.mark.parametrize("module", ["typer", "ingot.server.lifecycle"])

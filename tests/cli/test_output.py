@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import io
+import signal
+import threading
 
 import pytest
 from rich.console import Console
 
+from ingot.cli import interrupts
 from ingot.cli.output import duration, progress, say, size
 
 
@@ -37,6 +40,18 @@ def test_timed_steps_stay_with_the_time_that_each_took(monkeypatch: pytest.Monke
     assert "0:00:00" in last[0]
     assert "0:00:00" in last[2]
     assert "Capturing [/x]" in last[2]
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_ctrl_c_is_printed_above_the_progress(monkeypatch: pytest.MonkeyPatch, timed: bool) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr("ingot.cli.output.stderr", lambda: terminal)
+    for name, value in (("_said", threading.Lock()), ("_seen", []), ("_handled", [])):
+        monkeypatch.setattr(interrupts, name, value)
+    with pytest.raises(KeyboardInterrupt), progress("Capturing", timed=timed):
+        interrupts._interrupt(signal.SIGINT, None)
+    assert isinstance(terminal.file, io.StringIO)
+    assert "interrupted\n" in terminal.file.getvalue()
 
 
 def test_a_step_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

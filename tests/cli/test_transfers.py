@@ -51,7 +51,7 @@ def test_an_interrupted_save_says_that_nothing_was_written(tmp_path: Path, monke
     monkeypatch.setattr(transfers, "note", told.append)
     with pytest.raises(KeyboardInterrupt):
         transfers.save("tiny:1", tmp_path / "tiny.ingot", store=tmp_path / "store")
-    assert told == [f"interrupted; nothing was written to {tmp_path / 'tiny.ingot'}"]
+    assert told == [f"nothing was written to {tmp_path / 'tiny.ingot'}"]
 
 
 def test_addresses_of_registries_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
