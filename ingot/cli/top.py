@@ -14,7 +14,7 @@ import typer
 from ingot.cli.archives import Json
 from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, Server, only_server
 from ingot.cli.output import duration, note, print_json, printable, say, seconds, size, stdout
-from ingot.errors import InternalError, InvalidArgument, PermissionDenied, Unavailable, Unreached
+from ingot.errors import IngotError, InternalError, InvalidArgument, PermissionDenied, Unavailable, Unreached
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,9 +62,12 @@ def top(
         raise InvalidArgument(f"'{url}' is a gRPC port; give the HTTP port, as http://HOST:8000")
     if ":" in url and "/" not in url:
         raise InvalidArgument(f"'{url}' is not a URL or a path; write http://{url}")
-    place = url or only_server("ingot top PLACE")
-    server = Server(place, key_file, ca_file, cert_file, cert_key_file, _TIMEOUT)
-    monitor = _Monitor(server)
+
+    def connect() -> Server:
+        place = url or only_server("ingot top PLACE")
+        return Server(place, key_file, ca_file, cert_file, cert_key_file, _TIMEOUT)
+
+    monitor = _Monitor(connect)
     try:
         monitor.look()
         if once:
@@ -82,22 +85,32 @@ def top(
         if once:
             raise typer.Exit(130) from None
     finally:
-        server.close()
+        monitor.close()
 
 
 class _Monitor:
-    """Reads a server, and keeps the readings of the window."""
+    """Reads a server, and keeps the readings of the window.
 
-    def __init__(self, server: Server):
-        self._server = server
+    Args:
+        connect: returns a connection; called again after the server was gone, since its socket may be another.
+    """
+
+    def __init__(self, connect: Callable[[], Server]):
+        self._connect = connect
+        self._server: Server | None = None
         self._readings: deque[Reading] = deque()
-        self.place = server.place
-        self.version = ""
+        self.place = self.version = ""
 
     @property
     def title(self) -> str:
         """The server's address and version."""
         return f"{self.place}  Ingot {self.version}"
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def look(self) -> ServerLoad:
         """Read the server, and return its load since the last reading.
@@ -112,6 +125,7 @@ class _Monitor:
             now = self._read()
         except Unreached:
             self._readings.clear()  # another process may answer next, whose counts begin at 0
+            self.close()
             raise
         started = "ingot_start_time_seconds"
         if self._readings and self._readings[-1].samples.total(started) != now.samples.total(started):
@@ -125,26 +139,30 @@ class _Monitor:
     def _read(self) -> Reading:
         from ingot.server.clients.monitoring import Reading, Samples
 
+        if self._server is None:
+            self._server = self._connect()
+            self.place = self._server.place
+        server = self._server
         if not self._readings:
-            self._identify()
+            self._identify(server)
         try:
-            at, samples = time.monotonic(), Samples(self._text("/metrics"))
+            at, samples = time.monotonic(), Samples(self._text(server, "/metrics"))
             if "ingot_threads" not in samples:
                 raise self._foreign("its /metrics has none of Ingot's metrics")
-            models = json.loads(self._text("/v2/models/stats"))["model_stats"]
+            models = json.loads(self._text(server, "/v2/models/stats"))["model_stats"]
         except (ValueError, LookupError, TypeError) as error:
             raise self._foreign("its /metrics or /v2/models/stats is not what Ingot sends") from error
         return Reading(at=at, samples=samples, models=models)
 
-    def _identify(self) -> None:
+    def _identify(self, server: Server) -> None:
         try:
-            self.version = str(json.loads(self._text("/v2"))["version"])
+            self.version = str(json.loads(self._text(server, "/v2"))["version"])
         except (ValueError, LookupError, TypeError) as error:
             raise self._foreign("it does not describe itself at /v2") from error
 
-    def _text(self, path: str) -> str:
-        response = self._server.get(path)
-        place, status = self._server.place, response.status_code
+    def _text(self, server: Server, path: str) -> str:
+        response = server.get(path)
+        place, status = server.place, response.status_code
         if status in (401, 403):
             raise PermissionDenied(
                 f"the server at {place} refuses {path}; give a key with the rights infer and metrics, by --key-file or "
@@ -162,7 +180,7 @@ class _Monitor:
 
     def _foreign(self, why: str) -> InvalidArgument:
         return InvalidArgument(
-            f"what answers at {self._server.place} is not the HTTP port of an Ingot server: {why}; give the URL that "
+            f"what answers at {self.place} is not the HTTP port of an Ingot server: {why}; give the URL that "
             "ingot serve prints after HTTP"
         )
 
@@ -175,7 +193,7 @@ def _follow(
         time.sleep(every)
         try:
             found = monitor.look()
-        except (Unreached, Unavailable, InternalError) as error:
+        except IngotError as error:  # that of a server that stops, too
             complain(f"{error}\nTrying again every {every:g} s.")
         else:
             show(found)
