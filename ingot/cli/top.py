@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -13,18 +11,17 @@ import typer
 
 from ingot.cli.archives import Json
 from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, Server, only_server
+from ingot.cli.monitor import WINDOW, Monitor
 from ingot.cli.output import duration, note, print_json, printable, say, seconds, size, stdout
-from ingot.errors import IngotError, InternalError, InvalidArgument, PermissionDenied, Unavailable, Unreached
+from ingot.errors import IngotError, InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
     from rich.text import Text
 
-    from ingot.server.clients.monitoring import ModelLoad, Reading, ServerLoad
+    from ingot.server.clients.monitoring import ModelLoad, ServerLoad
 
-# Seconds over which latencies and shares are computed, as on the server's page.
-_WINDOW = 10.0
 _TIMEOUT = 10.0
 _BAR = 20
 _COLOURS = ("yellow", "magenta", "green", "blue")
@@ -67,7 +64,7 @@ def top(
         place = url or only_server("ingot top PLACE")
         return Server(place, key_file, ca_file, cert_file, cert_key_file, _TIMEOUT)
 
-    monitor = _Monitor(connect)
+    monitor = Monitor(connect)
     try:
         monitor.look()
         if once:
@@ -88,105 +85,8 @@ def top(
         monitor.close()
 
 
-class _Monitor:
-    """Reads a server, and keeps the readings of the window.
-
-    Args:
-        connect: returns a connection; called again after the server was gone, since its socket may be another.
-    """
-
-    def __init__(self, connect: Callable[[], Server]):
-        self._connect = connect
-        self._server: Server | None = None
-        self._readings: deque[Reading] = deque()
-        self.place = self.version = ""
-
-    @property
-    def title(self) -> str:
-        """The server's address and version."""
-        return f"{self.place}  Ingot {self.version}"
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    def look(self) -> ServerLoad:
-        """Read the server, and return its load since the last reading.
-
-        Raises:
-            Unreached: no server answers.
-            IngotError: what answers is not an Ingot server, or refuses access.
-        """
-        from ingot.server.clients.monitoring import load
-
-        try:
-            now = self._read()
-        except Unreached:
-            self._readings.clear()  # another process may answer next, whose counts begin at 0
-            self.close()
-            raise
-        started = "ingot_start_time_seconds"
-        if self._readings and self._readings[-1].samples.total(started) != now.samples.total(started):
-            self._readings.clear()
-        before = self._readings[-1] if self._readings else now
-        self._readings.append(now)
-        while len(self._readings) > 2 and now.at - self._readings[1].at >= _WINDOW:
-            self._readings.popleft()
-        return load(now, before, self._readings[0])
-
-    def _read(self) -> Reading:
-        from ingot.server.clients.monitoring import Reading, Samples
-
-        if self._server is None:
-            self._server = self._connect()
-            self.place = self._server.place
-        server = self._server
-        if not self._readings:
-            self._identify(server)
-        try:
-            at, samples = time.monotonic(), Samples(self._text(server, "/metrics"))
-            if "ingot_threads" not in samples:
-                raise self._foreign("its /metrics has none of Ingot's metrics")
-            models = json.loads(self._text(server, "/v2/models/stats"))["model_stats"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise self._foreign("its /metrics or /v2/models/stats is not what Ingot sends") from error
-        return Reading(at=at, samples=samples, models=models)
-
-    def _identify(self, server: Server) -> None:
-        try:
-            self.version = str(json.loads(self._text(server, "/v2"))["version"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise self._foreign("it does not describe itself at /v2") from error
-
-    def _text(self, server: Server, path: str) -> str:
-        response = server.get(path)
-        place, status = server.place, response.status_code
-        if status in (401, 403):
-            raise PermissionDenied(
-                f"the server at {place} refuses {path}; give a key with the rights infer and metrics, by --key-file or "
-                "INGOT_API_KEY"
-            )
-        if status == 503:
-            raise Unavailable(
-                f"the server at {place} is overloaded or stopping: {path} has status 503; ask again later"
-            )
-        if status >= 500:
-            raise InternalError(f"the server at {place} failed: {path} has status {status}; see its log")
-        if status != 200:
-            raise self._foreign(f"{path} has status {status}")
-        return response.text
-
-    def _foreign(self, why: str) -> InvalidArgument:
-        return InvalidArgument(
-            f"what answers at {self.place} is not the HTTP port of an Ingot server: {why}; give the URL that "
-            "ingot serve prints after HTTP"
-        )
-
-
 def _follow(
-    monitor: _Monitor, every: float, show: Callable[[ServerLoad], None], complain: Callable[[str], None]
+    monitor: Monitor, every: float, show: Callable[[ServerLoad], None], complain: Callable[[str], None]
 ) -> None:
     """Show the load again and again; if no server answers, complain and try again."""
     while True:
@@ -199,7 +99,7 @@ def _follow(
             show(found)
 
 
-def _watch(monitor: _Monitor, every: float) -> None:
+def _watch(monitor: Monitor, every: float) -> None:
     """Redraw the load on the whole terminal until Ctrl-C."""
     from rich.console import Group
     from rich.live import Live
@@ -289,7 +189,7 @@ def _lines(title: str, found: ServerLoad) -> list[str]:
             f"{trial.dropped:,} dropped{worst}{ratio}"
         )
     for error in sorted(found.errors, key=lambda each: (-each.recent, -each.count)):
-        recent = f" (+{error.recent:,} in {_WINDOW:g} s)" if error.recent else ""
+        recent = f" (+{error.recent:,} in {WINDOW:g} s)" if error.recent else ""
         lines.append(f"{error.protocol}: {error.code.replace('_', ' ')} {error.count:,}{recent}")
     return [printable(line) for line in lines]
 
