@@ -95,8 +95,8 @@ class Monitor:
         place, status = server.place, response.status_code
         if status in (401, 403):
             raise PermissionDenied(
-                f"the server at {place} refuses {path}; give a key with the rights infer and metrics, by --key-file or "
-                "INGOT_API_KEY"
+                f"the server at {place} refuses {path}; give a key with the rights infer and metrics, or manage on a "
+                "management port, by --key-file or INGOT_API_KEY"
             )
         if status == 503:
             raise Unavailable(

@@ -158,7 +158,7 @@ def test_a_key_is_needed_where_the_server_asks_for_one(tmp_path: Path, run_ingot
     key.write_text(make_key(keys, "infer", "metrics"))
     with ingot.serve(onnx_models.affine(tmp_path), auth=keys, **FREE) as server:
         text = refused(run_ingot("top", server.http_url, "--once"))
-        assert "give a key with the rights infer and metrics, by --key-file" in text
+        assert "give a key with the rights infer and metrics, or manage on a management port, by --key-file" in text
         options = ("--once", "--interval", "100ms", "--key-file", key)
         assert "affine:1" in succeeded(run_ingot("top", server.http_url, *options))
 

@@ -76,6 +76,7 @@ def test_it_loads_and_its_charts_move_under_load(opened: Opened, server: Running
     infer(server, 200)
     expect(rate).not_to_have_text("0")
     expect(page.locator("#stages")).to_contain_text("compute")
+    expect(page.locator("#stages span").last).to_have_text(re.compile("[1-9].* (µs|ms|s)"))
     expect(page.locator("#batches rect.bar").first).to_be_attached()
     assert page.locator("[data-chart='Requests per second'] path").get_attribute("d")
     wide = page.evaluate("document.documentElement.scrollWidth")

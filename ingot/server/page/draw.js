@@ -1,5 +1,5 @@
 // Elements, numbers as text, and charts.
-import {buckets} from "/ui/metrics.js";
+import {buckets, difference} from "/ui/metrics.js";
 
 export function make(name, attributes = {}, ...children) {
   const svg = ["svg", "path", "rect", "text", "line", "g", "title"].includes(name);
@@ -53,14 +53,29 @@ export function bars(now, before, name, labels) {
   return svg;
 }
 
-const STAGES = [["queue", "queue"], ["compute_input", "batch: joining inputs"], ["compute_infer", "compute"], ["compute_output", "splitting outputs"]];
+const STAGES = [["queue", "queue"], ["compute_input", "batch: joining inputs"], ["compute_infer", "compute"], ["compute_output", "encode: splitting, encoding"]];
 
-export function stages(model, before) {
+// The mean seconds in which the responses of a model were encoded, by the means of the protocols that it was asked by.
+function encoding(now, before, labels) {
+  const delta = (name, more) => difference(now, before, name, more);
+  let seconds = 0, requests = 0;
+  for (const protocol of ["http", "grpc"]) {
+    const encoded = delta("ingot_encode_seconds_count", {protocol});
+    const answered = delta("ingot_requests_total", {...labels, protocol, code: "ok"});
+    requests += answered;
+    if (encoded) seconds += answered * delta("ingot_encode_seconds_sum", {protocol}) / encoded;
+  }
+  return requests ? seconds / requests : 0;
+}
+
+export function stages(model, before, now, recent) {
   const mean = (key) => {
     const now = model.inference_stats[key], then = before?.inference_stats[key] ?? {ns: 0, count: 0};
     return now.count > then.count ? (now.ns - then.ns) / (now.count - then.count) / 1e9 : 0;
   };
-  const means = STAGES.map(([key]) => mean(key)), all = means.reduce((sum, each) => sum + each, 0);
+  const means = STAGES.map(([key]) => mean(key));
+  if (means.some((each) => each)) means[3] += encoding(now, recent, {model: model.name, version: model.version});
+  const all = means.reduce((sum, each) => sum + each, 0);
   if (!all) return make("p", {class: "soft"}, "No requests in the last 10 seconds.");
   const stack = make("div", {class: "stack"}), legend = make("div", {class: "legend"});
   means.forEach((each, index) => {

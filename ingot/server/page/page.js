@@ -85,7 +85,7 @@ function show(now) {
     chart("Mean rows per engine call", count(last.rows), [points.map((point) => point.rows)], count));
   const recent = past[0];
   const before = recent.models.find((each) => each.name === model.name && each.version === model.version);
-  find("stages").replaceChildren(stages(model, before));
+  find("stages").replaceChildren(stages(model, before, now.metrics, recent.metrics));
   const labels = {model: model.name, version: model.version};
   find("batches").replaceChildren(bars(now.metrics, recent.metrics, "ingot_batch_size", labels));
   errors(now, recent);
