@@ -12,11 +12,12 @@ from ingot.cli.archives import Json, StoreOption, check_apart, check_out, descri
 from ingot.cli.output import note, print_json, printable, progress, say, seconds, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.errors import InvalidArgument
+from ingot.report.text import one_line
 
 if TYPE_CHECKING:
     from ingot.quant import Quantized
     from ingot.quant.config import Recipe
-    from ingot.quant.report.records import Candidate, Report
+    from ingot.quant.report.records import Report
 
 # The exit code when nothing faster was found and --strict is given.
 NOTHING = 3
@@ -207,34 +208,21 @@ def _show(result: Quantized, out: Path) -> None:
 
 
 def _show_candidates(report: Report) -> None:
-    """Print the candidates, fastest first; the report also has intervals and full reasons."""
+    """Print the candidates as in the report, which also has intervals and recipes."""
     from rich.table import Table
     from rich.text import Text
 
-    from ingot.quant.report.words import mean
+    from ingot.quant.report import words
     from ingot.report.units import number, times
 
     title = Text(printable(f"{report.metric} may drop by {report.budget:g}"))
     table = Table("candidate", "speed-up", "drop", "size", "", title=title, title_justify="left", title_style="")
-    failures: dict[str, str] = {}
-    for item in sorted(report.candidates, key=lambda item: -(mean(item.speedups.values()) or 0)):
+    for item in words.by_speed(report.candidates):
         drop = number(item.drop.value) if item.drop is not None else ""
-        speed = times(mean(item.speedups.values()))
-        if not item.latency:
-            failures.setdefault(item.rejected, item.name)
-        table.add_row(item.name, speed, drop, size(item.size) if item.size else "", _mark(item))
-    stdout().print(table, markup=False)
-    for reason, name in failures.items():
-        note(f"note: {name} failed: {reason if len(reason) <= _MOST else f'{reason[:_MOST]}...'}")
-
-
-def _mark(item: Candidate) -> str:
-    """Return a candidate's result in a few words."""
-    if item.chosen:
-        return "chosen"
-    if not item.latency:
-        return "failed"
-    return (item.rejected or item.remark).removesuffix(" than the original")
+        speed = times(words.mean(item.speedups.values()))
+        outcome = Text(one_line(words.outcome(item), _MOST))
+        table.add_row(Text(item.name), speed, drop, size(item.size) if item.size else "", outcome)
+    stdout().print(table)
 
 
 def _show_result(result: Quantized, out: Path) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.model_store.format.evidence import ParityEvidence
 from ingot.model_store.format.manifest import Serving
+from ingot.report.units import size
 
 Progress = Callable[[str], None]
 """Called with the name of each step as it begins, for a progress display."""
@@ -91,6 +92,11 @@ class Report(_Record):
     outside_opset: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def stored(name: str, count: int) -> str:
+    """Return the size of a part of the archive as text. A graph without separate weights holds them itself."""
+    return "in the graph" if name == "weights" and not count else size(count)
 
 
 @dataclass

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
+from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage, stored
 from ingot.report import charts, pages
-from ingot.report.units import size
 
 # Further operators are collapsed.
 _MOST_BARS = 12
@@ -46,7 +45,7 @@ def _summary(report: Report) -> str:
         ("Inputs", _codes(report.inputs)),
         ("Outputs", _codes(report.outputs)),
         ("Batch dimension", escape(report.batch or "none")),
-        *((escape(name), size(count)) for name, count in report.sizes.items()),
+        *((escape(name), stored(name, count)) for name, count in report.sizes.items()),
     ]
     return pages.definitions(rows)
 

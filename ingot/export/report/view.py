@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ingot.export.report import GraphView, Node, Report, Stage
+from ingot.export.report import GraphView, Node, Report, Stage, stored
 from ingot.export.report.page import UNPROVED
 from ingot.export.report.page import html as html
 from ingot.report.pages import versions
 from ingot.report.text import items, section, table
-from ingot.report.units import size
 
 
 def text(report: Report, nodes: bool = False) -> str:
@@ -26,7 +25,7 @@ def text(report: Report, nodes: bool = False) -> str:
     lines += section("Rewrites", _rewrites(report))
     for graph in report.graphs:
         lines += section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
-    lines += section("Sizes", table([(name, size(count)) for name, count in report.sizes.items() if count]))
+    lines += section("Sizes", table([(name, stored(name, count)) for name, count in report.sizes.items()]))
     lines += section("Outside the operator set", items(report.outside_opset))
     lines += section(UNPROVED, items(report.conditions))
     lines += section("Notes", items(report.notes))

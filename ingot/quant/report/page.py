@@ -124,7 +124,7 @@ def _kind(item: Candidate) -> Kind:
 
 def _title(item: Candidate) -> str:
     speedup = times(words.mean(item.speedups.values()))
-    return ", ".join(filter(None, (item.name, words.score(item.score), speedup, item.rejected)))
+    return ", ".join(filter(None, (item.name, words.score(item.score), speedup, words.outcome(item))))
 
 
 def _candidates(report: Report) -> str:
@@ -141,17 +141,17 @@ def _candidates(report: Report) -> str:
             _score(item.drop),
             _recipe(item),
         )
-        for item in report.candidates
+        for item in words.by_speed(report.candidates)
     ]
     return pages.table(head, rows)
 
 
 def _state(item: Candidate) -> str:
+    text = escape(words.outcome(item))
     if item.chosen:
-        return pages.mark(item.holds, "chosen", "chosen, over the budget")
-    note = item.rejected or item.remark
-    why = f' <small class="why">{escape(note)}</small>' if note else ""
-    return (pages.mark(False, "", "refused") if _kind(item) == "refused" else "within the budget") + why
+        return pages.mark(item.holds, text, text)
+    why = f'<small class="why">{text}</small>'
+    return f"{pages.mark(False, '', 'refused')} {why}" if _kind(item) == "refused" else why
 
 
 def _score(item: Score | None) -> str:

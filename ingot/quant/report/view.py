@@ -51,17 +51,11 @@ def _candidates(candidates: Sequence[Candidate]) -> list[str]:
             times(words.mean(item.speedups.values())),
             size(item.size) if item.size else "",
             number(item.drop.value) if item.drop else "",
-            _state(item),
+            words.outcome(item),
         )
-        for item in candidates
+        for item in words.by_speed(candidates)
     ]
     return _padded(table([("", "speed", "size", "drop"), *(row[:4] for row in rows)]), [row[4] for row in rows])
-
-
-def _state(item: Candidate) -> str:
-    if item.chosen:
-        return "chosen" if item.holds else "chosen, over the budget"
-    return item.rejected or item.remark or ("within the budget" if item.holds else "over the budget")
 
 
 def _padded(lines: list[str], ends: list[str]) -> list[str]:

@@ -54,6 +54,18 @@ def data(item: DataRecord) -> str:
     return "; ".join(parts)
 
 
+def outcome(item: Candidate) -> str:
+    """Return the result of a candidate: that it was chosen, or the reason why not."""
+    if item.chosen:
+        return "chosen" if item.holds else "chosen, over the budget"
+    return item.rejected or item.remark or ("within the budget" if item.holds else "over the budget")
+
+
+def by_speed(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return candidates, the fastest first."""
+    return sorted(candidates, key=lambda item: -(mean(item.speedups.values()) or 0))
+
+
 def speed(speedups: Mapping[int, float]) -> str:
     """Return how fast something is, in a clause."""
     found = mean(speedups.values())

@@ -129,10 +129,13 @@ def test_every_field_is_shown(shown: str) -> None:
     assert missing == []
 
 
-def test_no_external_weights_have_no_size_and_the_text_ends_its_line() -> None:
-    shown = text(REPORT.model_copy(update={"sizes": {"graph": 2048, "weights": 0}}))
-    assert "  graph  2 KiB\n" in shown
-    assert "weights" not in shown
+def test_weights_in_the_graph_are_not_shown_as_missing() -> None:
+    held = REPORT.model_copy(update={"sizes": {"graph": 2048, "weights": 0}})
+    shown = text(held)
+    assert re.search(r"^  graph +2 KiB$", shown, re.MULTILINE)
+    assert "  weights  in the graph\n" in shown
+    assert "<dt>weights</dt><dd>in the graph</dd>" in html(held)
+    assert "0 B" not in shown + html(held)
     assert shown.endswith(f"report format {REPORT.schema_version}\n")
 
 
