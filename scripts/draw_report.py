@@ -24,7 +24,7 @@ def main() -> None:
     title = re.search(r"<h1>(.*?)</h1>", page)
     if title is None:
         sys.exit(f"{report} is not a report of `ingot quantize`")
-    for match in re.finditer(r'<svg class="plot".*?aria-label="(.*?)".*?</svg>', page):
+    for match in re.finditer(r'<div class="broad"><svg class="plot".*?aria-label="(.*?)".*?</svg>', page):
         kind = next((kind for text, kind in KINDS.items() if text in match[1]), None)
         if kind is not None:
             path = prefix.with_name(f"{prefix.name}-{kind}.svg")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from html import escape
 from typing import Literal
@@ -13,14 +14,27 @@ from ingot.report.pages import COLORS
 Kind = Literal["chosen", "held", "refused", "original"]
 """The role of a point or curve, which decides its colour and shape."""
 
-_WIDTH, _HEIGHT = 860.0, 400.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76.0, 24.0, 18.0, 48.0
+_HEIGHT = 400.0
+_RIGHT, _TOP, _BOTTOM = 24.0, 18.0, 48.0
 _CHAR = 6.4  # the width of an average character at 12 px
 # With more points than this, none is labelled.
 _MOST_LABELS = 40
-_LONGEST_LABEL = 30
 # The legend of more curves than this stands right of the chart.
 _MOST_INSIDE = 3
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """The size of a drawing, in pixels, and the longest label, in characters."""
+
+    kind: Literal["broad", "narrow"]
+    width: float
+    left: float
+    longest: int
+
+
+# A page has every chart twice, and shows the one that fits: text must not shrink with the drawing.
+_CANVASES = (_Canvas("broad", 860.0, 76.0, 30), _Canvas("narrow", 340.0, 66.0, 20))
 
 
 @dataclass(frozen=True)
@@ -69,28 +83,7 @@ def scatter(
         limit: the y value of a dashed line.
         upside_down: let the y axis point down.
     """
-    if not points:
-        return ""
-    sign = -1.0 if upside_down else 1.0
-    across = Axis.over([point.x for point in points], _LEFT, _WIDTH - _RIGHT, log=True, pad=0.12)
-    low, high = _window(points, limit, sign)
-    ends = (_HEIGHT - _BOTTOM, _TOP)
-    up = Axis.over((low, high), *(ends[::-1] if upside_down else ends), pad=0.1)
-    drawn = [_grid(across, up, titles)]
-    if limit is not None:
-        y = up.at(limit)
-        drawn.append(_line(_LEFT, y, _WIDTH - _RIGHT, y, "limit"))
-        drawn.append(_text(_LEFT + 6, y + 14, "budget", "note"))
-    beneath = [sign * point.y < min(sign * low, sign * high) for point in points]
-    drawn += [_point(point, across, up, below) for point, below in zip(points, beneath, strict=True)]
-    if len(points) <= _MOST_LABELS:
-        names = [
-            _short(point.label) + (f" ({point.y:.4g})" if below else "")
-            for point, below in zip(points, beneath, strict=True)
-        ]
-        spots = [(across.at(point.x), up.at(point.y)) for point in points]
-        drawn += _labels([(*spot, name) for spot, name in zip(spots, names, strict=True)])
-    return _svg("".join(drawn), _HEIGHT, f"{titles[1]} against {titles[0]}")
+    return _drawn(lambda canvas: _scatter(canvas, points, titles, limit, upside_down)) if points else ""
 
 
 def curves(items: Sequence[Curve], titles: tuple[str, str], *, log: bool = True) -> str:
@@ -98,48 +91,14 @@ def curves(items: Sequence[Curve], titles: tuple[str, str], *, log: bool = True)
     items = [item for item in items if item.points]
     if not items:
         return ""
-    origin = [] if log else [0.0]
-    height = 320.0
-    right = _WIDTH - (_RIGHT if len(items) <= _MOST_INSIDE else 160.0)
-    across = Axis.over([*origin, *(x for item in items for x, _ in item.points)], _LEFT, right, log=log, pad=0.08)
-    up = Axis.over([*origin, *(y for item in items for _, y in item.points)], height - _BOTTOM, _TOP, log=log, pad=0.1)
-    drawn = [_grid(across, up, titles)]
-    left = _LEFT + 16 if len(items) <= _MOST_INSIDE else right + 16
-    for number, item in enumerate(items):
-        spots = [(across.at(x), up.at(y)) for x, y in item.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-        drawn.append(f'<polyline class="curve {_class(item.kind)}" points="{path}"/>')
-        drawn += [_shape(x, y, item.kind) for x, y in spots]
-        y = _TOP + 16 + 20 * number
-        drawn += [_shape(left, y - 4, item.kind), _text(left + 12, y, _short(item.label, 60))]
-    return _svg("".join(drawn), height, f"{titles[1]} against {titles[0]}")
+    return _drawn(lambda canvas: _curves(canvas, items, titles, log))
 
 
 def bars(items: Sequence[Bar], title: str) -> str:
     """Return horizontal bars, from the top to the bottom."""
-    values = [item.value for item in items if item.value is not None]
-    if not values:
+    if all(item.value is None for item in items):
         return ""
-    step = 22.0 if len(items) <= 40 else 16.0
-    left = min(360.0, 20 + 7.4 * max(len(_short(item.label, 46)) for item in items))
-    low, high = min(0.0, *values), max(0.0, *values)
-    axis = Axis.over((low, high), left, _WIDTH - 80, pad=0)
-    zero = axis.at(0.0)
-    drawn = []
-    for number, item in enumerate(items):
-        y = 4 + number * step
-        kind = "hollow" if item.color is None else f"c{item.color}"
-        end = zero if item.value is None else axis.at(item.value)
-        bar = (
-            f'<rect class="{kind}" x="{min(zero, end):.1f}" y="{y + 2:.1f}" width="{max(abs(end - zero), 1):.1f}" '
-            f'height="{step - 6:.1f}" rx="2"/>'
-        )
-        middle = y + step / 2 + 3
-        drawn.append(
-            f"<g>{_title(item.title or item.label)}{_text(left - 8, middle, _short(item.label, 46), 'end mono')}"
-            f"{'' if item.value is None else bar}{_text(max(zero, end) + 6, middle, item.text, 'note')}</g>"
-        )
-    return _svg("".join(drawn), 10 + step * len(items), title)
+    return _drawn(lambda canvas: _bars(canvas, items, title))
 
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
@@ -158,17 +117,100 @@ def meter(share: float) -> str:
 
 
 def image(chart: str, title: str = "") -> str:
-    """Return a chart as a separate SVG file, with its title above it."""
-    head, _, rest = chart[chart.index("<svg") : chart.rindex("</svg>") + 6].partition(">")
+    """Return a chart as a separate SVG file, with its title above it; of a chart for pages, the broad drawing."""
+    head, _, rest = chart[chart.index("<svg") : chart.index("</svg>") + 6].partition(">")
     width, height = map(int, head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
     top = 30 if title else 0  # the drawing is moved down by extending the view upwards
     head = head.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {-top} {width} {height + top}"')
-    heading = _text(_LEFT, -10, title, "heading") if title else ""
+    heading = _text(_CANVASES[0].left, -10, title, "heading") if title else ""
     return (
         f'{head} xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + top}">'
         f"<style>{COLORS}{_SHAPES}</style>"
         f'<rect y="{-top}" width="100%" height="100%" style="fill:var(--card)"/>{heading}{rest}\n'
     )
+
+
+def _drawn(draw: Callable[[_Canvas], str]) -> str:
+    return "".join(f'<div class="{canvas.kind}">{draw(canvas)}</div>' for canvas in _CANVASES)
+
+
+def _scatter(
+    canvas: _Canvas, points: Sequence[Point], titles: tuple[str, str], limit: float | None, upside_down: bool
+) -> str:
+    sign = -1.0 if upside_down else 1.0
+    end = canvas.width - _RIGHT
+    across = Axis.over([point.x for point in points], canvas.left, end, log=True, pad=0.12)
+    low, high = _window(points, limit, sign)
+    ends = (_HEIGHT - _BOTTOM, _TOP)
+    up = Axis.over((low, high), *(ends[::-1] if upside_down else ends), pad=0.1)
+    drawn = [_grid(across, up, titles)]
+    if limit is not None:
+        y = up.at(limit)
+        drawn.append(_line(canvas.left, y, end, y, "limit"))
+        drawn.append(_text(canvas.left + 6, y + 14, "budget", "note"))
+    beneath = [sign * point.y < min(sign * low, sign * high) for point in points]
+    drawn += [_point(point, across, up, below) for point, below in zip(points, beneath, strict=True)]
+    if len(points) <= _MOST_LABELS:
+        names = [
+            name + (f" ({point.y:.4g})" if below else "")
+            for name, point, below in zip(
+                shortened([point.label for point in points], canvas.longest), points, beneath, strict=True
+            )
+        ]
+        # The first ones get the best places.
+        order = sorted(range(len(points)), key=lambda number: _RANKS.index(points[number].kind))
+        spots = [(across.at(points[number].x), up.at(points[number].y), names[number]) for number in order]
+        drawn += _labels(canvas, spots)
+    return _svg(canvas, "".join(drawn), _HEIGHT, f"{titles[1]} against {titles[0]}")
+
+
+_RANKS: tuple[Kind, ...] = ("chosen", "original", "held", "refused")
+
+
+def _curves(canvas: _Canvas, items: Sequence[Curve], titles: tuple[str, str], log: bool) -> str:
+    origin = [] if log else [0.0]
+    height, broad = 320.0, canvas.kind == "broad"
+    inside = len(items) <= _MOST_INSIDE and broad
+    right = canvas.width - (160.0 if broad and not inside else _RIGHT)
+    across = Axis.over([*origin, *(x for item in items for x, _ in item.points)], canvas.left, right, log=log, pad=0.08)
+    up = Axis.over([*origin, *(y for item in items for _, y in item.points)], height - _BOTTOM, _TOP, log=log, pad=0.1)
+    drawn = [_grid(across, up, titles)]
+    # The legend: in the chart, right of it, or below it.
+    left, top = (canvas.left + 16, _TOP + 16) if inside else (right + 16, _TOP + 16) if broad else (16, height + 10)
+    names = shortened([item.label for item in items], 60 if inside else canvas.longest if broad else 44)
+    for number, (item, name) in enumerate(zip(items, names, strict=True)):
+        spots = [(across.at(x), up.at(y)) for x, y in item.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+        drawn.append(f'<polyline class="curve {_class(item.kind)}" points="{path}"/>')
+        drawn += [_shape(x, y, item.kind) for x, y in spots]
+        y = top + 20 * number
+        drawn += [_shape(left, y - 4, item.kind), _text(left + 12, y, name)]
+    return _svg(canvas, "".join(drawn), height + (0 if broad else 20 * len(items)), f"{titles[1]} against {titles[0]}")
+
+
+def _bars(canvas: _Canvas, items: Sequence[Bar], title: str) -> str:
+    values = [item.value for item in items if item.value is not None]
+    step = 22.0 if len(items) <= 40 else 16.0
+    names = shortened([item.label for item in items], 46 if canvas.kind == "broad" else canvas.longest)
+    left = min(0.42 * canvas.width, 20 + 7.4 * max(map(len, names)))
+    low, high = min(0.0, *values), max(0.0, *values)
+    axis = Axis.over((low, high), left, canvas.width - 80, pad=0)
+    zero = axis.at(0.0)
+    drawn = []
+    for number, (item, name) in enumerate(zip(items, names, strict=True)):
+        y = 4 + number * step
+        kind = "hollow" if item.color is None else f"c{item.color}"
+        end = zero if item.value is None else axis.at(item.value)
+        bar = (
+            f'<rect class="{kind}" x="{min(zero, end):.1f}" y="{y + 2:.1f}" width="{max(abs(end - zero), 1):.1f}" '
+            f'height="{step - 6:.1f}" rx="2"/>'
+        )
+        middle = y + step / 2 + 3
+        drawn.append(
+            f"<g>{_title(item.title or item.label)}{_text(left - 8, middle, name, 'end mono')}"
+            f"{'' if item.value is None else bar}{_text(max(zero, end) + 6, middle, item.text, 'note')}</g>"
+        )
+    return _svg(canvas, "".join(drawn), 10 + step * len(items), title)
 
 
 def _window(points: Sequence[Point], limit: float | None, sign: float) -> tuple[float, float]:
@@ -207,27 +249,28 @@ def _shape(x: float, y: float, kind: Kind | int) -> str:
     return f'<circle class="{_class(kind)}" cx="{x:.1f}" cy="{y:.1f}" r="{7 if kind == "chosen" else 5}"/>'
 
 
-def _labels(spots: Sequence[tuple[float, float, str]]) -> list[str]:
-    """Place the names next to their points, so that they overlap neither each other nor a point if there is room."""
+def _labels(canvas: _Canvas, spots: Sequence[tuple[float, float, str]]) -> list[str]:
+    """Place names next to their points, where they overlap neither each other nor a point; those without room go."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y, _ in spots]
     drawn = []
     for x, y, label in spots:
         width = _CHAR * len(label)
         places = [
-            (x + 11 if right else x - 11 - width, y + 4 + shift)
-            for shift in (0, -14, 14, -26, 26, -38, 38, -50, 50, -62, 62)
+            (x + 11 if right else x - 11 - width, y + 4 + sign * shift)
+            for shift in range(0, int(_HEIGHT / 2), 13)
+            for sign in (-1, 1)
             for right in (True, False)
         ]
-        inside = [
-            (left, base)
+        boxes = [
+            (left - 3, base - 10, left + width + 3, base + 2)
             for left, base in places
-            if left > _LEFT and left + width < _WIDTH and _TOP < base < _HEIGHT - _BOTTOM - 2
-        ] or places[:1]
-        boxes = [(left, base - 10, left + width, base + 2) for left, base in inside]
-        free = (number for number, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))
-        best = next(free, 0)
-        left, base = inside[best]
-        taken.append(boxes[best])
+            if left > canvas.left and left + width < canvas.width and _TOP < base < _HEIGHT - _BOTTOM - 2
+        ]
+        box = next((box for box in boxes if not any(_overlap(box, other) for other in taken)), None)
+        if box is None:
+            continue
+        taken.append(box)
+        left, base = box[0] + 3, box[3] - 2
         if abs(base - 4 - y) > 20:
             drawn.append(_line(x, y, left - 2 if left > x else left + width + 2, base - 4, "leader"))
         drawn.append(_text(left, base, label))
@@ -250,15 +293,15 @@ def _grid(across: Axis, up: Axis, titles: tuple[str, str]) -> str:
         drawn += [_line(left, y, right, y, "grid"), _text(left - 8, y + 4, text, "end note")]
     middle = (top + bottom) / 2
     drawn.append(_text((left + right) / 2, bottom + 40, titles[0], "middle note"))
-    turned = f'transform="rotate(-90 16 {middle:.1f})"'
-    drawn.append(f'<text class="middle note" x="16" y="{middle:.1f}" {turned}>{escape(titles[1])}</text>')
+    turned = f'transform="rotate(-90 14 {middle:.1f})"'
+    drawn.append(f'<text class="middle note" x="14" y="{middle:.1f}" {turned}>{escape(titles[1])}</text>')
     return "".join(drawn)
 
 
-def _svg(content: str, height: float, title: str) -> str:
+def _svg(canvas: _Canvas, content: str, height: float, title: str) -> str:
     return (
-        f'<div class="wide"><svg class="plot" role="img" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" '
-        f'aria-label="{escape(title)}">{content}</svg></div>'
+        f'<svg class="plot" role="img" viewBox="0 0 {canvas.width:.0f} {height:.0f}" '
+        f'aria-label="{escape(title)}">{content}</svg>'
     )
 
 
@@ -274,9 +317,26 @@ def _title(text: str) -> str:
     return f"<title>{escape(text)}</title>" if text else ""
 
 
-def _short(text: str, most: int = _LONGEST_LABEL) -> str:
-    """Return a text without its middle if it is long: names of layers differ at their ends."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}\N{HORIZONTAL ELLIPSIS}{text[-(most - most // 2) :]}"
+def shortened(labels: Sequence[str], most: int) -> list[str]:
+    """Return labels cut to ``most`` characters, without their middles: names of layers differ at their ends.
+
+    Those that differ in the middle are cut around it, so that different labels stay different.
+    """
+    cut = {label: _short(label, most) for label in labels}
+    for text in [text for text, count in Counter(cut.values()).items() if count > 1]:
+        alike = [label for label in cut if cut[label] == text]
+        differ = next((at for at, chars in enumerate(zip(*alike, strict=False)) if len(set(chars)) > 1), 0)
+        start = max(differ - most // 2, 1)
+        cut |= {label: f"{_CUT}{label[start : start + most - 2]}{_CUT}" for label in alike}
+    counts = Counter(cut.values())
+    return [cut[label] if counts[cut[label]] == 1 else label for label in labels]
+
+
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}{_CUT}{text[-(most - most // 2) :]}"
 
 
 _SHAPES = (
@@ -299,7 +359,8 @@ _SHAPES = (
 STYLE = (
     _SHAPES
     + """
-.plot{display:block;width:100%;min-width:640px;max-width:1050px;height:auto}
+.plot{display:block;width:100%;height:auto}.broad .plot{max-width:1050px}.narrow{display:none}
+@media (max-width:700px){.broad{display:none}.narrow{display:block}}
 .legend{color:var(--soft)}.key{display:inline-flex;align-items:center;gap:6px;margin-right:16px}
 .sample{width:12px;height:12px}.meter{width:100%;height:8px;fill:var(--key)}
 """

@@ -102,4 +102,6 @@ td code{white-space:nowrap}
 .good{color:var(--good);white-space:nowrap}.bad{color:var(--bad);white-space:nowrap}
 li{padding:1px 6px;border-radius:5px;overflow-wrap:anywhere}section p{margin:0 0 12px;font-size:13px}
 footer{padding-bottom:36px;color:var(--soft);font-size:13px}
+@media (max-width:700px){header,main,footer{padding:0 10px}section{padding:14px}dl{display:block}
+dd{margin-bottom:8px}}
 """)

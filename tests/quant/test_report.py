@@ -226,8 +226,20 @@ def test_a_report_from_before_there_were_verdicts_is_of_a_variant() -> None:
     assert manifest.decode(Report, json.dumps(older).encode(), "quantization.json").verdict == "quantized"
 
 
+def test_candidates_have_one_order_and_one_reason_in_every_form() -> None:
+    names = ["useless", "static-int8", "static-kept", "dynamic-int8", "never-ran"]
+    reasons = ["wrong", "0.02 worse", "chosen", "within the budget", "needs a GPU"]
+    lines = text(REPORT).partition("Candidates\n")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [line.split()[0] for line in lines] == names
+    assert all(line.endswith(reason) for line, reason in zip(lines, reasons, strict=True))
+    rows = re.findall(r"<tr><td><b>([^<]*)</b></td><td>(.*?)</td>", html(REPORT))
+    assert [name for name, _ in rows] == names
+    shown = [re.sub(r"<[^>]*>|&#\d+;", "", state).removeprefix(" refused").strip() for _, state in rows]
+    assert shown == reasons
+
+
 def test_the_frontier_distinguishes_chosen_and_refused() -> None:
-    page = Page(html(REPORT))
+    page = Page(broad(html(REPORT)))
     assert page.count("circle", "chosen") == 1 + 4  # the frontier; three batches of the latency curve and its legend
     assert page.count("circle", "held") == 1
     assert page.count("circle", "refused") == 1
@@ -236,8 +248,13 @@ def test_the_frontier_distinguishes_chosen_and_refused() -> None:
     assert "useless (0.085)" in page.words
 
 
+def broad(page: str) -> str:
+    """Return a page without its drawings for narrow screens."""
+    return re.sub('<div class="narrow">.*?</div>', "", page)
+
+
 def places(page: str, kind: str) -> Iterable[tuple[float, float]]:
-    for tag, found in Page(page).seen:
+    for tag, found in Page(broad(page)).seen:
         if tag == "circle" and found["class"] == kind:
             yield float(found["cx"] or 0), float(found["cy"] or 0)
 
@@ -260,10 +277,10 @@ def test_faster_points_are_further_left_and_worse_ones_lower_for_any_metric() ->
 
 def test_each_layer_has_its_bar_and_float_ones_are_hollow() -> None:
     layers = tuple(layer(f"block{number}.conv", number % 40 - 2.0) for number in range(100))
-    page = Page(html(REPORT.model_copy(update={"layers": layers})))
+    page = Page(broad(html(REPORT.model_copy(update={"layers": layers}))))
     assert page.count("rect", "c0") == 100 + 1  # and the legend
     assert "100 layers" in page.words  # the table is folded
-    page = Page(html(REPORT))
+    page = Page(broad(html(REPORT)))
     assert page.count("rect", "hollow") == 1 + 1
     assert "8.5 dB  #1" in page.words
 
