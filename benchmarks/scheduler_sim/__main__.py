@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.scheduler_sim import contest, measure, profiles, report, traces
+from benchmarks.scheduler_sim import contest, measure, profiles, report
+from ingot.capacity import traces
 
 
 def main() -> None:

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from benchmarks.scheduler_sim import traces
-from benchmarks.scheduler_sim.policies import Fixed, Policy, Regression
+from benchmarks.scheduler_sim.policies import Fixed, Regression
 from benchmarks.scheduler_sim.profiles import Profile
-from benchmarks.scheduler_sim.simulation import Loop, Result, Simulation
+from ingot.capacity import traces
+from ingot.capacity.simulation import Loop, Policy, Result, Simulation
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 

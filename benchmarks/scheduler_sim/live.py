@@ -23,10 +23,11 @@ from statistics import mean, median, quantiles, stdev
 import numpy as np
 import onnx
 
-from benchmarks.scheduler_sim import contest, profiles, traces
+from benchmarks.scheduler_sim import contest, profiles
 from benchmarks.scheduler_sim.profiles import Profile
-from benchmarks.scheduler_sim.simulation import Result, Simulation
 from benchmarks.serving.graphs import perceptron
+from ingot.capacity import traces
+from ingot.capacity.simulation import Result, Simulation
 from ingot.errors import IngotError
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading import warmup

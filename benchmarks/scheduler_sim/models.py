@@ -15,11 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.scheduler_sim import traces
 from benchmarks.scheduler_sim.contest import ours
 from benchmarks.scheduler_sim.profiles import PROFILES, Profile
-from benchmarks.scheduler_sim.simulation import Result
-from benchmarks.scheduler_sim.traces import Arrival
+from ingot.capacity import traces
+from ingot.capacity.simulation import Result
+from ingot.capacity.traces import Arrival
 from ingot.errors import IngotError
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.runtime.scheduling.latency_model import Latency

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.scheduler_sim import traces
 from benchmarks.scheduler_sim.contest import ours
 from benchmarks.scheduler_sim.profiles import Profile, load
-from benchmarks.scheduler_sim.simulation import Result, Simulation
-from benchmarks.scheduler_sim.traces import Arrival
+from ingot.capacity import traces
+from ingot.capacity.simulation import Result, Simulation
+from ingot.capacity.traces import Arrival
 
 _LIGHT = 0.05
 _LOADS = (0.5, 1.0, 3.0)

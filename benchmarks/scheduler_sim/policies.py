@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
 
 import numpy as np
 
 from ingot.errors import Unavailable
 from ingot.runtime.scheduling.entry import Entry
-
-
-class Policy(Protocol):
-    """A batching policy. ``take`` is called when an engine is idle, and again at ``wake``; it adds to ``late``."""
-
-    wake: float | None
-    late: list[Entry]
-
-    def offer(self, entry: Entry, now: float) -> None: ...
-
-    def take(self, now: float) -> list[Entry]: ...
-
-    def finish(self, batch: list[Entry], now: float, seconds: float | None = None) -> None: ...
 
 
 class Fixed:

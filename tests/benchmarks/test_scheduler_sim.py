@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.scheduler_sim import contest, models, report, traces
+from benchmarks.scheduler_sim import contest, models, report
 from benchmarks.scheduler_sim.policies import Fixed
 from benchmarks.scheduler_sim.profiles import PROFILES, Profile
-from benchmarks.scheduler_sim.simulation import Loop, Simulation
+from ingot.capacity import traces
+from ingot.capacity.simulation import Loop, Simulation
 from ingot.errors import InvalidArgument
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Limits, Scheduler

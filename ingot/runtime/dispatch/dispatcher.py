@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 # Engine calls below this many seconds run in the event loop; longer ones run in a worker thread.
-_TICK = 250e-6
+INLINE = 250e-6
 # Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
 _LARGE_CALL = 64 << 20
 # Parts of a large request that are queued or running per engine.
@@ -362,7 +362,7 @@ class Dispatcher:
         Calls in a thread seem longer, as they wait for the interpreter lock, so the threshold is higher once calls are
         inline.
         """
-        self._inline = self._short and 0 < seconds < (2 * _TICK if self._inline else _TICK)
+        self._inline = self._short and 0 < seconds < (2 * INLINE if self._inline else INLINE)
         return self._inline
 
     def _done(

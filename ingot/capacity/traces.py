@@ -74,8 +74,10 @@ def read(path: Path) -> list[Arrival]:
 
 
 def write(path: Path, arrivals: Iterable[Arrival]) -> None:
+    """Write a trace that :func:`read` reads."""
     path.write_text("".join(f"{item.time:.6f} {item.rows} {item.timeout}\n" for item in arrivals))
 
 
 def span(arrivals: Sequence[Arrival]) -> float:
+    """Return the seconds from the first request to the last."""
     return arrivals[-1].time - arrivals[0].time

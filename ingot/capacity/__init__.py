@@ -1,0 +1,1 @@
+"""Capacity planning: a simulation of servers, and the number of replicas that hold an objective."""
