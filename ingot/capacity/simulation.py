@@ -147,6 +147,7 @@ class Replica:
         engines: how many calls run at once.
         overhead: of the event loop.
         shared: whether the loop runs on the cores of the engines, whose calls then take longer by its time.
+        inline: whether short calls run in the loop, if it has overhead.
         noise: see ``NOISE``.
         choose: of the noise.
     """
@@ -160,6 +161,7 @@ class Replica:
         engines: int = 1,
         overhead: Overhead = Overhead(),
         shared: bool = True,
+        inline: bool = True,
         noise: float = NOISE,
         choose: random.Random | None = None,
     ):
@@ -171,7 +173,7 @@ class Replica:
         self._policy = policy
         self._latency = Latency(seconds)
         self._half, self._call = overhead.request / 2, overhead.call
-        self._inline = INLINE if overhead.request else 0.0
+        self._inline = INLINE if inline and overhead.request else 0.0
         self._shared = shared
         self._noise = noise
         self._choose = choose or random.Random(1)
@@ -289,6 +291,7 @@ class Simulation:
         seed: int = 1,
         overhead: Overhead = Overhead(),
         shared: bool = True,
+        inline: bool = True,
     ):
         self.result = Result()
         self.clients: defaultdict[str, Result] = defaultdict(Result)
@@ -302,6 +305,7 @@ class Simulation:
             engines=engines,
             overhead=overhead,
             shared=shared,
+            inline=inline,
             noise=noise,
             choose=self._choose,
         )

@@ -166,7 +166,7 @@ def bench(
         raise InvalidArgument(f"--arrivals '{arrivals}' is not poisson or fixed")
     counts = _numbers("--clients", clients or ("" if rate or times or slo else _CLIENTS), whole=True)
     rates = _numbers("--rate", rate)
-    recorded = () if times is None else _times(times)
+    recorded = () if times is None else read_times(times)
     objective = Objective.parse(slo) if slo else None
     shapes = dict(_shape(text) for text in shape or [])
     rule = Rule(warmup=warmup, windows=seconds, tolerance=tolerance, most=most_seconds)
@@ -327,7 +327,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, shape
 
 
-def _times(path: Path) -> tuple[float, ...]:
+def read_times(path: Path) -> tuple[float, ...]:
     """Return the times of a file; the first field of each line counts, so that other columns may follow."""
     try:
         lines = path.read_text().splitlines()

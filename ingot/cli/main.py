@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     app: typer.Typer  # created on first access
 
 # Long commands that use temporary folders. Those that serve handle signals themselves.
-_LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign")
+_LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign", "plan-capacity")
 # The panels of the help with the function of each command; only the called command's module is imported.
 _COMMANDS = {
     "Create models": {
@@ -60,6 +60,7 @@ _COMMANDS = {
         "top": "top.top",
         "infer": "infer.infer",
         "bench": "bench.bench",
+        "plan-capacity": "capacity.plan_capacity",
         "keys": "keys.keys",
         "demo": "demo.demo",
     },

@@ -86,12 +86,21 @@ def scatter(
     return _drawn(lambda canvas: _scatter(canvas, points, titles, limit, upside_down)) if points else ""
 
 
-def curves(items: Sequence[Curve], titles: tuple[str, str], *, log: bool = True) -> str:
-    """Return curves over logarithmic axes, or over linear axes that begin at 0."""
+def curves(
+    items: Sequence[Curve], titles: tuple[str, str], *, log: bool = True, limit: tuple[float, str] | None = None
+) -> str:
+    """Return curves over logarithmic axes, or over linear axes that begin at 0.
+
+    Args:
+        items: the curves; those without points are left out.
+        titles: the titles of the x and the y axis.
+        log: whether the axes are logarithmic.
+        limit: the y value of a dashed line, and its label.
+    """
     items = [item for item in items if item.points]
     if not items:
         return ""
-    return _drawn(lambda canvas: _curves(canvas, items, titles, log))
+    return _drawn(lambda canvas: _curves(canvas, items, titles, log, limit))
 
 
 def bars(items: Sequence[Bar], title: str) -> str:
@@ -167,14 +176,20 @@ def _scatter(
 _RANKS: tuple[Kind, ...] = ("chosen", "original", "held", "refused")
 
 
-def _curves(canvas: _Canvas, items: Sequence[Curve], titles: tuple[str, str], log: bool) -> str:
+def _curves(
+    canvas: _Canvas, items: Sequence[Curve], titles: tuple[str, str], log: bool, limit: tuple[float, str] | None
+) -> str:
     origin = [] if log else [0.0]
     height, broad = 320.0, canvas.kind == "broad"
     inside = len(items) <= _MOST_INSIDE and broad
     right = canvas.width - (160.0 if broad and not inside else _RIGHT)
     across = Axis.over([*origin, *(x for item in items for x, _ in item.points)], canvas.left, right, log=log, pad=0.08)
-    up = Axis.over([*origin, *(y for item in items for _, y in item.points)], height - _BOTTOM, _TOP, log=log, pad=0.1)
+    bounds = [*origin, *([] if limit is None else limit[:1])]
+    up = Axis.over([*bounds, *(y for item in items for _, y in item.points)], height - _BOTTOM, _TOP, log=log, pad=0.1)
     drawn = [_grid(across, up, titles)]
+    if limit is not None:
+        y = up.at(limit[0])
+        drawn += [_line(canvas.left, y, right, y, "limit"), _text(right - 6, y - 6, limit[1], "end note")]
     # The legend: in the chart, right of it, or below it.
     left, top = (canvas.left + 16, _TOP + 16) if inside else (right + 16, _TOP + 16) if broad else (16, height + 10)
     names = shortened([item.label for item in items], 60 if inside else canvas.longest if broad else 44)

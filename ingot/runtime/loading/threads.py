@@ -13,7 +13,7 @@ from ingot.runtime.profile import repeat
 from ingot.tensors import Array, Signature
 
 # Seconds; a shorter call ends before a second core wakes up.
-_TINY_CALL = 200e-6
+TINY_CALL = 200e-6
 # Least speed-up that justifies all threads, since other work needs the cores, too.
 _MIN_SPEEDUP = 1.1
 # Longest loading time, in seconds, for which a model is opened a second time: to compare thread counts, and to switch a
@@ -64,7 +64,7 @@ def tune(
         seconds = _shortest_calls([engine], batches[-1:])[0]
     except IngotError as error:
         return Tuned(engine, threads, f"not measured, since the model rejects the generated inputs: {error}")
-    if seconds < _TINY_CALL:
+    if seconds < TINY_CALL:
         if loaded > _MAX_LOAD_TO_REOPEN:
             return Tuned(engine, threads, f"calls take {seconds * 1e6:.0f} us, too short for threads to matter")
         single = reopen(1)

@@ -1,0 +1,1 @@
+"""Benchmarks of scale: one file per question, run as ``python -m benchmarks.scale.NAME``."""

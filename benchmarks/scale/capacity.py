@@ -1,0 +1,114 @@
+"""Compare the capacity that ``ingot plan-capacity --measure`` predicts with that of a live server.
+
+``python -m benchmarks.scale.capacity`` predicts, for each model, the highest rate that holds an objective on one core,
+and finds it with ``ingot bench --slo`` from another core. Predictions and live runs alternate; each ratio is of one
+round. Two more ratios show what the time outside the engine matters: with the constant of the protocol instead of the
+measured one, and without any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import ingot
+from benchmarks.serving import models
+from benchmarks.serving.__main__ import BUILD
+from ingot.bench.measurement import Objective
+from ingot.capacity.calibration import Place, measure, pinned, serving
+from ingot.capacity.plan import Plan, Request
+from ingot.capacity.recorded import OVERHEADS
+from ingot.capacity.server import Server, Traffic
+from ingot.capacity.simulation import Overhead
+from ingot.demo import digits
+from ingot.errors import IngotError
+from ingot.model_store import Store
+
+GOAL = 0.15
+# The objective, and the seconds of each rate that is tried: enough requests for the quantile.
+_MODELS = {"digits": ("p99=20ms", 5), "wide": ("p99=50ms", 5), "minilm": ("p95=250ms", 15)}
+
+
+@dataclass(frozen=True)
+class Round:
+    """Requests per second: live, and as predicted by the overhead that was assumed."""
+
+    live: float
+    predicted: Mapping[str, float]
+
+    def ratio(self, kind: str) -> float:
+        """Return predicted over live."""
+        return self.predicted[kind] / self.live
+
+
+def main() -> None:
+    """Measure, and print a table of ratios."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.capacity", description=__doc__)
+    parser.add_argument("--models", default=",".join(_MODELS), help="separated by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    build = BUILD.absolute()
+    build.mkdir(parents=True, exist_ok=True)
+    print(
+        "| model | objective | predicted / live, median (lowest to highest) | constant overhead | none | within 15 % |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name in options.models.split(","):
+        objective, seconds = _MODELS[name]
+        rounds = [measured(name, objective, seconds, build) for _ in range(options.rounds)]
+        found, *others = ([each.ratio(kind) for each in rounds] for kind in ("measured", "constant", "none"))
+        kept = sum(abs(ratio - 1) <= GOAL for ratio in found)
+        cells = [f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})", *(f"{median(x):.2f}" for x in others)]
+        print(f"| {name} | {objective} | {' | '.join(cells)} | {kept} of {len(found)} |", flush=True)
+
+
+def measured(name: str, objective: str, seconds: int, build: Path) -> Round:
+    """Predict and measure once."""
+    store = digits_store(build) if name == "digits" else models.model(name, build).store
+    place, reference = Place(cores=1, store=store), f"{name}:1"
+    server = measure(reference, Store(store).find(reference)[0].unpacked().variant(), place)
+    overheads = {"measured": server.overhead, "constant": OVERHEADS["binary"], "none": Overhead()}
+    predicted = {kind: _predicted(replace(server, overhead=each), objective) for kind, each in overheads.items()}
+    found = Round(_live(reference, objective, seconds, place), predicted)
+    rates = ", ".join(f"{kind} {rate:,.0f}/s" for kind, rate in predicted.items())
+    print(f"{name}: live {found.live:,.0f}/s; predicted: {rates}; {server}", file=sys.stderr, flush=True)
+    return found
+
+
+def _predicted(server: Server, objective: str) -> float:
+    try:
+        return Plan(Request(rate=1.0, objective=Objective.parse(objective)), server, Traffic()).capacity
+    except IngotError:
+        return 0.0  # the objective cannot be held
+
+
+def _live(reference: str, objective: str, seconds: int, place: Place) -> float:
+    own, others = place.split()
+    with serving(reference, place, own) as (_, url), pinned(others):
+        command = ["bench", url, "model", "--slo", objective, "--seconds", str(seconds), "--json"]
+        done = subprocess.run([sys.executable, "-m", "ingot", *command], capture_output=True, text=True, check=False)
+    rate: float | None = json.loads(done.stdout)["highest_rate"] if done.stdout else None
+    if not rate:
+        raise SystemExit(f"ingot bench found no rate that holds {objective}: {done.stderr}")
+    return rate
+
+
+def digits_store(build: Path) -> Path:
+    """Return a store with the model of ``ingot demo`` as ``digits:1``; train it if it does not exist."""
+    store = build / "digits-store"
+    if "1" not in Store(store).tags("digits"):
+        training, _ = digits.load()
+        model = digits.train(training)
+        archive = ingot.export_model(model, inputs=[digits.INPUT], output_names=["logits"], name="digits")
+        Store(store).push(archive, "digits:1")
+    return store
+
+
+if __name__ == "__main__":
+    main()

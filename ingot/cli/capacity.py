@@ -1,0 +1,199 @@
+"""``ingot plan-capacity``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ingot.cli import output
+from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.bench import read_times
+from ingot.cli.output import note, print_json, progress, say
+from ingot.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.capacity.server import Server, Traffic
+    from ingot.model_store import Variant
+
+Protocol = Literal["binary", "json", "grpc"]
+
+_BASIS = "Replica"
+
+
+def plan_capacity(
+    model: Annotated[
+        str, typer.Argument(help="An archive file, or a reference such as digits:prod; #variant chooses the variant.")
+    ],
+    slo: Annotated[str, typer.Option(metavar="<p99=50ms>", help="The latency that each replica is to hold.")],
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second of all replicas.", show_default="the rate of the file")
+    ] = None,
+    arrivals: Annotated[
+        str,
+        typer.Option(metavar="poisson|<file>", help="How requests arrive: at random, or at the times of this file."),
+    ] = "poisson",
+    headroom: Annotated[
+        float, typer.Option(min=0, max=0.95, help="The share of each replica's capacity to leave unused.")
+    ] = 0.2,
+    cost: Annotated[
+        str, typer.Option(metavar="<0.25/h>", help="The price of a replica per hour, in any currency.")
+    ] = "",
+    variant: Annotated[
+        str, typer.Option(help="The variant that is served.", show_default="the archive's preferred one")
+    ] = "",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What it runs on.", rich_help_panel=_BASIS)] = "cpu",
+    cores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="CPU cores of a replica.",
+            show_default="those of the machine of the latencies",
+            rich_help_panel=_BASIS,
+        ),
+    ] = None,
+    protocol: Annotated[Protocol, typer.Option(help="Of the requests.", rich_help_panel=_BASIS)] = "binary",
+    overhead: Annotated[
+        str,
+        typer.Option(
+            metavar="<time>",
+            help="CPU time of a request outside the engine, such as 60us.",
+            show_default="a constant of the protocol",
+            rich_help_panel=_BASIS,
+        ),
+    ] = "",
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure latencies and overhead on this machine, in some twenty seconds, with a server and load.",
+            rich_help_panel=_BASIS,
+        ),
+    ] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="With --measure, load formats that can run their author's code.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a page with a plot to this .html file.")] = None,
+    store: StoreOption = None,
+    as_json: Json = False,
+) -> None:
+    """Plan how many replicas hold a latency at a rate, by simulation.
+
+    The latencies of the engine by batch size are those that the archive recorded, or are measured here.
+    """
+    from ingot.bench.measurement import Objective
+    from ingot.capacity import report as reports
+    from ingot.capacity.plan import Plan, Request
+    from ingot.capacity.server import Traffic
+    from ingot.model_store import Store
+    from ingot.model_store.places import locate
+
+    objective = Objective.parse(slo)
+    traffic = Traffic(() if arrivals == "poisson" else read_times(Path(arrivals)))
+    request = Request(rate=_rate(rate, traffic), objective=objective, headroom=headroom, cost=_cost(cost))
+    located = locate(model, Store(store))
+    if variant and located.variant not in (None, variant):
+        raise InvalidArgument(f"--variant {variant} and '{model}' name different variants; give one of them")
+    if measure and overhead:
+        raise InvalidArgument("--measure measures the overhead; leave --overhead out")
+    if report is not None:
+        check_out(report)
+        check_apart(report, model=located.name)
+    place = Place(device, cores, protocol, allow_code, store)
+    with progress("Opening", log=measure) as step:
+        chosen = located.open().unpacked().variant(variant or located.variant)
+        name = f"{located.name}#{chosen.name}"
+        server, origin = _measured(name, chosen, place, step) if measure else _recorded(name, chosen, place, overhead)
+        plan = Plan(request, server, traffic, step)
+        source = reports.Source(**origin, command=shlex.join(["ingot", *sys.argv[1:]]))
+        if report is not None:
+            report.write_text(reports.html(plan, source), encoding="utf-8")
+        content = reports.json(plan, source) if as_json else {}
+    if report is not None:
+        note(f"wrote {report}")
+    if as_json:
+        print_json(content)
+    else:
+        say(reports.text(plan, source))
+    for remark in source.notes:
+        note(f"note: {remark}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a replica runs: the options of the command."""
+
+    device: str
+    cores: int | None
+    protocol: Protocol
+    allow_code: bool
+    store: Path | None
+
+
+def _measured(name: str, variant: Variant, place: Place, step: Callable[[str], None]) -> tuple[Server, dict[str, Any]]:
+    """Return a replica as it is measured on this machine, and the fields of a source."""
+    from ingot.capacity import calibration
+    from ingot.runtime import devices
+
+    where = calibration.Place(
+        cores=place.cores or devices.cpu_count(),
+        device=place.device,
+        protocol=place.protocol,
+        allow_code=place.allow_code,
+        store=place.store,
+    )
+    server = calibration.measure(name, variant, where, step)
+    profile = f"measured now on {devices.describe()}"
+    return server, {
+        "model": name,
+        "profile": profile,
+        "overhead": f"measured, {place.protocol}",
+        "notes": where.notes(),
+    }
+
+
+def _recorded(name: str, variant: Variant, place: Place, overhead: str) -> tuple[Server, dict[str, Any]]:
+    """Return a replica by the archive's record, and the fields of a source."""
+    from ingot.capacity import recorded
+    from ingot.capacity.simulation import Overhead
+
+    if overhead:
+        time, origin = Overhead(request=_overhead(overhead)), "as given"
+    else:
+        time, origin = recorded.OVERHEADS[place.protocol], f"a constant for small requests, {place.protocol}"
+    server, notes = recorded.recorded(variant, device=place.device, cores=place.cores, overhead=time)
+    profile = f"recorded on {variant.serving.evidence.machine}"
+    return server, {"model": name, "profile": profile, "overhead": origin, "notes": notes}
+
+
+def _rate(given: float | None, traffic: Traffic) -> float:
+    rate = traffic.rate if given is None else given
+    if given is None and not rate:
+        raise InvalidArgument("--rate is missing: give the requests per second of all replicas")
+    if not 0 < rate < 1e7:
+        raise InvalidArgument(
+            f"--rate {rate:g} is not a rate; give requests per second, more than 0 and below 10 million"
+        )
+    return rate
+
+
+def _overhead(text: str) -> float:
+    seconds = output.seconds("--overhead", text)
+    if not 0 < seconds < 1:
+        raise InvalidArgument(f"--overhead {text} is not the time of a request outside the engine; write it as 60us")
+    return seconds
+
+
+def _cost(text: str) -> float | None:
+    """Return the price of an hour."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(/h)?", text.strip())
+    if text and not found:
+        raise InvalidArgument(f"--cost '{text}' is not a price per hour; write it as 0.25/h")
+    return float(found[1]) if found else None
