@@ -15,7 +15,8 @@ from scripts import structure
 from tests.support import ROOT
 
 FLOORS = {
-    "cli": 8,
+    "cli": 9,
+    "capacity": 8,
     "bench": 7,
     "deploy": 7,
     "importing": 7,

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Variant
 from ingot.runtime import profile
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.settings import Settings
 
 # Clients of the closed loops: calls of one sample, of some, and of many.
@@ -30,6 +32,8 @@ _CLIENTS = (1, 8, 64)
 # Seconds of a closed loop that count, and of the calls of one batch size.
 _SECONDS = 3
 _BUDGET = 0.2
+# The most of the event loop's time that engine calls in it can take.
+_MOST_INSIDE = 0.9
 # The most that a request can spend outside the server's process on one machine; more is a disturbance.
 _MOST_WIRE = 200e-6
 _STAGES = ("compute_input", "compute_infer", "compute_output")
@@ -104,7 +108,7 @@ def measure(model: str, variant: Variant, place: Place, step: Callable[[str], No
         found = []
         for clients in _CLIENTS:
             step(f"Loading a server with {clients} client{'s' if clients > 1 else ''}")
-            found.append(_load(process.pid, url, place, clients))
+            found.append(_load(process.pid, url, place, clients, Latency(seconds)))
     return Server(
         seconds=_corrected(seconds, found),
         overhead=_overhead(found),
@@ -147,17 +151,20 @@ def serving(model: str, place: Place, cores: set[int]) -> Iterator[tuple[subproc
     command += ["--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--isolate", "none"]
     command += ["--allow-code"] if place.allow_code else []
     command += [] if place.store is None else ["--store", str(place.store)]
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     with pinned(cores):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     try:
         line = process.stdout.readline() if process.stdout is not None else b""
         if not line:
-            said = process.communicate()[1].decode(errors="replace").strip()
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip()
             raise Unavailable(f"the server to be measured did not start: {said}")
         yield process, json.loads(line)["grpc" if place.protocol.startswith("grpc") else "http"]
     finally:
         process.terminate()
         process.communicate()
+        log.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +183,8 @@ class _Measured:
         return self.requests / self.calls
 
 
-def _load(process: int, url: str, place: Place, clients: int) -> _Measured:
+def _load(process: int, url: str, place: Place, clients: int, timed: Latency) -> _Measured:
+    """Load a server; ``timed`` is the duration of the calls of the engine alone."""
     with Target(url, "model", protocol=place.protocol) as target:
         payload = target.payload(None, {}, 1, 1)
         plan, rule = target.plan(payload), Rule(warmup=1, windows=_SECONDS)
@@ -192,11 +200,23 @@ def _load(process: int, url: str, place: Place, clients: int) -> _Measured:
         raise Unavailable("the server that was measured answered no request")
     loop, rest = busy[0] - spent[0], busy[1] - spent[1]
     if place.device == "cpu":
-        # A call in a thread counts by its CPU time: on a shared core, the loop interrupts it. A call in the event loop
-        # is part of the loop's time.
-        in_threads = rest > engine / 2
-        loop, engine = (loop, min(engine, rest)) if in_threads else (max(loop - engine, 0.0), engine)
+        loop, engine = _parts(loop, rest, engine, calls * timed(max(1, round(requests / calls))))
     return _Measured(requests=requests, calls=calls, loop=loop, engine=engine, latency=point.quantile(0.5))
+
+
+def _parts(loop: float, rest: float, engine: float, expected: float) -> tuple[float, float]:
+    """Return the seconds of the event loop and those of the engine, from CPU times, which other programs disturb less.
+
+    Args:
+        loop: CPU seconds of the event loop's thread.
+        rest: CPU seconds of all other threads.
+        engine: seconds of the engine's calls by the clock.
+        expected: the same, of the engine alone.
+    """
+    if rest > engine / 2:  # calls in threads, which the loop interrupts on a shared core
+        return loop, min(engine, rest)
+    inside = min(engine, expected, _MOST_INSIDE * loop)
+    return loop - inside, inside
 
 
 def _counts(target: Target) -> tuple[int, float, int]:

@@ -31,25 +31,21 @@ class Source:
     command: str = ""
 
 
-def title(plan: Plan, source: Source) -> str:
+def title(plan: Plan) -> str:
     """Return what is planned in one line."""
-    return f"{source.model}: {_rate(plan.request.rate)} requests per second with a {plan.request.objective}"
+    return f"{_rate(plan.request.rate)} requests per second with a {plan.request.objective}"
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return the plan as terms and texts."""
-    request, lost = plan.request, plan.lost
-    if lost is None:
-        without = "no replica is left; plan for at least 2"
-    else:
-        without = f"{'the objective still holds' if plan.survives else 'the objective is missed'}: {_latencies(lost)}"
+    request = plan.request
     rows = [
         ("capacity of a replica", f"{_rate(plan.capacity)} requests per second hold the objective"),
         ("replicas", f"{plan.replicas}, with {_rate(request.rate / plan.replicas)} requests per second each"),
         ("headroom", f"{plan.headroom:.0%} of the capacity is unused; at least {request.headroom:.0%} was asked for"),
         ("latencies", _latencies(plan.chosen)),
         ("mean batch", f"{plan.chosen.batch:.1f}"),
-        ("one replica lost", without),
+        ("one replica lost", _without_one(plan)),
     ]
     if plan.cost is not None and plan.cost_per_million is not None:
         rows.append(("cost", f"{plan.cost:,.4g} per hour, {plan.cost_per_million:,.3g} per million requests"))
@@ -83,7 +79,7 @@ def basis(plan: Plan, source: Source) -> list[tuple[str, str]]:
 
 def text(plan: Plan, source: Source) -> str:
     """Return the plan for a terminal."""
-    parts = [title(plan, source), *_lines(summary(plan)), "", "based on", *_lines(basis(plan, source))]
+    parts = [f"{source.model}: {title(plan)}", *_lines(summary(plan)), "", "based on", *_lines(basis(plan, source))]
     return "\n".join(parts)
 
 
@@ -111,7 +107,7 @@ def html(plan: Plan, source: Source) -> str:
         ("Basis", _definitions(basis(plan, source))),
         ("Notes", pages.listing(list(source.notes))),
     ]
-    subtitle = escape(title(plan, source))
+    subtitle = escape(title(plan))
     return pages.page(source.model, "capacity plan", subtitle, sections, pages.code(source.command), charts.STYLE)
 
 
@@ -121,12 +117,21 @@ def chart(plan: Plan) -> str:
     items = [
         charts.Curve("p50", tuple((load.rate, load.p50 * 1e3) for load in plan.curve), 0),
         charts.Curve("p99", tuple((load.rate, load.p99 * 1e3) for load in plan.curve), 1),
-        charts.Curve("planned, p99", ((plan.chosen.rate, plan.chosen.p99 * 1e3),), "chosen"),
+        charts.Curve("planned, p99", ((plan.chosen.rate, plan.chosen.p99 * 1e3),), "original"),
     ]
     limit = plan.request.objective.seconds * 1e3
     return charts.curves(
         items, ("requests per second", "latency in ms"), log=False, limit=(limit, f"objective: {quantile}")
     )
+
+
+def _without_one(plan: Plan) -> str:
+    lost, ceiling = plan.lost, plan.server.ceiling
+    if lost is None:
+        return "no replica is left; plan for at least 2"
+    if lost.rate > ceiling:  # its queue grows for as long as that lasts
+        return f"overload: {_rate(lost.rate)} requests per second each, and a replica answers at most {_rate(ceiling)}"
+    return f"the objective {'still holds' if plan.survives else 'is missed'}: {_latencies(lost)}"
 
 
 def _lines(rows: Sequence[tuple[str, str]]) -> list[str]:

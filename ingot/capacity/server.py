@@ -46,7 +46,7 @@ class Traffic:
         """Return arrivals at a mean rate.
 
         Recorded requests are left out at random, or repeated within the gap that follows each, so that busy and quiet
-        times stay as long as they were.
+        times stay as long as they were. If these are too many requests, the busiest part of the recording is used.
 
         Args:
             rate: requests per second.
@@ -55,9 +55,12 @@ class Traffic:
         if not self._times:
             return poisson(rate, int(min(max(rate * seconds, _LEAST), _MOST)), math.inf)
         choose = random.Random(1)
-        copies = rate / self.rate
+        copies, times = rate / self.rate, self._times
+        if len(times) > (most := max(2, int(_MOST / copies))):
+            start = min(range(len(times) - most + 1), key=lambda place: times[place + most - 1] - times[place])
+            times = times[start : start + most]
         found = []
-        for time, following in itertools.pairwise((*self._times, self._times[-1])):
+        for time, following in itertools.pairwise((*times, times[-1])):
             count = int(copies) + (choose.random() < copies % 1)
             found += sorted(time + (following - time) * choose.random() * bool(copy) for copy in range(count))
         return [Arrival(time) for time in found]

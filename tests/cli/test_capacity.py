@@ -1,0 +1,110 @@
+"""``ingot plan-capacity`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingot.model_store import Archive
+from tests.support import RunIngot, refused, succeeded
+
+SLO = ("--slo", "p99=20ms")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate fewer requests."""
+    monkeypatch.setattr("ingot.capacity.server._LEAST", 1000)
+    monkeypatch.setattr("ingot.capacity.server._MOST", 2000)
+
+
+def test_a_plan_from_the_latencies_of_the_archive(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
+    done = run_ingot(
+        *("plan-capacity", f"{digits_archive}#int8", "--rate", "50000", *SLO),
+        *("--cores", "1", "--cost", "0.25/h", "--report", "plan.html"),
+    )
+    said = succeeded(done)
+    for part in ("digits", "#int8: 50,000 requests per second", "capacity of a replica", "one replica lost", "cost"):
+        assert part in said
+    assert "the event loop takes its time from the engine's cores" in said
+    assert "a constant for small requests, binary" in said
+    page = (tmp_path / "plan.html").read_text()
+    assert "objective: p99" in page
+    assert "<polyline" in page
+
+
+def test_a_plan_for_programs(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    times.write_text("".join(f"{number / 200}\n" for number in range(1000)))
+    command = ("plan-capacity", digits_fp32, *SLO, "--arrivals", times, "--overhead", "60us", "--json")
+    plan = json.loads(succeeded(run_ingot(*command)))
+    [latency, *_] = Archive.open(digits_fp32).variant().serving.evidence.latency
+    assert plan["rate"] == pytest.approx(200, rel=0.01)
+    assert plan["replicas"] == 1
+    assert plan["one_lost"] is None
+    assert plan["replica"]["overhead"] == pytest.approx({"request": 60e-6, "call": 0.0, "wire": 0.0})
+    assert plan["replica"]["latency"]["1"] == latency.seconds
+    assert plan["each"]["p50"] < plan["each"]["p99"] < 0.02
+    more = json.loads(succeeded(run_ingot(*command, "--rate", "100000")))
+    assert more["rate"] == 100_000
+    assert more["replicas"] > 1
+
+
+def test_latencies_of_another_machine_are_named(
+    run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.runtime.devices.describe", lambda: "riscv64, some machine, 3 cores")
+    done = run_ingot("plan-capacity", digits_fp32, "--rate", "10", *SLO)
+    succeeded(done)
+    assert "recorded on another machine" in done.stderr
+    assert "--measure measures on this one" in done.stderr
+
+
+@pytest.mark.matrix
+def test_a_plan_from_measurements_here(run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.capacity.calibration._SECONDS", 1)
+    command = (
+        "plan-capacity",
+        digits_fp32,
+        "--rate",
+        "10",
+        "--slo",
+        "p50=200ms",
+        "--measure",
+        "--cores",
+        "1",
+        "--json",
+    )
+    plan = json.loads(succeeded(run_ingot(*command)))
+    assert plan["profile"].startswith("measured now on ")
+    assert list(plan["replica"]["latency"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert plan["replica"]["engine_threads"] == 1
+    assert plan["replica"]["overhead"]["request"] > 0
+    assert 10 < plan["replica"]["capacity"] < plan["replica"]["ceiling"] < 1e6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", "0", *SLO], "--rate 0 is not a rate"),
+        (SLO, "--rate is missing"),
+        (["--rate", "9", "--slo", "20ms"], "write it as p99=50ms"),
+        (["--rate", "9", "--slo", "p99=5us"], "which is the fastest possible"),
+        (["--rate", "9", *SLO, "--cost", "much"], "write it as 0.25/h"),
+        (["--rate", "9", *SLO, "--overhead", "much"], "--overhead 'much' is not a duration"),
+        (["--rate", "9", *SLO, "--overhead", "5s"], "write it as 60us"),
+        (["--rate", "9", *SLO, "--overhead", "5us", "--measure"], "leave --overhead out"),
+        (["--rate", "9", *SLO, "--device", "cuda"], "were recorded on cpu, not on cuda; --measure"),
+        (["--rate", "9", *SLO, "--cores", "1024", "--measure"], "--cores 1024 cannot be measured here"),
+        (["--rate", "9", *SLO, "--arrivals", "nope"], "nope cannot be read"),
+        (["--rate", "9", *SLO, "--variant", "int8"], "has no variant 'int8'"),
+        (["--rate", "9", *SLO, "--report", "no/such/folder.html"], "no/such"),
+    ],
+)
+def test_mistakes(run_ingot: RunIngot, digits_fp32: Path, arguments: list[str], message: str) -> None:
+    done = run_ingot("plan-capacity", digits_fp32, *arguments)
+    # With --measure, progress comes before the error.
+    done.stderr = done.stderr.removeprefix("Opening\n")
+    assert message in refused(done)
