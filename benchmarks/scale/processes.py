@@ -27,9 +27,9 @@ from ingot.bench.target import PROTOCOLS, Target
 
 # What a whole server runs instead of ``-m ingot``, so that others can listen on its ports.
 _SHARED = """
-import functools
 from ingot.server import listening
-listening.listen = functools.partial(listening.listen, shared=True)
+alone = listening.listen
+listening.listen = lambda host, port, shared=True: alone(host, port, shared=True)
 from ingot.__main__ import main
 main()
 """
@@ -82,7 +82,7 @@ def main() -> None:
         for name in names:
             served = model(name, build_folder())
             for label, way in ways(cores).items():
-                for protocol, load in _measured(served, way, cores, options.clients, options.seconds):
+                for protocol, load in measured(served, way, cores, options.clients, options.seconds):
                     found[name, protocol, label].append(load)
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
     print(f"{cores} cores, {options.clients} clients; ratios to one server\n")
@@ -102,7 +102,8 @@ def _cells(loads: list[Found], base: list[Found]) -> list[str]:
     return [f"{median(rates):.2f} ({min(rates):.2f} to {max(rates):.2f})", f"{p99:.2f}", f"{cpu:.2f}", batch]
 
 
-def _measured(served: Model, way: Way, cores: int, clients: int, seconds: int) -> Iterator[tuple[str, Found]]:
+def measured(served: Model, way: Way, cores: int, clients: int, seconds: int) -> Iterator[tuple[str, Found]]:
+    """Yield the load of each protocol on one way to serve."""
     with _serving(served, way, cores) as (processes, port):
         for protocol in (each for each in PROTOCOLS if each in _HTTP):
             with Target(f"http://127.0.0.1:{port}", served.name, protocol=protocol) as target:
@@ -141,10 +142,10 @@ def _wait(process: Process, log: Path) -> None:
     """Wait until a server has printed its addresses.
 
     Raises:
-        NoAnswer: it takes too long; the message has the end of its log.
+        NoAnswer: it failed or takes too long; the message has the end of its log.
     """
     while '"http"' not in (text := log.read_text(errors="replace")):
-        if time.perf_counter() - process.started > DEADLINE:
+        if text.startswith("error") or time.perf_counter() - process.started > DEADLINE:
             raise NoAnswer(f"a server is not ready; the end of its log:\n{text[-2000:]}")
         time.sleep(0.02)
 

@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked for.
+    """The load and the objective to plan for.
 
     Attributes:
         rate: requests per second of all replicas.
@@ -62,7 +62,7 @@ class Plan:
     """The replicas for a request. Load balancing is assumed to spread requests evenly, at random.
 
     Args:
-        request: what is asked for.
+        request: the load and the objective.
         server: one replica.
         traffic: how requests arrive.
         step: called with a line of text before each simulation.
