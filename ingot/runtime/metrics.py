@@ -268,6 +268,12 @@ class Metrics:
             (*_MODEL, "result"),
             registry=registry,
         )
+        self.server_info = Gauge(
+            "ingot_server_info",
+            "1, with the server's version and its name among replicas",
+            ("version", "replica"),
+            registry=registry,
+        )
         self.memory_budget = Gauge(
             "ingot_memory_budget_bytes", "Most memory of models, by device", ("device",), registry=registry
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 
+from ingot._version import __version__
 from ingot.errors import InvalidArgument
 from ingot.runtime import Repository, memory
 from ingot.runtime.engines import ort_arena
@@ -46,6 +47,7 @@ class Server:
     def __init__(self, repository: Repository, config: ServerConfig, *, ends_process: bool = False):
         self.repository = repository
         self.config = config
+        repository.metrics.server_info.labels(__version__, config.replica_name).set(1)
         self._tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
         # Before models are loaded; the listeners open these again.
         if config.auth is not None:

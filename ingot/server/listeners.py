@@ -166,7 +166,7 @@ class Listeners:
         if config.access_log != "off":
             lines = metrics.access_log_lines
             access_log = AccessLog(config.access_log, config.access_log_share, config.access_log_slow, lines)
-        spans = spans_to(config.otlp, config.otlp_share, metrics)
+        spans = spans_to(config.otlp, config.otlp_share, metrics, config.replica_name)
         return None if access_log is None and spans is None else Observer(access_log, spans)
 
     def _refused_handshake(self, reason: str) -> None:

@@ -189,7 +189,7 @@ class Collector(BaseHTTPRequestHandler):
             content = gzip.decompress(content)
         for resource in ExportTraceServiceRequest.FromString(content).resource_spans:
             names = {each.key: each.value.string_value for each in resource.resource.attributes}
-            assert names["service.name"] == "ingot"
+            assert (names["service.name"], names["service.instance.id"]) == ("ingot", "blue-3")
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
         self.send_response(200)
@@ -215,7 +215,7 @@ class TestTraces:
         self, tmp_path: Path, collector: tuple[str, list[Span]], kind: Any
     ) -> None:
         endpoint, spans = collector
-        options: dict[str, Any] = {"otlp": endpoint, "otlp_share": 0.0, **KINDS[kind]}
+        options: dict[str, Any] = {"otlp": endpoint, "otlp_share": 0.0, "replica": "blue-3", **KINDS[kind]}
         model = onnx_models.affine(tmp_path)
         with ingot.serve(model, http_port=0, grpc_port=0, **options) as running:
             unsampled = f"{PARENT[:-2]}00"
@@ -224,6 +224,8 @@ class TestTraces:
                 answer = httpx.post(running.http_url + INFER, json=BODY, headers=headers, trust_env=False, timeout=60)
                 assert answer.headers["traceparent"][:35] == PARENT[:35]
             httpx.post(running.http_url + INFER, json=BODY, trust_env=False, timeout=60)
+            metrics = httpx.get(f"{running.http_url}/metrics", trust_env=False, timeout=60).text
+            assert f'ingot_server_info{{replica="blue-3",version="{ingot.__version__}"}} 1.0' in metrics
             call(running, (("traceparent", PARENT),))
         servers = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
         assert [span.name for span in servers] == ["infer affine", "infer affine"]

@@ -121,6 +121,13 @@ class Fields:
         more="See [logs](observability.md#logs).",
         group=OBSERVATION,
     )
+    replica: str | None = _field(
+        None,
+        "Name of this server among its replicas, in metrics and traces",
+        more="See [replicas](observability.md#replicas).",
+        group=OBSERVATION,
+        unset="the host's name",
+    )
     otlp: str | None = _field(
         None,
         "Address of an OpenTelemetry collector for traces: http://HOST:4318 or grpc://HOST:4317",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -105,6 +106,10 @@ class ServerConfig(Fields):
     def shows_page(self) -> bool:
         """Whether the HTTP port has the page; a management port has it instead, if there is one."""
         return self.page and (self.management is None or is_path(self.management))
+
+    @property
+    def replica_name(self) -> str:
+        return self.replica or socket.gethostname()
 
     @property
     def max_body_bytes(self) -> int:

@@ -68,13 +68,14 @@ class Observer:
             self._spans.close()
 
 
-def spans_to(endpoint: str | None, share: float, metrics: Metrics) -> Spans | None:
+def spans_to(endpoint: str | None, share: float, metrics: Metrics, replica: str) -> Spans | None:
     """Return what exports traces; None if neither ``endpoint`` nor the environment names a collector.
 
     Args:
         endpoint: the address of a collector; None for that of OpenTelemetry's environment variables, if they are set.
         share: of the requests that are traced.
         metrics: counts them.
+        replica: the name of this server among its replicas.
 
     Raises:
         Unsupported: an endpoint is given, and OpenTelemetry is not installed.
@@ -92,4 +93,4 @@ def spans_to(endpoint: str | None, share: float, metrics: Metrics) -> Spans | No
         # The environment may be made for all programs of a cluster.
         log.warning("no traces are exported, though %s is set: %s", " or ".join(_ENDPOINTS), lacking)
         return None
-    return Spans(endpoint or "", share, metrics)
+    return Spans(endpoint or "", share, metrics, replica)

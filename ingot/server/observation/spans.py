@@ -43,13 +43,16 @@ class Spans:
             OpenTelemetry's environment variables.
         share: of the requests without a trace context.
         metrics: counts the traces.
+        replica: the name of this server among its replicas.
 
     Raises:
         InvalidArgument: the address is malformed.
     """
 
-    def __init__(self, endpoint: str, share: float, metrics: Metrics):
-        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot")})
+    def __init__(self, endpoint: str, share: float, metrics: Metrics, replica: str):
+        resource = Resource.create(
+            {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot"), "service.instance.id": replica}
+        )
         self._resource = resource.merge(OTELResourceDetector().detect())  # whose attributes replace these
         self._processor = BatchSpanProcessor(_exporter(endpoint))
         self._share = share
