@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,9 +58,8 @@ Output = Annotated[
 ]
 
 
-@deploy.command()
 @with_settings
-def k8s(
+def _plan(
     models: Models,
     image: Image,
     registry: RegistryOption = None,
@@ -69,20 +70,15 @@ def k8s(
     secret: Secret = None,
     pull_secret: PullSecret = None,
     monitoring: Annotated[str, typer.Option(help="The namespace of Prometheus.")] = "monitoring",
-    output: Output = None,
     store: StoreOption = None,
     **settings: Any,
-) -> None:
-    """Print manifests of Kubernetes: Deployment, Service, autoscaler, disruption budget, network policy, monitor.
-
-    The options of ingot serve become variables of the container.
-    """
-    from ingot.deploy import kubernetes
+) -> Any:
+    """Return the :class:`~ingot.deploy.plan.Plan` of the options; its type would be imported for --help."""
     from ingot.deploy.plan import Plan
 
     config, variables = _settings(settings, secret)
     found = _models(models, registry, store)
-    plan = Plan(
+    return Plan(
         name=name or _name(found),
         models=found,
         image=image,
@@ -95,7 +91,45 @@ def k8s(
         pull_secret=pull_secret,
         monitoring=monitoring,
     )
+
+
+def _with_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, whose first argument is a plan, the options of :func:`_plan` instead."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        mine = {each.name: given.pop(each.name) for each in own}
+        command(_plan(**given), **mine)
+
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    options = inspect.signature(_plan).parameters.values()
+    run.__signature__ = inspect.Signature([*options, *keywords])  # type: ignore[attr-defined]
+    return run
+
+
+@deploy.command()
+@_with_plan
+def k8s(plan: Any, output: Output = None) -> None:
+    """Print manifests of Kubernetes: Deployment, Service, autoscaler, disruption budget, network policy, monitor.
+
+    The options of ingot serve become variables of the container.
+    """
+    from ingot.deploy import kubernetes
+
     _write(kubernetes.objects(plan), output)
+
+
+@deploy.command()
+@_with_plan
+def helm(plan: Any, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the chart.")]) -> None:
+    """Write a Helm chart: the objects of k8s as templates, and their computed values as values.yaml.
+
+    The options of ingot serve become variables of the container.
+    """
+    from ingot.deploy import helm as chart
+
+    _save(chart.files(plan), output)
 
 
 @deploy.command()

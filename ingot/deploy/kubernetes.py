@@ -18,14 +18,23 @@ def objects(plan: Plan) -> list[dict[str, Any]]:
     return [_network_policy(plan), _service(plan), _deployment(plan), _budget(plan), *scaled, _monitor(plan)]
 
 
-def environment(plan: Plan, **more: str) -> list[dict[str, str | None]]:
+def environment(plan: Plan, **more: str) -> list[dict[str, Any]]:
     """Return the server's variables, those of the plan first."""
     found = {"INGOT_HOST": "0.0.0.0", "INGOT_HOME": "/models", **more, **plan.environment}
     notes = {"INGOT_INSECURE": "No TLS and no keys: the NetworkPolicy decides who reaches the ports."}
+    replica = {"name": "INGOT_REPLICA", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
-        {**(comment(notes[name]) if name in notes else {}), "name": name, "value": value}
-        for name, value in found.items()
+        replica,
+        *(
+            {**(comment(notes[name]) if name in notes else {}), "name": name, "value": value}
+            for name, value in found.items()
+        ),
     ]
+
+
+def credentials(plan: Plan) -> dict[str, str]:
+    """Return the variables by which a server finds the credentials of the registries."""
+    return {"DOCKER_CONFIG": _CREDENTIALS} if plan.pull_secret else {}
 
 
 def probes(plan: Plan) -> dict[str, Any]:
@@ -135,7 +144,6 @@ def _pod(plan: Plan) -> dict[str, Any]:
 
 
 def _container(plan: Plan) -> dict[str, Any]:
-    credentials = {"DOCKER_CONFIG": _CREDENTIALS} if plan.pull_secret else {}
     mounts = [{"name": "store", "mountPath": "/models"}, {"name": "scratch", "mountPath": "/tmp"}]
     if plan.secret:
         mounts.append({"name": "access", "mountPath": _ACCESS, "readOnly": True})  # type: ignore[dict-item]
@@ -145,7 +153,7 @@ def _container(plan: Plan) -> dict[str, Any]:
         "name": "server",
         "image": plan.image,
         "args": ["serve", *(model.source for model in plan.models)],
-        "env": environment(plan, **credentials),
+        "env": environment(plan, **credentials(plan)),
         "ports": ports(plan),
         "resources": resources(plan),
         **probes(plan),

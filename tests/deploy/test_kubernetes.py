@@ -34,7 +34,10 @@ def container(objects: dict[str, Any]) -> dict[str, Any]:
 
 
 def variables(objects: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container(objects)["env"]}
+    """Those of a pod called digits-0."""
+    given = {each["name"]: each.get("value", "digits-0") for each in container(objects)["env"]}
+    assert given["INGOT_REPLICA"] == "digits-0"
+    return given
 
 
 def test_the_objects_are_valid_and_belong_together(deploy: Deploy, pushed: str) -> None:
@@ -218,6 +221,7 @@ def test_the_containers_command_passes_the_probes_and_ends_within_the_grace_peri
             assert (
                 f'{metric["name"]}{{model="{metric["selector"]["matchLabels"]["model"]}",version="1"}} 0.0' in metrics
             )
+            assert 'replica="digits-0"' in metrics
             process.send_signal(signal.SIGTERM)
             assert reached(False, url, container(objects)["readinessProbe"])
             assert httpx.get(f"{url}/v2/models/digits", trust_env=False).status_code == 200
