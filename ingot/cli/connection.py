@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.errors import CLASSES, IngotError, InternalError, InvalidArgument, NotFound, Unreached
+from ingot.errors import InvalidArgument, NotFound, Unreached
+from ingot.server.clients.management import content_of
 
 if TYPE_CHECKING:
     import httpx
@@ -90,13 +91,7 @@ class Server:
         """
         with self._client:
             answer = self._request(method, path, body)
-        if answer.status_code == 200:
-            return answer.json()
-        try:
-            text = answer.json()["error"]
-        except (ValueError, LookupError, TypeError):
-            text = f"status {answer.status_code}; is this the management listener?"
-        raise _error(answer.status_code)(text)
+        return content_of(answer)
 
     def close(self) -> None:
         """Close the connection."""
@@ -144,10 +139,3 @@ def api_key(file: Path | None) -> str | None:
     from ingot.model_store.trust.keys import read_file
 
     return read_file(file.expanduser()).decode(errors="replace")
-
-
-def _error(status: int) -> type[IngotError]:
-    from ingot.server.http.codec import STATUS
-
-    kinds = {STATUS[code]: kind for code, kind in CLASSES.items()}
-    return kinds.get(status, InternalError)

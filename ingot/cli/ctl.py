@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -14,6 +13,7 @@ from ingot.cli.connection import CaOption, Server, only_server
 from ingot.cli.output import print_json, say
 from ingot.errors import InvalidArgument, NotFound
 from ingot.report.units import size
+from ingot.server.clients.management import model_path
 
 ctl = typer.Typer(help="Control a running server: its models, and changes of what it serves.", no_args_is_help=True)
 
@@ -105,7 +105,7 @@ def load(
         if not found:
             raise InvalidArgument(f"--set '{setting}' is not NAME=VALUE, such as --set instances=2")
         parameters[label] = value
-    path = f"/v2/repository/models/{quote(name, safe=':')}/load"
+    path = model_path(name, "load")
     done = _server(server, key_file, ca_file).ask("POST", path, {"parameters": parameters})
     if as_json:
         print_json(done)
@@ -121,7 +121,7 @@ def unload(
     ca_file: CaOption = None,
 ) -> None:
     """Unload a model once the requests that it has are answered."""
-    _server(server, key_file, ca_file).ask("POST", f"/v2/repository/models/{quote(name, safe=':')}/unload", {})
+    _server(server, key_file, ca_file).ask("POST", model_path(name, "unload"), {})
     say(f"{name} is unloaded")
 
 
@@ -198,7 +198,7 @@ def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_
     parameters = {label: value for label, value in given.items() if value is not None}
     if (source := parameters.get("source")) is not None and _is_local_file(source):
         parameters["source"] = str(Path(source).absolute())
-    path = f"/v2/repository/models/{quote(name, safe=':')}/trial"
+    path = model_path(name, "trial")
     if stop and parameters:
         raise InvalidArgument(f"use --stop without other options; leave --{next(iter(parameters))} out")
     if stop or parameters:

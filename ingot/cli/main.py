@@ -57,6 +57,7 @@ _COMMANDS = {
         "deploy": "deploy.deploy",
         "config": "config.config",
         "ctl": "ctl.ctl",
+        "fleet": "fleet.fleet",
         "top": "top.top",
         "infer": "infer.infer",
         "bench": "bench.bench",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.errors import NotFound
+from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located
 from ingot.model_store.references import is_version
@@ -65,6 +65,8 @@ class Deployment:
         candidate: the model that is loaded to take over.
         failure: why the last change did not take place.
         refused: the digest of the last candidate that failed.
+        passed_over: what the alias meant when another version was loaded ahead of it; empty if none was. It is not
+            loaded again until the alias moves.
         aliases: other tags of the store for what answers; clients may use them as its version.
         history: the last changes and failures.
         changing: held during a change.
@@ -79,6 +81,7 @@ class Deployment:
     candidate: Model | None = None
     failure: str = ""
     refused: str = ""
+    passed_over: str = ""
     aliases: frozenset[str] = frozenset()
     history: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -135,6 +138,22 @@ class Deployment:
             raise NotFound(f"'{located.name}' has no tag '{located.reference.tag or self.tag}' any longer")
         return found
 
+    def beside(self, version: str) -> str:
+        """Return the source of another version in the repository whose alias this follows.
+
+        Raises:
+            InvalidArgument: it follows no alias, or ``version`` is not a version.
+        """
+        reference = self.located.reference if self.located is not None else None
+        if reference is None or not self.follows:
+            raise InvalidArgument(
+                f"model '{self.name}:{self.tag}' follows no alias that a version could be ahead of; name a "
+                "source instead"
+            )
+        if not is_version(version):
+            raise InvalidArgument(f"'{version}' is not a version, such as 2 or 1.4.0; only versions never change")
+        return str(replace(reference, tag=version))
+
     def others(self) -> frozenset[str]:
         """Return the other tags that the store has for what answers."""
         reference = self.located.reference if self.located is not None else None
@@ -164,6 +183,7 @@ class Deployment:
             "source": self.source if isinstance(self.source, str) else self.source.name,
             "aliases": sorted(self.aliases),
             "follows": self.follows,
+            "ahead": bool(self.passed_over),
             "state": self.state.value,
             "reason": current.reason if current is not None else self.failure,
             "digest": self.digest,

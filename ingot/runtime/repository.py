@@ -108,6 +108,21 @@ class Repository(Catalog[Model]):
             raise NotFound(f"there is no model '{name}{wanted and f':{wanted}'}'; this server has: {served}")
         return found
 
+    def one(self, name: str) -> Deployment:
+        """Return the only loaded deployment of a name, or of ``name:version``.
+
+        Raises:
+            NotFound: there is none, or it is unloaded.
+            InvalidArgument: there are several.
+        """
+        found = [each for each in self.find(name) if each.current is not None]
+        if not found:
+            raise NotFound(f"model '{name}' is unloaded")
+        if len(found) > 1:
+            names = ", ".join(f"{each.name}:{each.tag}" for each in found)
+            raise InvalidArgument(f"model '{name}' has several versions; name one: {names}")
+        return found[0]
+
     def numbered(self, number: int) -> Model:
         """Return the model with a number, or the one that took over from it.
 

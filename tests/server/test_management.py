@@ -240,6 +240,9 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         for config in ("[" * 100_000, '{"instance_group": 2}', '{"instance_group": [2]}'):
             assert post("/models/times/load", {"parameters": {"config": config}}, headers)[0] == 400
         assert post("/models/new/load", {"parameters": {"source": "times:2"}}, headers)[0] == 200
+        # Another version of what is followed, by a fleet's roll.
+        assert post("/models/times/load", {"parameters": {"version": "2"}}, headers)[0] == 200
+        assert server.status()[0]["digest"] == store.digest_of("times", "2")
         with (
             tritonclient.grpc.InferenceServerClient(grpc_place) as client,
             pytest.raises(InferenceServerException, match="authorization"),
@@ -265,7 +268,7 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         assert "times:2" in succeeded(run_ingot("ctl", "status", *where))
         assert "authorization" in run_ingot("ctl", "status", *where[:2]).stderr
         metrics = httpx.get(f"http://{place}/metrics", headers=headers, trust_env=False).text
-        assert 'ingot_management_total{action="load",result="ok"} 1.0' in metrics
+        assert 'ingot_management_total{action="load",result="ok"} 2.0' in metrics
         assert 'ingot_management_total{action="load",result="permission_denied"} 7.0' in metrics
 
 

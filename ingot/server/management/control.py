@@ -70,8 +70,9 @@ class Control:
 
         Args:
             name: of a model of this server, with or without ``:version``, or the name of a new one.
-            parameters: ``source`` of a new model; ``config``, a model configuration of Triton as JSON, of which the
-                batch size and the number of instances are read; and settings of a model by name.
+            parameters: ``source`` of a new model; ``version``, to load that version of the repository whose alias the
+                model follows, ahead of the alias and until it moves; ``config``, a model configuration of Triton
+                as JSON, of which the batch size and the number of instances are read; and settings of a model by name.
 
         Raises:
             NotFound: there is no such model or source.
@@ -80,7 +81,13 @@ class Control:
         """
         with self._counting_failures("load", name):
             settings = _settings(parameters)
-            source = settings.pop("source", None)
+            source, version = settings.pop("source", None), settings.pop("version", None)
+            if version is not None:
+                if source is not None or settings:
+                    raise InvalidArgument("a version is loaded with the model's source and settings; give only that")
+                deployment = await self._rollouts.load_ahead(name, str(version))
+                self._count("load", "ok").inc()
+                return deployment
             wanted = name if source is None else f"{name}={_text(source)}"
             if wanted != name or not self._is_known(name):
                 self._check(wanted)

@@ -170,6 +170,31 @@ class Rollouts:
         deployment.source, deployment.located, deployment.settings = source, found.located, settings
         return deployment
 
+    async def load_ahead(self, name: str, version: str) -> Deployment:
+        """Load a version ahead of the alias that a model follows; the alias is followed again once it moves.
+
+        Args:
+            name: ``name`` or ``name:version`` of one deployment.
+            version: a version in the same repository.
+
+        Raises:
+            NotFound: there is no such model or version.
+            InvalidArgument: the model follows no alias, or ``version`` is not a version.
+            IngotError: it cannot be loaded; what answered before still answers.
+        """
+        deployment = self.repository.one(name)
+        async with deployment.changing:
+            source = f"{deployment.name}={deployment.beside(version)}"
+            passed = await in_thread("look", deployment.wanted)
+            model = (await in_thread("open", lambda: self.repository.open(source, deployment.settings)))[1]
+            model.version = deployment.tag
+            if model.digest != deployment.digest:
+                done = await self._change(deployment, model.digest, lambda: model, at_once=True)
+                if done.error is not None:
+                    raise done.error
+            deployment.passed_over = passed if passed != model.digest else ""
+        return deployment
+
     async def unload(self, name: str, version: str = "", dependents: bool = False) -> list[Deployment]:
         """Answer the requests in flight of a model, then free it.
 
@@ -226,7 +251,7 @@ class Rollouts:
             if isinstance(wanted, IngotError):
                 known = watched and shortened(str(wanted)) == deployment.failure
                 return _rollout(deployment, "", wanted) if known else self._failed(deployment, "", wanted)
-            if watched and wanted == deployment.refused:
+            if watched and wanted in (deployment.refused, deployment.passed_over):
                 return _rollout(deployment, before)
             trial = self.trials.running(deployment)
             if trial is not None and trial.candidate.digest == wanted and not at_once:
@@ -234,7 +259,7 @@ class Rollouts:
             if trial is not None and trial.found is None:
                 self.trials.end(deployment, "stopped", "was stopped, as another version is wanted")
             if wanted == before and deployment.current is not None and not again:
-                deployment.refused = ""
+                deployment.refused = deployment.passed_over = ""
                 deployment.show("")
                 await self._name(deployment)
                 return _rollout(deployment, before)
@@ -267,7 +292,7 @@ class Rollouts:
     async def take_over(self, deployment: Deployment, model: Model) -> None:
         """Let a loaded model answer from the next request on; the caller holds ``deployment.changing``."""
         old = self.repository.put(deployment, model)
-        deployment.refused = ""
+        deployment.refused = deployment.passed_over = ""
         deployment.note(Event(before=old.digest if old is not None else "", after=model.digest, result="ok"))
         self._rollouts.labels(deployment.name, deployment.tag, "ok").inc()
         log.warning("model %s version %s: %s took over", deployment.name, deployment.tag, model.digest)

@@ -29,6 +29,7 @@ class Trial:
         deployment: whose requests it gets.
         split: shares the requests, and counts.
         found: the deployment of its source, if a client named one; None if it was followed or reloaded.
+        passed_over: what the alias means that the deployment follows, if the candidate is to be ahead of it.
         step: the index of the plan's step.
         began: when the step began.
         outcome: how it ended.
@@ -38,6 +39,7 @@ class Trial:
     deployment: Deployment
     split: Split
     found: Deployment | None
+    passed_over: str = ""
     step: int = 0
     began: float = field(default_factory=time.monotonic)
     outcome: Outcome = "running"

@@ -15,7 +15,7 @@ from ingot.runtime.deployment import Deployment, Event
 from ingot.runtime.traffic.split import Split
 from ingot.server.config import ServerConfig
 from ingot.server.config.given import nearest
-from ingot.server.models.loading import Tasks
+from ingot.server.models.loading import Tasks, in_thread
 from ingot.server.models.trial import Outcome, Trial
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class Trials:
 
         Args:
             name: of the model, with ``:version`` if several are served.
-            parameters: ``source`` of a new candidate; ``shadow``, to compare only; ``weight`` in percent, where 100
+            parameters: ``source`` of a new candidate, or ``version`` in the repository whose alias the model follows,
+                to be ahead of the alias until it moves; ``shadow``, to compare only; ``weight`` in percent, where 100
                 takes over; and the settings ``canary_...`` without that prefix.
 
         Raises:
@@ -86,6 +87,11 @@ class Trials:
         deployment = self._deployment(name)
         given = dict(parameters)
         source, shadow, weight = given.pop("source", None), given.pop("shadow", False), given.pop("weight", None)
+        passed = ""
+        if (version := given.pop("version", None)) is not None:
+            if source is not None:
+                raise InvalidArgument("give a source or a version, not both")
+            source, passed = deployment.beside(str(version)), await in_thread("look", deployment.wanted)
         if source is not None and (not isinstance(source, str) or not source):
             raise InvalidArgument(f"'source' is {source!r}; it must be a reference such as digits:2")
         if not isinstance(shadow, bool):
@@ -103,7 +109,7 @@ class Trials:
                 steps = plan.steps if "steps" in given or weight is None else ()
                 found, model = await self._changes.prepare(deployment, source)
                 weight = _WEIGHT if weight is None else weight
-                self.begin(deployment, model, dataclasses.replace(plan, steps=steps), found, weight)
+                self.begin(deployment, model, dataclasses.replace(plan, steps=steps), found, weight, passed)
             elif trial is not None:
                 trial.split.plan = changed(trial.plan, given)
                 if weight is not None:
@@ -135,6 +141,7 @@ class Trials:
         plan: Plan,
         found: Deployment | None = None,
         weight: float = 0.0,
+        passed: str = "",
     ) -> None:
         """Give a loaded candidate its first share of the requests; the caller holds ``deployment.changing``.
 
@@ -144,6 +151,7 @@ class Trials:
             plan: the steps, which go before ``weight``, and the limits.
             found: see :class:`Trial`.
             weight: percent of the requests, if there are no steps.
+            passed: see :class:`Trial`.
 
         Raises:
             InvalidArgument: its inputs or outputs differ from those of the current model.
@@ -155,7 +163,9 @@ class Trials:
         except IngotError:
             self._changes.discard(model)
             raise
-        trial = Trial(deployment=deployment, split=Split(current, model, plan, self._metrics), found=found)
+        trial = Trial(
+            deployment=deployment, split=Split(current, model, plan, self._metrics), found=found, passed_over=passed
+        )
         self._last[deployment] = trial
         trial.enter(0, plan.steps[0] if plan.steps else weight)
         self._show(trial)
@@ -194,7 +204,9 @@ class Trials:
         deployment = trial.deployment
         self._settle(trial, "passed")
         await self._changes.take_over(deployment, trial.candidate)
-        if trial.found is not None:
+        if trial.passed_over:
+            deployment.passed_over = trial.passed_over
+        elif trial.found is not None:
             deployment.source, deployment.located = trial.found.source, trial.found.located
 
     async def _judge(self, trial: Trial) -> None:
@@ -230,13 +242,7 @@ class Trials:
         self._metrics.trial_latency_ratio.labels(*labels).set(candidate.latency(0.99) / current.latency(0.99))
 
     def _deployment(self, name: str) -> Deployment:
-        found = [each for each in self._changes.repository.find(name) if each.current is not None]
-        if not found:
-            raise NotFound(f"model '{name}' is unloaded")
-        if len(found) > 1:
-            names = ", ".join(f"{each.name}:{each.tag}" for each in found)
-            raise InvalidArgument(f"model '{name}' has several versions; name one: {names}")
-        return found[0]
+        return self._changes.repository.one(name)
 
 
 def changed(plan: Plan, given: Mapping[str, Any]) -> Plan:
