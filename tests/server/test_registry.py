@@ -155,3 +155,21 @@ def test_the_command_reports_that_it_pulls(registry: str, tmp_path: Path) -> Non
         process.communicate(timeout=60)
     assert log.read_text() == f"Pulling {name}\n"
     assert [(model["name"], model["version"]) for model in json.loads(line)["models"]] == [("pulled", "1")]
+
+
+def test_servers_that_share_a_store_download_a_model_once(proxy: Server, registry: str, tmp_path: Path) -> None:
+    """As the pods of a node do that start together."""
+    push(registry, "served/shared:1", TWO)
+    command = [sys.executable, "-m", "ingot", "serve", f"{proxy.address}/served/shared:1", "--store", str(tmp_path)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--device", "cpu", "--json", "--no-management"]
+    with contextlib.ExitStack() as running:
+        started = [
+            running.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+            for _ in range(2)
+        ]
+        for process in started:
+            running.callback(process.terminate)
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["models"][0]["name"] == "shared"
+    for variant in TWO.variants:
+        assert len(proxy.asked(f"GET .*/blobs/{variant.graph.digest}")) == 1

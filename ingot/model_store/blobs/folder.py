@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,11 @@ from ingot.model_store.blobs.blobs import CHUNK_BYTES, Blobs, chunks, damaged
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.files import open_plain, sync_folder
 from ingot.model_store.blobs.transfer import Transfer
+
+STALLED_SECONDS = 60.0
+"""How long another process may write nothing of a blob before it is copied twice rather than never; a registry must
+send 1 MiB in that time."""
+_LOOK_SECONDS = 0.05
 
 
 class BlobFolder:
@@ -132,7 +139,7 @@ class BlobFolder:
     def copy(self, source: Blobs, descriptor: Descriptor, transfer: Transfer | None = None) -> None:
         """Copy a blob and check its digest. An existing file of this digest and size is kept.
 
-        Resume a copy that was interrupted.
+        Resume a copy that was interrupted. If another process is copying the blob, wait for it.
 
         Raises:
             InvalidArchive: the source lacks the blob, or has a damaged one, which is then discarded.
@@ -143,7 +150,7 @@ class BlobFolder:
             transfer.skip(descriptor.size)
             return
         self._prepare()
-        with self._part(descriptor) as (part, path):
+        with self._part(descriptor, transfer) as (part, path):
             if self.has(descriptor):  # completed by another process meanwhile
                 transfer.skip(descriptor.size)
                 return
@@ -185,14 +192,15 @@ class BlobFolder:
                 path.unlink(missing_ok=True)
 
     @contextmanager
-    def _part(self, descriptor: Descriptor) -> Iterator[tuple[BinaryIO, Path]]:
+    def _part(self, descriptor: Descriptor, transfer: Transfer) -> Iterator[tuple[BinaryIO, Path]]:
         """Yield the partial file of a blob, positioned after the bytes that an earlier copy wrote.
 
-        The file is kept if the copy is interrupted. If another process is writing it, yield a private file instead.
+        The file is kept if the copy is interrupted. If another process is writing it, wait, and yield a private file
+        if that process has completed it, or has stalled.
         """
         path = self._tmp / f"{descriptor.hex}.part"
         with open_plain(path, "ab+") as stream:
-            if not _lock(stream, path):
+            if not _wait_for_lock(stream, path, transfer):
                 with self._private_file() as private:
                     yield private
                 return
@@ -217,12 +225,29 @@ class _VerifyingFolder(BlobFolder):
         return True
 
 
-def _lock(stream: BinaryIO, path: Path) -> bool:
-    """Try to lock a file; return False if another process holds the lock, or has renamed or removed the file."""
+def _wait_for_lock(stream: BinaryIO, path: Path, transfer: Transfer) -> bool:
+    """Lock a file; return False if another process has renamed or removed it, or holds the lock and writes nothing.
+
+    Raises:
+        Cancelled: the transfer was cancelled.
+    """
+    size, since = -1, 0.0
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _is_at(stream, path)
+        if (found := os.fstat(stream.fileno()).st_size) != size:
+            size, since = found, time.monotonic()
+        if not _is_at(stream, path) or time.monotonic() - since > STALLED_SECONDS:
+            return False
+        transfer.pause(_LOOK_SECONDS)
+        transfer.check()
+
+
+def _is_at(stream: BinaryIO, path: Path) -> bool:
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         return False
 
 

@@ -6,6 +6,7 @@ import io
 import os
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -106,26 +107,6 @@ def test_blobs_that_exist_are_not_requested(folder: BlobFolder, descriptor: Desc
     assert transfer.skipped == len(CONTENT)
 
 
-def test_two_copies_of_one_blob_at_once(folder: BlobFolder, descriptor: Descriptor) -> None:
-    waiting, go = threading.Event(), threading.Event()
-
-    class Slow(Source):
-        def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
-            waiting.set()
-            go.wait(30)
-            return super().open(descriptor, start)
-
-    first = threading.Thread(target=folder.copy, args=(Slow(), descriptor))
-    first.start()
-    waiting.wait(30)
-    folder.copy(Source(), descriptor)
-    assert folder.path(descriptor).read_bytes() == CONTENT
-    go.set()
-    first.join(30)
-    assert folder.path(descriptor).read_bytes() == CONTENT
-    assert leftovers(folder) == []
-
-
 def test_a_full_disk_leaves_nothing_that_would_keep_it_full(folder: BlobFolder, descriptor: Descriptor) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
@@ -187,3 +168,73 @@ def test_a_blob_cannot_be_linked_into_a_folder_that_cannot_be_made(tmp_path: Pat
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidArgument, match=r"file/store.* cannot be written: Not a directory"):
         BlobFolder(tmp_path / "file" / "store").link(BlobFolder(tmp_path / "source").path(blob), "x")
+
+
+class Held(Source):
+    """A source that waits for permission before its first byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened, self.allowed = threading.Event(), threading.Event()
+
+    def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
+        self.opened.set()
+        assert self.allowed.wait(60)
+        return super().open(descriptor, start)
+
+
+class Waiting(Transfer):
+    """A transfer that notes when it waits for another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def pause(self, seconds: float) -> None:
+        self.waits.set()
+        super().pause(seconds)
+
+
+def test_a_blob_that_another_process_copies_is_not_copied_twice(folder: BlobFolder, descriptor: Descriptor) -> None:
+    first, second, transfer = Held(), Source(), Waiting()
+    with ThreadPoolExecutor() as pool:
+        copying = pool.submit(folder.copy, first, descriptor)
+        assert first.opened.wait(60)
+        waiting = pool.submit(folder.copy, second, descriptor, transfer)
+        assert transfer.waits.wait(60)
+        first.allowed.set()
+        copying.result()
+        waiting.result()
+    assert second.starts == []
+    assert (transfer.moved, transfer.skipped) == (0, len(CONTENT))
+    assert leftovers(folder) == []
+
+
+def test_a_copy_that_stalls_elsewhere_is_not_waited_for(
+    folder: BlobFolder, descriptor: Descriptor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.model_store.blobs.folder.STALLED_SECONDS", 0.1)
+    first, second = Held(), Source()
+    with ThreadPoolExecutor() as pool:
+        copying = pool.submit(folder.copy, first, descriptor)
+        assert first.opened.wait(60)
+        folder.copy(second, descriptor)
+        assert second.starts == [0]
+        first.allowed.set()
+        copying.result()
+    assert folder.path(descriptor).read_bytes() == CONTENT
+    assert leftovers(folder) == []
+
+
+def test_a_cancelled_copy_waits_for_no_other(folder: BlobFolder, descriptor: Descriptor) -> None:
+    first, transfer = Held(), Waiting()
+    with ThreadPoolExecutor() as pool:
+        copying = pool.submit(folder.copy, first, descriptor)
+        assert first.opened.wait(60)
+        waiting = pool.submit(folder.copy, Source(), descriptor, transfer)
+        assert transfer.waits.wait(60)
+        transfer._cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(60)
+        first.allowed.set()
+        copying.result()
