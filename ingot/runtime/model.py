@@ -469,6 +469,11 @@ class Model:
         return 0 if self._dispatcher is None else self._dispatcher.waiting
 
     @property
+    def wait(self) -> float:
+        """Seconds that a request which arrives now is expected to wait for an engine; 0 while none is loaded."""
+        return 0.0 if self._dispatcher is None else self._dispatcher.wait
+
+    @property
     def queued_bytes(self) -> int:
         """Memory of the inputs of requests that wait for an engine."""
         return 0 if self._dispatcher is None else self._dispatcher.queued_bytes

@@ -141,6 +141,11 @@ class Dispatcher:
         return len(self._scheduler)
 
     @property
+    def wait(self) -> float:
+        """Seconds until an engine is expected to be free for a request that arrives now."""
+        return self._scheduler.wait(time.perf_counter())
+
+    @property
     def queued_bytes(self) -> int:
         """Memory of the inputs of requests that wait for an engine."""
         return self._scheduler.nbytes

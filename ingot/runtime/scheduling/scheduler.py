@@ -213,6 +213,15 @@ class Scheduler:
         """Return the entries that are queued."""
         return [ticket[3] for group in self._queue.waiting.values() for ticket in group.tickets]
 
+    def wait(self, now: float) -> float:
+        """Return in how many seconds an engine is expected to be free for a request that arrives last."""
+        batches, seconds = 0, 0.0
+        for group in self._queue.waiting.values():
+            full = math.ceil(group.batches(len(group.tickets)))
+            batches += full
+            seconds += full * group.latency(group.cap)
+        return self._wait(batches, seconds / max(batches, 1), now)
+
     def take(self, now: float) -> list[Entry]:
         """Return the next batch for an idle engine, or an empty list if none is due.
 

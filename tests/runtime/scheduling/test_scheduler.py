@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import Unavailable
 from ingot.runtime.scheduling.entry import Entry, group_of
+from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 from ingot.tensors import DType, Signature, TensorSpec
 
@@ -67,6 +68,21 @@ def test_without_batching_each_runs_alone() -> None:
     for item in items:
         scheduler.offer(item, 0.0)
     assert [scheduler.take(0.0) for _ in range(4)] == [[item] for item in items] + [[]]
+
+
+def test_the_wait_is_that_of_the_batches_ahead() -> None:
+    scheduler = Scheduler(Limits(max_batch=4), batching=True, latency=Latency({1: 0.1, 4: 0.1}))
+    assert scheduler.wait(0.0) == 0
+    scheduler.offer(entry(), 0.0)
+    running = scheduler.take(0.0)
+    assert scheduler.wait(0.0) == pytest.approx(0.1)
+    for _ in range(6):
+        scheduler.offer(entry(), 0.02)
+    assert scheduler.wait(0.02) == pytest.approx(0.28)  # the rest of one batch, and two more
+    scheduler.finish(running, 0.1, 0.1)
+    scheduler.take(0.1)
+    scheduler.take(0.1)
+    assert scheduler.wait(0.1) == pytest.approx(0.2)
 
 
 def test_a_full_queue_refuses_and_recovers() -> None:
