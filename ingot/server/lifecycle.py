@@ -38,13 +38,16 @@ class Server:
         repository: its models are loaded by :meth:`start` once the ports are open, so that health checks see them load.
         config: addresses and limits.
         ends_process: whether the process ends if an engine call blocks it for good.
+        ports: of another system, which calls ``plane`` for each request; by default both ports of ``config``.
 
     Raises:
         NotFound: there is no file of --auth.
         InvalidArgument: that file, the certificate or its key, or the audit log cannot be used.
     """
 
-    def __init__(self, repository: Repository, config: ServerConfig, *, ends_process: bool = False):
+    def __init__(
+        self, repository: Repository, config: ServerConfig, *, ends_process: bool = False, ports: Ports | None = None
+    ):
         self.repository = repository
         self.config = config
         repository.metrics.server_info.labels(__version__, config.replica_name).set(1)
@@ -58,17 +61,17 @@ class Server:
         if config.shared_memory is not None:
             self._memory = SharedMemory(listed(config.shared_memory), config.max_body_bytes)
             repository.metrics.shared_regions.set_function(self._memory.__len__)
-        self._plane = DataPlane(
+        self.plane = DataPlane(
             repository, self._memory, LogSettings(changeable=config.log_control), _traces(config, repository)
         )
         self._watchdog = Watchdog(repository.held, config.engine_timeout, repository.metrics, ends_process=ends_process)
-        self._ports: Ports = (
-            FrontProcesses(self._plane, repository, config)
+        self._ports: Ports = ports or (
+            FrontProcesses(self.plane, repository, config)
             if config.frontends
-            else Listeners(self._plane, config, self._tls)
+            else Listeners(self.plane, config, self._tls)
         )
-        self.rollouts = Rollouts(repository, config, self._ports.refresh, self._plane.forget)
-        self.management = None if config.no_management else Management(self._plane, self.rollouts, config, self._tls)
+        self.rollouts = Rollouts(repository, config, self._ports.refresh, self.plane.forget)
+        self.management = None if config.no_management else Management(self.plane, self.rollouts, config, self._tls)
 
     @property
     def http_url(self) -> str:
@@ -90,7 +93,7 @@ class Server:
             IngotError: a model cannot be loaded; the ports are closed again.
         """
         self.repository.metrics.started.set_to_current_time()
-        self._plane.recorder = self._recorder()
+        self.plane.recorder = self._recorder()
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._close_recorder)
             await self._ports.start()
@@ -107,7 +110,7 @@ class Server:
 
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, free the models."""
-        self._plane.draining = True
+        self.plane.draining = True
         self.rollouts.stop()
         await self._ports.set_serving(False)
         # A load balancer polls readiness, and sends requests here until its next poll.
@@ -115,7 +118,7 @@ class Server:
         await self._stop()
 
     async def _stop(self) -> None:
-        self._plane.draining = True
+        self.plane.draining = True
         self.rollouts.stop()
         stopping = [each.stop(self.config.drain_timeout) for each in (self.management, self._ports) if each is not None]
         await asyncio.gather(*stopping)
@@ -124,8 +127,8 @@ class Server:
             await asyncio.wait_for(self.repository.drain(), 1)  # requests that outlived the drain timeout
         await asyncio.to_thread(self.repository.close, 1)
         self._watchdog.stop()
-        self._plane.logs.close()
-        await asyncio.to_thread(self._plane.traces.close)
+        self.plane.logs.close()
+        await asyncio.to_thread(self.plane.traces.close)
         if self._memory is not None:
             self._memory.close()
         await asyncio.to_thread(self._close_recorder)
@@ -138,9 +141,9 @@ class Server:
         return Recorder(config.record, config.record_share, config.record_limit, limit_bytes, self.repository.metrics)
 
     def _close_recorder(self) -> None:
-        if self._plane.recorder is not None:
-            self._plane.recorder.close(_RECORDER_SECONDS)
-            self._plane.recorder = None
+        if self.plane.recorder is not None:
+            self.plane.recorder.close(_RECORDER_SECONDS)
+            self.plane.recorder = None
 
 
 def _traces(config: ServerConfig, repository: Repository) -> Traces:

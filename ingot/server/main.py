@@ -25,6 +25,7 @@ from ingot.runtime.loading.downloads import Transferring, logged
 from ingot.server.config.configuration import Configuration
 from ingot.server.dataplane import attempt_async
 from ingot.server.lifecycle import Server
+from ingot.server.listeners import Ports
 from ingot.server.models.reconfiguration import Reconfiguration
 from ingot.server.models.rollout import Rollout, Rollouts
 
@@ -305,6 +306,7 @@ def create(
     transferring: Transferring = logged,
     *,
     ends_process: bool = False,
+    ports: Ports | None = None,
 ) -> Server:
     """Return a server, not started, for some sources.
 
@@ -314,6 +316,7 @@ def create(
         read: returns the settings, and further models; called again at a reload.
         transferring: shows the progress of a pull; by default the log does.
         ends_process: whether the process ends if an engine call blocks it for good.
+        ports: see :class:`Server`; with them, the models may come later by a reload.
 
     Raises:
         InvalidArgument: there are no sources, or one has a wrong type.
@@ -321,7 +324,7 @@ def create(
         Untrusted: the trust policy requires a signature that a source does not have.
     """
     configuration = read()
-    if not sources and not configuration.models:
+    if not sources and not configuration.models and ports is None:
         raise InvalidArgument(
             "nothing to serve; name a model such as digits:1, ./digits.ingot or model.onnx, here or as a [[model]] of "
             "the configuration file"
@@ -339,8 +342,8 @@ def create(
     for model in configuration.models:
         with _placed(model.place):
             repository.add(model.address, model.runtime(config))
-    server = Server(repository, config, ends_process=ends_process)
-    if configuration.path is not None:
+    server = Server(repository, config, ends_process=ends_process, ports=ports)
+    if configuration.path is not None or ports is not None:
         server.rollouts.reconfigure = Reconfiguration(server.rollouts, configuration, read).apply
     return server
 

@@ -29,7 +29,8 @@ from ingot.server.tls import Content, Tls
 
 # gRPC has numbers, grpcio an enumeration.
 _CANCELLED = 1
-_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+STATUS = {status.value[0]: status for status in grpc.StatusCode}
+"""The statuses by number."""
 
 
 class GrpcioListener:
@@ -161,7 +162,7 @@ def _unary(
         if not isinstance(outcome, IngotError):
             return outcome
         plane.count_error("grpc", outcome)
-        return await context.abort(_STATUS[codec.STATUS[outcome.code]], public_text(outcome))  # raises
+        return await context.abort(STATUS[codec.STATUS[outcome.code]], public_text(outcome))  # raises
 
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()
@@ -199,7 +200,7 @@ def _infer_stream(plane: DataPlane, service: Service) -> grpc.RpcMethodHandler[A
             request.finish(0)
         except InvalidArgument as error:
             request.finish(codec.STATUS[error.code])
-            await context.abort(_STATUS[codec.STATUS[error.code]], public_text(error))
+            await context.abort(STATUS[codec.STATUS[error.code]], public_text(error))
         finally:
             request.finish(_CANCELLED)
 
