@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,6 +27,8 @@ _REQUESTS = 10_000
 """Requests per second that one server can read and answer, however fast its model is."""
 _BUSY = 0.5
 """The share of a deadline that requests may spend waiting before replicas are added."""
+_LEAST_WAIT, _UNKNOWN_WAIT = 0.02, 0.1
+"""Seconds of waiting that are never worth a replica, and those that are if no latency is recorded."""
 
 
 class Settings(Protocol):
@@ -72,6 +74,7 @@ class Served:
         nbytes: the graph and weights of the variant that takes most.
         archive_nbytes: what a pod pulls.
         latency: seconds of an engine call by batch size, as the archive records them; empty if it does not.
+        alias: the tag that servers follow, instead of the digest; empty if they do not.
     """
 
     name: str
@@ -79,25 +82,28 @@ class Served:
     nbytes: int
     archive_nbytes: int
     latency: Mapping[int, float]
+    alias: str = ""
 
     @classmethod
-    def of(cls, name: str, reference: Reference, archive: Archive) -> Served:
+    def of(cls, name: str, reference: Reference, archive: Archive, alias: str = "") -> Served:
         """Return an archive as it is served from a registry.
 
         Args:
             name: as clients call it.
             reference: in the registry, with a version; its variant, if any, is the one that is served.
             archive: its documents.
+            alias: the tag that servers follow; empty for those that serve the digest.
         """
         variant = archive.variant(reference.variant)
         sizes = [variant.size] if reference.variant else [each.size for each in archive.variants]
         latency = {item.rows: item.seconds for item in variant.serving.evidence.latency}
-        return cls(name, replace(reference, digest=archive.digest), max(sizes), archive.size, latency)
+        return cls(name, replace(reference, digest=archive.digest), max(sizes), archive.size, latency, alias)
 
     @property
     def source(self) -> str:
         """The argument of ``ingot serve``."""
-        return f"{self.name}={self.reference}"
+        found = replace(self.reference, tag=self.alias, digest=None) if self.alias else self.reference
+        return f"{self.name}={found}"
 
     def busy_at(self, settings: Settings) -> int:
         """Return the number of unanswered requests, of one sample each, from which a server should get help.
@@ -105,16 +111,32 @@ class Served:
         With a deadline, those that are answered in half of it at the recorded latencies. Otherwise two batches of the
         size with the highest throughput: one runs and the next one fills.
         """
+        found = self._best(settings)
+        if found is None:
+            wanted = 2 * settings.max_batch
+        else:
+            best, seconds = found
+            rate = min(best / seconds, _REQUESTS)
+            wanted = 2 * best if settings.slo is None else int(settings.slo * _BUSY * rate)
+        return min(max(wanted, 1) * settings.instances, settings.max_queue)
+
+    def wait_at(self, settings: Settings) -> float:
+        """Return the expected wait, in seconds, from which a server should get help.
+
+        With a deadline, half of it. Otherwise two batches of the size with the highest throughput, and not less than
+        what proxies and networks add to a request anyway.
+        """
+        if settings.slo is not None:
+            return settings.slo * _BUSY
+        found = self._best(settings)
+        return max(_LEAST_WAIT, 2 * found[1]) if found is not None else _UNKNOWN_WAIT
+
+    def _best(self, settings: Settings) -> tuple[int, float] | None:
+        """Return the recorded batch size with the highest throughput, of those that the settings allow."""
         usable = {rows: seconds for rows, seconds in self.latency.items() if rows <= settings.max_batch}
         if settings.slo is not None:
             usable = {rows: seconds for rows, seconds in usable.items() if seconds <= settings.slo * _BUSY}
-        if not usable:
-            wanted = 2 * settings.max_batch
-        else:
-            best = max(usable, key=lambda rows: rows / usable[rows])
-            rate = min(best / usable[best], _REQUESTS)
-            wanted = 2 * best if settings.slo is None else int(settings.slo * _BUSY * rate)
-        return min(max(wanted, 1) * settings.instances, settings.max_queue)
+        return max(usable.items(), key=lambda item: item[0] / item[1], default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +178,12 @@ class Plan:
 
     @property
     def cores(self) -> int:
-        return self.cpu or self.settings.instances * (self.settings.threads or 2)
+        return self.cpu or used_cores(self.settings)
 
     @property
     def memory_request(self) -> int:
         """Bytes that a replica holds once its models are loaded."""
-        return _SERVER + sum(model.nbytes for model in self.models)
+        return held_memory(self.models)
 
     @property
     def memory_limit(self) -> int:
@@ -206,6 +228,31 @@ class Plan:
         return sorted({each.port or (80 if each.url.startswith("http:") else 443) for each in addresses if each})
 
 
+def held_memory(models: Sequence[Served]) -> int:
+    """Return the bytes of a server with models in memory."""
+    return _SERVER + sum(model.nbytes for model in models)
+
+
+def used_cores(settings: Settings) -> int:
+    """Return the cores that the engines of a model use by default."""
+    return settings.instances * (settings.threads or 2)
+
+
 def object_name(text: str) -> str:
     """Return the name for objects that is closest to a model's: ``team/My_Net`` becomes ``my-net``."""
     return re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower()).strip("-")[:53].rstrip("-")
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Return the least and the most replicas of ``2..8``, or of one number.
+
+    Raises:
+        InvalidArgument: it is neither, or not in order.
+    """
+    least, dots, most = text.partition("..")
+    if not (least.isdecimal() and (most.isdecimal() or not dots)):
+        raise InvalidArgument(f"--replicas '{text}' is not a number or a range; write 4 or 2..8")
+    found = int(least), int(most or least)
+    if not 1 <= found[0] <= found[1]:
+        raise InvalidArgument(f"--replicas {text}: the least must be at least 1 and at most the most")
+    return found
