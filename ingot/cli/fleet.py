@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.archives import Json, StoreOption
-from ingot.cli.connection import api_key
-from ingot.cli.ctl import CaOption, KeyOption
+from ingot.cli.connection import CaOption, api_key
+from ingot.cli.ctl import KeyOption
 from ingot.cli.output import note, print_json, say, seconds
 from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.server.clients.management import Management
