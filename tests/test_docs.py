@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 import tomllib
 from dataclasses import fields
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -27,7 +22,8 @@ from ingot.server.http.app import create_app
 from scripts import settings_table
 from tests.support import ROOT
 
-DOCS = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = "\n".join(path.read_text() for path in PAGES if path.is_relative_to(ROOT / "docs"))
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
@@ -106,13 +102,13 @@ def test_every_path_is_documented() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_modules_that_pages_name_exist() -> None:
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for name in re.findall(
             r"`(?:ingot/)?((?:server|runtime|export|quant|model_store|report)/[\w/]*)(?:\.py)?`", page.read_text()
         ):
@@ -123,7 +119,7 @@ def test_modules_that_pages_name_exist() -> None:
 def test_everything_names_the_distribution_as_the_package_index_knows_it() -> None:
     """``ingot`` is the distribution of another project; only the import and the command are called so."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == "ingot-serve"
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Dockerfile", ROOT / "Makefile"]
+    pages = [*PAGES, ROOT / "Dockerfile", ROOT / "Makefile"]
     other = re.compile(r"(?<![\w.-])ingot\[|pip install\s+(?:-\S+\s+)*['\"]?ingot\b(?!-serve)")
     wrong = [
         f"{path.relative_to(ROOT)}: {match[0]}"
@@ -133,47 +129,10 @@ def test_everything_names_the_distribution_as_the_package_index_knows_it() -> No
     assert wrong == []
 
 
-@pytest.mark.matrix
-def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """Its bash blocks in one shell, then its Python blocks in one process, in a copy of nothing but the examples.
-
-    The ports are free ones, as 8000 and 8001 may be taken.
-    """
-    blocks = re.findall(r"^```(bash|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
-        ports = [str(free.getsockname()[1]) for free in (http, grpc)]
-    blocks = [(kind, text.replace("8000", ports[0]).replace("8001", ports[1])) for kind, text in blocks]
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-        "INGOT_HOME": str(tmp_path / "home"),
-    }
-    bash = "set -e -o pipefail\n" + "\n".join(text for kind, text in blocks if kind == "bash")
-    python = "\n".join(text for kind, text in blocks if kind == "python")
-    assert "kill %" not in bash, "job numbers depend on what else runs in the reader's shell"
-    printed = []
-    for command in (["bash", "-c", bash], [sys.executable, "-c", python]):
-        result = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            stdin=subprocess.DEVNULL,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        printed += result.stdout.splitlines()
-    assert '{"ready":true}' in printed  # on a separate line
-    assert any(line.startswith("digits  sha256:") for line in printed)
-
-
 def test_tests_that_pages_name_exist() -> None:
     """``path::name`` and ``path::Class::name``: what the pages on reliability and security rest on."""
     named = 0
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for path, name in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", page.read_text()):
             file = ROOT / path
             assert file.is_file(), f"{page.name} names {path}"

@@ -165,10 +165,20 @@ def _cases(verdicts: Sequence[Verdict], exporters: Sequence[str]) -> list[tuple[
 
 def _failures(verdicts: Sequence[Verdict]) -> list[tuple[str, ...]]:
     return [
-        (verdict.name, verdict.exporter, verdict.status, verdict.message[:600].replace("|", "\\|").replace("\n", " "))
+        (
+            verdict.name,
+            verdict.exporter,
+            verdict.status,
+            _escaped(verdict.message[:600]),
+        )
         for verdict in verdicts
         if verdict.status != "correct"
     ]
+
+
+def _escaped(text: str) -> str:
+    """Return a text for a cell of a Markdown table, in which ``](`` would be a link."""
+    return text.replace("|", "\\|").replace("](", "]\\(").replace("\n", " ")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

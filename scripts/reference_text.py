@@ -1,0 +1,170 @@
+"""Parts of the reference that are written from the code when the site is built, as Markdown."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import typer
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+
+from ingot import errors
+from ingot.cli.main import app
+from ingot.runtime import Repository
+from ingot.server.dataplane import DataPlane
+from ingot.server.grpc import codec as grpc_codec
+from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.server.http import codec as http_codec
+from ingot.server.http.app import create_app
+
+_GRPC_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+
+def commands() -> str:
+    """Return each command with its usage, help and options."""
+    root = typer.main.get_command(app)
+    return "\n\n".join(_command(command, name) for name, command in _all_commands(root, "ingot"))
+
+
+def _all_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    members = getattr(command, "commands", None)
+    if members is None:
+        yield name, command
+        return
+    for part, member in members.items():
+        yield from _all_commands(member, f"{name} {part}")
+
+
+def _command(command: Any, name: str) -> str:
+    """Return the section of a command: typer has click's classes, but not always from click."""
+    context = command.make_context(name, [], resilient_parsing=True)
+    usage = " ".join(command.collect_usage_pieces(context))
+    options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
+    help_text = inspect.cleandoc((command.help or "").partition("\f")[0])
+    table = _table(("option", "default", "variable", ""), [_option(item) for item in options])
+    return f"## `{name}`\n\n```text\n{name} {usage}\n```\n\n{help_text}\n\n{table}"
+
+
+def _option(option: Any) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    shown = option.show_default if isinstance(option.show_default, str) else ""
+    if not shown and option.default not in (None, False, (), []) and not callable(option.default):
+        shown = str(option.default)
+    variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or ()
+    return names, shown, ", ".join(f"`{name}`" for name in variables), option.help or ""
+
+
+def http() -> str:
+    """Return the operations and documents of the OpenAPI description."""
+    document = create_app(DataPlane(Repository()), 1, 1).openapi()
+    rows = [
+        (f"`{method.upper()} {path}`", _content(operation["responses"]["200"]))
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    parts = ["## Operations\n", _table(("request", "response"), rows)]
+    for name, schema in document["components"]["schemas"].items():
+        parts.append(f"\n## `{name}`\n")
+        if "description" in schema:
+            parts.append(f"{schema['description']}\n")
+        required = schema.get("required", ())
+        fields = [
+            (f"`{field}`", _kind(kind), "yes" if field in required else "no")
+            for field, kind in schema.get("properties", {}).items()
+        ]
+        parts.append(_table(("field", "type", "required"), fields))
+    return "\n".join(parts)
+
+
+def _content(response: dict[str, Any]) -> str:
+    content = response.get("content", {})
+    return ", ".join(
+        _kind(item["schema"]) if item.get("schema") else f"`{media}`" for media, item in content.items()
+    ) or str(response["description"])
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """Return a schema in words, with links to the named ones."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[`{name}`](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(map(_kind, schema["anyOf"]))
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    values = schema.get("additionalProperties")
+    if schema.get("type") == "object" and isinstance(values, dict):
+        return f"object of {_kind(values)}"
+    return str(schema.get("type", "any"))
+
+
+def grpc_methods() -> str:
+    """Return the methods and messages of the gRPC service."""
+    rows = [(f"`{method.name}`", *map(_message, _ends(method))) for method in _SERVICE.methods]
+    parts = ["## Methods\n", _table(("method", "request", "response"), rows)]
+    for name, message in pb.DESCRIPTOR.message_types_by_name.items():
+        parts.append(f"\n## {name}\n")
+        fields = [(f"`{field.name}`", str(field.number), _field_type(field)) for field in message.fields]
+        parts.append(_table(("field", "number", "type"), fields) if fields else "No fields.")
+    return "\n".join(parts)
+
+
+def _ends(method: MethodDescriptor) -> tuple[tuple[str, bool], tuple[str, bool]]:
+    return (method.input_type.name, method.client_streaming), (method.output_type.name, method.server_streaming)
+
+
+def _message(end: tuple[str, bool]) -> str:
+    name, stream = end
+    return f"{'stream of ' if stream else ''}[`{name}`](#{name.lower()})"
+
+
+def _field_type(field: FieldDescriptor) -> str:
+    kinds = {number: name[5:].lower() for name, number in vars(FieldDescriptor).items() if name.startswith("TYPE_")}
+    many = "list of " if field.is_repeated else ""
+    if field.message_type is None:
+        return f"{many}{kinds[field.type]}"
+    nested = field.message_type
+    if nested.GetOptions().map_entry:
+        key, value = nested.fields
+        return f"map from {kinds[key.type]} to {_field_type(value)}"
+    if nested.containing_type is None:
+        return f"{many}[`{nested.name}`](#{nested.name.lower()})"
+    inside = ", ".join(f"`{item.name}` {_field_type(item)}" for item in nested.fields)
+    return f"{many}`{nested.name}` ({inside})"
+
+
+def error_codes() -> str:
+    """Return the codes with the statuses of both protocols."""
+    rows = [
+        (f"`{code.value}`", f"`{kind.__name__}`", str(http_codec.STATUS[code]), _GRPC_NAMES[grpc_codec.STATUS[code]])
+        for code, kind in errors.CLASSES.items()
+    ]
+    return _table(("code", "class", "HTTP", "gRPC"), rows)
+
+
+def error_classes() -> str:
+    """Return the tree of the error classes, each with the first paragraph of its docstring."""
+    return "\n".join(_error_lines(errors.IngotError, 0))
+
+
+def _error_lines(kind: type[errors.IngotError], depth: int) -> Iterator[str]:
+    first = " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
+    yield f"{'    ' * depth}- `{kind.__name__}`: {re.sub(r'``', '`', first)}"
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _error_lines(child, depth + 1)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(_cell, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", r"\|").split())

@@ -1,0 +1,107 @@
+"""The blocks of the guides run: those of a page together, or each section of a page alone, in a new folder.
+
+Pages that are not listed here have no ``bash`` blocks, or tests that belong to them alone (docs/registry.md).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import guide
+from tests.support import ROOT, RequireTool, RunIngot, succeeded
+
+DOCS = ROOT / "docs"
+
+# Texts that a page must print; its exit code must be 0.
+PAGES = {
+    "how-to/from-fastapi.md": ["dimension 1 of input 'x' is 1, the model takes 4"],
+    "how-to/text.md": ["the server answers many short texts", 'padding_elements_total{kind="padding"'],
+    "how-to/images.md": ["photos version 1"],
+    "how-to/debug-a-capture.md": ["exit code 1", "y: error"],
+    "how-to/write-an-engine.md": ["largest difference: True x"],
+    "how-to/behind-a-proxy.md": ["logits float32 [1, 10]"],
+    "how-to/rotate-keys.md": ["is revoked; use another"],
+    "tutorial.md": ["held-out images are right", "digits:2", "0 requests failed", "rollback"],
+}
+# Pages whose sections are independent.
+SECTIONS = {
+    "operate.md": {
+        "Configure a server with one file": ["ingot.toml: ok, 1 setting and 1 model", '"count":2'],
+        "See where a setting comes from": ["ingot.toml:2", "INGOT_SLO", "--http-port"],
+        "Load and unload models of a running server": ["second:1 is ready", "second:1  ready", "second:1  unloaded"],
+        "See what a new configuration changes before it is used": [
+            "instances: 1 -> 2",
+            "restart: http_port: 8000 -> 8080",
+        ],
+        "Trace requests for a while": ['"trace_count":"1"', "COMPUTE_START"],
+        "Log more without a restart": ['"log_verbose_level":1', '"log_info":false'],
+        "Add a model to a running server": ['"name":"other"'],
+        "Serve more models than fit in memory": ['"model_name":"first"', "memory budget", 'evictions_total{model="'],
+        "Answer equal requests from memory": ['ingot_cache_hits_total{model="digits",version="1"} 2.0'],
+        "Ask many requests at once from Python": ["100 answers"],
+    },
+    "how-to/roll-out.md": {
+        "Change the version without downtime": ['result="ok",version="prod"} 1.0', 'result="ok",version="prod"} 2.0'],
+        "Decide when a server changes": ['result="ok",version="prod"} 1.0'],
+        "See why a new version was refused": ["it is unsigned"],
+        "Compare a new version with the one that answers": ["1 compared, 0.00% agree", "stopped"],
+        "Let a new version take over step by step": ["was rolled back", "1 % are allowed"],
+        "Serve several versions": ['"versions":["1","2"]', '"versions":["1"]'],
+    },
+}
+TOOLS = {"nginx": "nginx -p", "curl": "curl "}
+
+
+def sections(page: str) -> dict[str, str]:
+    return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL))
+
+
+def test_every_page_with_commands_is_run() -> None:
+    with_commands = {
+        str(path.relative_to(DOCS))
+        for path in [*DOCS.glob("how-to/*.md"), DOCS / "operate.md", DOCS / "tutorial.md"]
+        if "```bash" in path.read_text()
+    }
+    assert with_commands == {*PAGES, *SECTIONS}
+    assert {page: sorted(sections(page)) for page in SECTIONS} == {page: sorted(SECTIONS[page]) for page in SECTIONS}
+
+
+@pytest.mark.parametrize(("page", "title"), [(page, title) for page, titles in SECTIONS.items() for title in titles])
+@pytest.mark.one_case
+def test_the_commands_of_a_section_run(
+    page: str, title: str, run_ingot: RunIngot, require_tool: RequireTool, digits_fp32: Path, tmp_path: Path
+) -> None:
+    succeeded(run_ingot("push", digits_fp32, "digits:1"))
+    check(sections(page)[title], SECTIONS[page][title], tmp_path, require_tool)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.matrix
+def test_the_commands_of_a_page_run(
+    page: str, run_ingot: RunIngot, require_tool: RequireTool, digits_fp32: Path, tmp_path: Path
+) -> None:
+    text = (DOCS / page).read_text()
+    if "digits:1` in the store" in text:
+        succeeded(run_ingot("push", digits_fp32, "digits:1"))
+    check(text, PAGES[page], tmp_path, require_tool)
+
+
+@pytest.mark.matrix
+def test_the_readme_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "readme.py").write_text(code)
+    check("```bash\npython readme.py\n```\n", ["(2, 3)", "grpc://"], tmp_path)
+
+
+def check(text: str, printed: list[str], folder: Path, require_tool: RequireTool | None = None) -> None:
+    """Run the blocks of a text in a folder, and look for what they must print."""
+    for tool, command in TOOLS.items():
+        if command in text and require_tool is not None:
+            require_tool(tool)
+    result = guide.run(text, folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for expected in printed:
+        assert expected in result.stdout
