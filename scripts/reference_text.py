@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import typer
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
@@ -15,12 +14,9 @@ from ingot import errors
 from ingot.cli.main import app
 from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc import codec as grpc_codec
 from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.http import codec as http_codec
 from ingot.server.http.app import create_app
 
-_GRPC_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 
@@ -137,15 +133,6 @@ def _field_type(field: FieldDescriptor) -> str:
         return f"{many}[`{nested.name}`](#{nested.name.lower()})"
     inside = ", ".join(f"`{item.name}` {_field_type(item)}" for item in nested.fields)
     return f"{many}`{nested.name}` ({inside})"
-
-
-def error_codes() -> str:
-    """Return the codes with the statuses of both protocols."""
-    rows = [
-        (f"`{code.value}`", f"`{kind.__name__}`", str(http_codec.STATUS[code]), _GRPC_NAMES[grpc_codec.STATUS[code]])
-        for code, kind in errors.CLASSES.items()
-    ]
-    return _table(("code", "class", "HTTP", "gRPC"), rows)
 
 
 def error_classes() -> str:

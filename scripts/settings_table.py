@@ -1,6 +1,6 @@
 """What the docs have of the server's settings, generated from ``ServerConfig``: a table, and a JSON Schema.
 
-``python scripts/settings_table.py`` writes the table into docs/serving.md, and docs/ingot.schema.json; a test checks
+``python scripts/settings_table.py`` writes the table into docs/settings.md, and docs/ingot.schema.json; a test checks
 that both are current.
 """
 
@@ -14,7 +14,7 @@ from ingot.server.config import ServerConfig
 from ingot.server.config.file import schema
 from ingot.server.config.setting import Setting
 
-PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 SCHEMA = PAGE.with_name("ingot.schema.json")
 _HEAD = "| setting | option | variable | default | takes | |\n|---|---|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(\|.*\n)*")

@@ -7,17 +7,21 @@ import tomllib
 from dataclasses import fields
 from typing import get_args, get_type_hints
 
+import grpc
 import pytest
 import typer
 
 import ingot
 from ingot.cli.main import app
+from ingot.errors import CLASSES
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics, Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
+from ingot.server.grpc import codec as grpc_codec
+from ingot.server.http import codec as http_codec
 from ingot.server.http.app import create_app
 from scripts import settings_table
 from tests.support import ROOT
@@ -35,7 +39,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     settings = ServerConfig.settings() if name in ("serve", "config", "deploy") else {}
     group = getattr(COMMANDS[name], "commands", {})
     for parameter in (*COMMANDS[name].params, *(item for command in group.values() for item in command.params)):
-        if parameter.name in settings:  # these are in docs/serving.md
+        if parameter.name in settings:  # these are in docs/settings.md
             continue
         for option in (*parameter.opts, *parameter.secondary_opts):
             if option.startswith("--") and option != "--help":
@@ -92,6 +96,14 @@ def test_every_metric_is_documented() -> None:
     names = [family.name for family in Metrics().registry.collect()]
     assert len(names) > 5
     assert [name for name in names if name not in DOCS] == []
+
+
+def test_every_error_code_is_documented_with_its_statuses() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    for code, kind in CLASSES.items():
+        statuses = f"{http_codec.STATUS[code]} | {names[grpc_codec.STATUS[code]]}"
+        assert f"| `{code.value}` | `{kind.__name__}` | {statuses} |" in page
 
 
 def test_every_path_is_documented() -> None:

@@ -57,7 +57,7 @@ def test_markup_of_sphinx_does_not_show(site: Path) -> None:
 
 def test_generated_parts_are_complete(site: Path) -> None:
     errors = (site / "reference" / "errors.html").read_text()
-    assert [code.value for code in CLASSES if f"<code>{code.value}</code>" not in errors] == []
+    assert [kind for kind in CLASSES.values() if f"<code>{kind.__name__}</code>: " not in errors] == []
     assert "/v2/models/{model}/infer" in (site / "reference" / "http-api.html").read_text()
     assert 'id="modelinferrequest"' in (site / "reference" / "grpc-api.html").read_text()
     commands = (site / "reference" / "commands.html").read_text()

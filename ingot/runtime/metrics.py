@@ -1,6 +1,6 @@
 """The runtime's Prometheus metrics, with fast counters and histograms.
 
-Every metric is described in docs/serving.md. The counters of ``prometheus_client`` take a lock and scan all buckets at
+Every metric is described in docs/metrics.md. The counters of ``prometheus_client`` take a lock and scan all buckets at
 every count, some 3 microseconds per request. Those of this module are updated by the event loop alone and rendered by
 the same registry.
 """

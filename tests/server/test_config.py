@@ -154,7 +154,7 @@ def test_an_object_of_another_kind_is_refused_too(kind: type) -> None:
         ("INGOT_GPRC_PORT", "did you mean INGOT_GRPC_PORT?"),
         ("INGOT_HTPP_PORT", "did you mean INGOT_HTTP_PORT?"),
         ("INGOT_HOMES", "did you mean INGOT_HOME?"),
-        ("INGOT_QZX", "docs/serving.md lists them"),
+        ("INGOT_QZX", "docs/settings.md lists them"),
     ],
 )
 def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> None:

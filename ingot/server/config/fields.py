@@ -1,7 +1,7 @@
 """The server's settings, each stated once.
 
 The options of ``ingot serve``, its ``INGOT_...`` variables, the keys of ``ingot.toml`` with their JSON Schema, and the
-table in docs/serving.md are generated from these fields.
+table in docs/settings.md are generated from these fields.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Fields:
     grpc_server: Literal["fast", "grpcio"] = _field(
         "fast",
         "Which gRPC server: fast (our own) or grpcio (gRPC's own, which takes far more CPU)",
-        more="See [gRPC](#grpc).",
+        more="See [gRPC](protocols.md#grpc).",
         group=ADDRESSES,
     )
     tls_cert: Path | None = _field(
         None,
         "PEM file of a certificate and its chain; both ports then use TLS",
-        more="See [TLS](#tls).",
+        more="See [TLS](security.md#tls).",
         group=ADDRESSES,
         unset="no TLS",
     )
@@ -95,7 +95,7 @@ class Fields:
     shared_memory: str | None = _field(
         None,
         "Names of POSIX shared memory that clients may register, as shell patterns separated by commas; * for all",
-        more="Tensors then need not be sent. See [shared memory](#shared-memory).",
+        more="Tensors then need not be sent. See [shared memory](protocols.md#shared-memory).",
         group=ACCESS,
         unset="off",
     )
@@ -145,13 +145,13 @@ class Fields:
     log_control: bool = _field(
         False,
         "Let clients change what the server logs",
-        more="See [log settings](#log-settings).",
+        more="See [log settings](management.md#log-settings).",
         group=ACCESS,
     )
     trace: Path | None = _field(
         None,
         "Let clients trace requests; the traces are written to this file, with a number behind the name",
-        more="See [traces](#traces).",
+        more="See [traces](management.md#traces).",
         group=RECORDING,
         unset="clients cannot trace requests",
     )
@@ -168,35 +168,35 @@ class Fields:
     allow_code: bool = _field(
         False,
         "Load variants of formats that can run their author's code; ONNX cannot",
-        more="See [formats that can run code](#formats-that-can-run-code).",
+        more="See [formats that can run code](serving.md#formats-that-can-run-code).",
         group=MODELS,
         per_model=True,
     )
     trust: Path | None = _field(
         None,
         "Trust policy file: only archives that it trusts are served, with every blob's digest checked",
-        more="See [the policy](registry.md#trust) and [what is checked](#trust).",
+        more="See [the policy](registry.md#trust) and [what is checked](serving.md#trust).",
         group=MODELS,
         unset="all are served",
     )
     management: str | None = _field(
         None,
         "Where models are loaded and unloaded: a path of a Unix socket, or HOST:PORT",
-        more="See [management](#management).",
+        more="See [management](management.md).",
         group=ADDRESSES,
         unset="a Unix socket that ingot ctl finds",
     )
     management_grpc: str | None = _field(
         None,
         "HOST:PORT of management over gRPC",
-        more="See [management](#management).",
+        more="See [management](management.md).",
         group=ADDRESSES,
         unset="off",
     )
     page: bool = _field(
         True,
         "Show the server's models, load and latencies on a page at /ui",
-        more="A [management](#management) port has it instead of the HTTP port. See [the page](page.md).",
+        more="A [management](management.md) port has it instead of the HTTP port. See [the page](page.md).",
         group=ADDRESSES,
     )
     no_management: bool = _field(
@@ -207,7 +207,7 @@ class Fields:
     watch: float = _field(
         30.0,
         "Time between two looks at a registry for moved aliases; the store's are noticed at once",
-        more="See [changing versions](#changing-versions).",
+        more="See [changing versions](versions.md).",
         group=MODELS,
         above=0,
         duration=True,
@@ -216,7 +216,7 @@ class Fields:
     no_watch: bool = _field(
         False,
         "Follow no aliases: what is served changes only by a reload",
-        more="See [changing versions](#changing-versions).",
+        more="See [changing versions](versions.md).",
         group=MODELS,
     )
     ort_library: Path | None = _field(
@@ -230,14 +230,14 @@ class Fields:
     isolate: Literal["auto", "all", "none"] = _field(
         "auto",
         "Which models run in separate processes: auto (those that are not proved harmless), all or none",
-        more="See [engine processes](#engine-processes).",
+        more="See [engine processes](engine-processes.md).",
         group=MODELS,
         per_model=True,
     )
     engine_memory_mb: int | None = _field(
         None,
         "Most private memory of an engine process, in MiB",
-        more="A request that needs more fails. See [engine processes](#engine-processes).",
+        more="A request that needs more fails. See [engine processes](engine-processes.md).",
         group=LIMITS,
         unset="no limit",
         least=128,
@@ -246,7 +246,7 @@ class Fields:
     labels: Path | None = _field(
         None,
         "File with the names of classes, a line for each, in the order of an output's values",
-        more="See [classes](#classes).",
+        more="See [classes](protocols.md#classes).",
         group=MODELS,
         unset="none",
         per_model=True,
@@ -255,7 +255,7 @@ class Fields:
         "measured",
         "Which variant of an archive is served if none is named: measured (the fastest here) or preferred (the first "
         "that runs)",
-        more="See [variants](#variants).",
+        more="See [variants](serving.md#variants).",
         group=MODELS,
         per_model=True,
     )
@@ -265,7 +265,7 @@ class Fields:
     threads: int | None = _field(
         None,
         "CPU threads for one engine call",
-        more="By default [as many as are worthwhile](#threads).",
+        more="By default [as many as are worthwhile](batching.md#threads).",
         group=BATCHING,
         unset="as many as are worthwhile",
         least=1,
@@ -276,7 +276,7 @@ class Fields:
     slo: float | None = _field(
         None,
         "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
-        more="A twentieth of it is reserved for the way back to the client. See [deadlines](#deadlines).",
+        more="A twentieth of it is reserved for the way back to the client. See [deadlines](batching.md#deadlines).",
         group=BATCHING,
         unset="no limit",
         above=0,
@@ -321,14 +321,14 @@ class Fields:
         "Maximum size of request bodies held at once, in MiB; more are refused",
         more="This counts bodies as received and after decompression: for HTTP from arrival to response, for the "
         "fast gRPC server those of more than one frame, separately for each protocol; and requests that [front "
-        "processes](#front-processes) have passed to the models. A single request always fits.",
+        "processes](front-processes.md) have passed to the models. A single request always fits.",
         group=LIMITS,
         least=1,
     )
     max_connections: int | None = _field(
         None,
         "Maximum number of open connections, of both protocols together; more are refused",
-        more="See [limits on clients](#limits-on-clients).",
+        more="See [limits on clients](batching.md#limits-on-clients).",
         group=LIMITS,
         unset="as many as there are file descriptors",
         least=1,
@@ -336,7 +336,7 @@ class Fields:
     max_in_flight: int | None = _field(
         None,
         "Maximum number of unanswered requests per client; more are refused",
-        more="See [limits on clients](#limits-on-clients).",
+        more="See [limits on clients](batching.md#limits-on-clients).",
         group=LIMITS,
         unset="no limit",
         least=1,
@@ -344,7 +344,7 @@ class Fields:
     max_rate: float | None = _field(
         None,
         "Maximum number of requests per second and client; more are refused",
-        more="See [limits on clients](#limits-on-clients).",
+        more="See [limits on clients](batching.md#limits-on-clients).",
         group=LIMITS,
         unset="no limit",
         above=0,
@@ -362,7 +362,7 @@ class Fields:
         None,
         "Most memory of one engine call in MiB; requests that need more are refused",
         more="Predicted from the sizes of the inputs; batches are not grown beyond it. Where values decide on the "
-        "memory, it limits what a call of the [engine process](#engine-processes) may add. See [memory](#memory).",
+        "memory, it limits what a call of the [engine process](engine-processes.md) may add. See [memory](memory.md).",
         group=LIMITS,
         unset="three quarters of the memory of the process, and 2048 where it cannot be predicted",
         least=1,
@@ -371,7 +371,7 @@ class Fields:
     memory_budget: str | None = _field(
         None,
         "Most memory of models: 4GB, or by device cpu=4GB,cuda=8GB; models beyond it are loaded when a request comes",
-        more="See [memory budget](#memory-budget).",
+        more="See [memory budget](memory.md#memory-budget).",
         group=LIMITS,
         unset="no limit",
         pattern=r"((cpu|cuda)=)?\d+(\.\d+)? ?[KMGT]i?B(,(cpu|cuda)=\d+(\.\d+)? ?[KMGT]i?B)?",
@@ -380,7 +380,7 @@ class Fields:
     states: str | None = _field(
         None,
         "Inputs that the server keeps between the requests of a sequence, each with the output that is its next value",
-        more="Such as `h=h_next,c=c_next`. See [sequences](#sequences).",
+        more="Such as `h=h_next,c=c_next`. See [sequences](sequences.md#sequences).",
         group=MODELS,
         unset="none",
         pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
@@ -390,7 +390,7 @@ class Fields:
     repeat: str | None = _field(
         None,
         "Run the model again after each answer, with these inputs from outputs, and send each answer",
-        more="Such as `ids=next_ids`. See [several answers](#several-answers).",
+        more="Such as `ids=next_ids`. See [several answers](sequences.md#several-answers).",
         group=MODELS,
         unset="one answer",
         pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
@@ -424,7 +424,7 @@ class Fields:
     cache: str | None = _field(
         None,
         "Memory per model for responses that are sent again to equal requests, such as 64MB",
-        more="See [response cache](#response-cache).",
+        more="See [response cache](batching.md#response-cache).",
         group=MODELS,
         unset="none",
         pattern=r"\d+(\.\d+)? ?[KMGT]i?B",
@@ -445,7 +445,7 @@ class Fields:
     engine_timeout: float | None = _field(
         None,
         "Longest time for one batch in the engine, after which its requests fail; 0 for no limit",
-        more="See [engine calls that do not end](#engine-calls-that-do-not-end).",
+        more="See [engine calls that do not end](engine-processes.md#engine-calls-that-do-not-end).",
         group=LIMITS,
         unset="50 times the expected time, at least 30s",
         least=0,
@@ -455,7 +455,7 @@ class Fields:
     ready_delay: float = _field(
         0.0,
         "How long the server keeps serving at shutdown after it reports that it is not ready",
-        more="See [shutdown](#shutdown).",
+        more="See [shutdown](containers.md#shutdown).",
         group=LIMITS,
         least=0,
         most=3600,
@@ -467,7 +467,7 @@ class Fields:
     canary: str | None = _field(
         None,
         "Shares of the requests in percent that a new version gets, step by step, before it takes over: 5,25,50",
-        more="A step of 0 compares answers only. See [canary and shadow](#canary-and-shadow).",
+        more="A step of 0 compares answers only. See [canary and shadow](versions.md#canary-and-shadow).",
         group=CANARY,
         unset="it takes over at once",
         pattern=r"(100|\d{1,2}(\.\d+)?)(,(100|\d{1,2}(\.\d+)?))*",
@@ -534,7 +534,7 @@ class Fields:
     record: Path | None = _field(
         None,
         "Record a share of the requests and responses, which are users' data, in this folder",
-        more="See [recording requests](#recording-requests).",
+        more="See [recording requests](management.md#recording-requests).",
         group=RECORDING,
         unset="nothing is recorded",
     )
@@ -549,7 +549,7 @@ class Fields:
         0,
         "Experimental: processes that speak HTTP and gRPC, next to the one with the models; no benchmark on a machine "
         "with many cores yet",
-        more="See [front processes](#front-processes). With 0, the process with the models does both.",
+        more="See [front processes](front-processes.md). With 0, the process with the models does both.",
         group=EXPERT,
         least=0,
         most=256,
@@ -566,7 +566,7 @@ class Fields:
     derived_cache: bool = _field(
         True,
         "Keep packed weights of large models next to the store, where processes share them",
-        more="See [large models](#large-models).",
+        more="See [large models](serving.md#large-models).",
         group=EXPERT,
         per_model=True,
     )

@@ -91,7 +91,7 @@ def _check_variables(known: Mapping[str, Setting]) -> None:
             continue
         others = [other.removeprefix("INGOT_") for other in (*settings, *OTHER_VARIABLES)]
         near = nearest(name.removeprefix("INGOT_"), others)
-        remedy = f"did you mean INGOT_{near}?" if near else "docs/serving.md lists them"
+        remedy = f"did you mean INGOT_{near}?" if near else "docs/settings.md lists them"
         raise InvalidArgument(f"unknown environment variable {name}; {remedy}")
 
 
