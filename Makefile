@@ -11,7 +11,7 @@ SECONDS := 60
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix test-long fuzz lint tools protos lock hashes sbom audit dist clean
+.PHONY: help demo test test-matrix test-long fuzz site lint tools protos lock hashes sbom audit dist clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
@@ -19,6 +19,7 @@ help: ## List the targets
 	@echo "make test-matrix         the tests on further servers and routes, and of compiled models"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
+	@echo "make site                the documentation as a site, in build/site"
 	@echo "make lint                ruff, mypy, the structure of imports and the wording"
 	@echo "make protos              generate the gRPC messages from protos/"
 	@echo "make lock                write constraints.txt: today's releases, with which all of this is to be tested"
@@ -54,6 +55,10 @@ test-long: $(INSTALLED) tools
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	@for target in archive_reader documents grpc_requests http1 http2 onnx_graphs onnx_wire; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
+
+site: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo build/site/index.html
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check

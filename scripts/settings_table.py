@@ -16,7 +16,7 @@ from ingot.server.config.setting import Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 SCHEMA = PAGE.with_name("ingot.schema.json")
-_HEAD = "| setting | option | variable | default | takes | |\n|---|---|---|---|---|---|\n"
+_HEAD = "| setting, option, variable | default | takes | |\n|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(\|.*\n)*")
 
 
@@ -28,11 +28,12 @@ def table() -> str:
 def _row(setting: Setting) -> str:
     option = f"`{setting.option}`"
     if setting.default is True:
-        option = f"{option}, `--no-{setting.option.removeprefix('--')}`"
+        option = f"{option}<br>`--no-{setting.option.removeprefix('--')}`"
     takes = setting.takes if not setting.duration else f"a time, {setting.takes}"
     own = "[Per model](configuration.md#keys)." if setting.per_model else ""
     text = " ".join(filter(None, (f"{setting.help}.", setting.more, own)))
-    cells = (f"`{setting.name}`", option, f"`{setting.variable}`", setting.shown_default, takes, text)
+    names = f"`{setting.name}`<br>{option}<br>`{setting.variable}`"
+    cells = (names, setting.shown_default, takes, text)
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -6,6 +6,7 @@ Pages that are not listed here have no ``bash`` blocks, or tests that belong to 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,6 @@ SECTIONS = {
         "Serve several versions": ['"versions":["1","2"]', '"versions":["1"]'],
     },
 }
-TOOLS = {"nginx": "nginx -p", "curl": "curl "}
 
 
 def sections(page: str) -> dict[str, str]:
@@ -98,9 +98,10 @@ def test_the_readme_runs(tmp_path: Path) -> None:
 
 def check(text: str, printed: list[str], folder: Path, require_tool: RequireTool | None = None) -> None:
     """Run the blocks of a text in a folder, and look for what they must print."""
-    for tool, command in TOOLS.items():
-        if command in text and require_tool is not None:
-            require_tool(tool)
+    if require_tool is not None and "curl " in text:
+        require_tool("curl")
+    if "nginx -p" in text and shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed, and `make tools` leaves that to you: its package starts a server")
     result = guide.run(text, folder)
     assert result.returncode == 0, result.stdout + result.stderr
     for expected in printed:
