@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,11 @@ class Attribute:
         return len(self._fields.get(9, ()))
 
     @property
+    def kind(self) -> int:
+        """The number of its type in ``onnx.AttributeProto.AttributeType``; 0 if the file does not state it."""
+        return int(self._last(20, int) or 0)
+
+    @property
     def tensor(self) -> Constant | None:
         span = self._last(5, tuple)
         return None if span is None else _constant(self._content, span)[1]
@@ -180,15 +185,21 @@ class Graph:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     opset: int = 0
     defaults: Mapping[str, Attribute] = field(default_factory=dict)
+    types: Callable[[], Mapping[str, Input]] = dict
+    """Reads the types of the values that the file describes: its inputs, outputs, and results of nodes."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a model: its name, its ONNX element type, 0 unless it is a tensor, and its sizes or their names."""
+    """An input of a model: its name, its ONNX element type, 0 unless it is a tensor, and its sizes or their names.
+
+    Other values are described by the same. ``ranked`` is false if the file states no sizes.
+    """
 
     name: str
     kind: int
     dims: tuple[int | str, ...]
+    ranked: bool = True
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,15 @@ def opened(path: Path) -> Iterator[Model]:
             raise DamagedError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             yield _model(content, (0, len(content)))
+
+
+def read(content: bytes) -> Model:
+    """Read the graph of an encoded model.
+
+    Raises:
+        DamagedError: it is not an encoded ONNX model, or too large to be analysed.
+    """
+    return _model(content, (0, len(content)))
 
 
 def _model(content: Buffer, whole: Span) -> Model:
@@ -242,6 +262,7 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
     inputs: list[str] = []
     outputs: list[str] = []
     constants: dict[str, Constant] = {}
+    described: list[Span] = []
     for number, value in protobuf.fields(content, span):
         if not isinstance(value, tuple):
             continue
@@ -259,7 +280,14 @@ def _graph(content: Buffer, span: Span, depth: int) -> Graph:
                 raise DamagedError(f"its constant '{name}' is defined twice")
         elif number in (11, 12):
             (inputs if number == 11 else outputs).append(_name(content, value))
-    return Graph(nodes, tuple(inputs), tuple(outputs), constants)
+        if number in (11, 12, 13):
+            described.append(value)
+    types = partial(_types, content, described)
+    return Graph(nodes, tuple(inputs), tuple(outputs), constants, types=types)
+
+
+def _types(content: Buffer, described: Sequence[Span]) -> Mapping[str, Input]:
+    return {item.name: item for item in (_input(content, span) for span in described)}
 
 
 def _input(content: Buffer, span: Span) -> Input:
@@ -275,7 +303,7 @@ def _input(content: Buffer, span: Span) -> Input:
     for shape in shapes:
         found = [dim for number, dim in protobuf.messages(content, shape) if number == 1]
         dims = [_dim(content, dim, name, axis) for axis, dim in enumerate(found)]
-    return Input(name, kind, tuple(dims))
+    return Input(name, kind, tuple(dims), bool(shapes))
 
 
 def _dim(content: Buffer, span: Span, tensor: str, axis: int) -> int | str:

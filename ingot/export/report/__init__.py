@@ -6,8 +6,9 @@ This file holds its documents and the journal that collects them; view.py and pa
 from __future__ import annotations
 
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,8 +21,16 @@ from ingot.report.units import size
 Progress = Callable[[str], None]
 """Called with the name of each step as it begins, for a progress display."""
 
+MAX_BYTES = 16 << 20
+"""Bytes of a stored report that are read, enough for 40,000 nodes in all its graphs."""
+
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A count, bounded because reports come from untrusted archives and are computed with when shown."""
+
+
+def named(text: str, symbols: Mapping[str, str]) -> str:
+    """Return a text, such as a shape, with the user's names of sizes in place of symbols."""
+    return re.sub(r"\b[A-Za-z_]\w*", lambda match: symbols.get(match[0], match[0]), text) if symbols else text
 
 
 class _Record(BaseModel):
@@ -46,7 +55,10 @@ class Rewrite(_Record):
 
 
 class Node(_Record):
-    """One operation of a graph. ``module`` is the path of its submodule, such as ``layers.0.attn``."""
+    """One operation of a graph. ``module`` is the path of its submodule, such as ``layers.0.attn``.
+
+    ``name`` is that of its first result, whose type is ``dtype`` and ``shape``; ``more_outputs`` names the others.
+    """
 
     name: str
     operator: str
@@ -54,14 +66,39 @@ class Node(_Record):
     shape: str = ""
     module: str = ""
     source: str = ""
+    dtype: str = ""
+    more_outputs: tuple[str, ...] = ()
+    attributes: dict[str, str] = {}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.name, *self.more_outputs)
 
 
 class GraphView(_Record):
-    """A graph as the report shows it, with the count of each operator."""
+    """A graph as the report shows it, with the count of each operator.
+
+    ``inputs`` and ``weights`` are types by name, such as ``float32[batch,3]``; ``outputs`` are the values that the
+    graph returns, by the output's name. ``symbols`` are the user's names of sizes in ``shape``.
+    """
 
     title: str
     nodes: tuple[Node, ...]
     operators: dict[str, Count]
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    weights: dict[str, str] = {}
+    symbols: dict[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        """The number of nodes, also of a graph whose nodes are not kept."""
+        return sum(self.operators.values())
+
+    def with_names(self, symbols: Mapping[str, str]) -> GraphView:
+        """Return the graph with the user's names in place of symbols in the shapes."""
+        nodes = tuple(node.model_copy(update={"shape": named(node.shape, symbols)}) for node in self.nodes)
+        return self.model_copy(update={"nodes": nodes})
 
 
 class Stage(_Record):
@@ -92,6 +129,13 @@ class Report(_Record):
     outside_opset: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def bounded(self) -> Report:
+        """Return the report without the nodes of its graphs if it exceeds :data:`MAX_BYTES`."""
+        if len(self.model_dump_json(indent=1).encode()) <= MAX_BYTES:
+            return self
+        counts = tuple(GraphView(title=item.title, nodes=(), operators=item.operators) for item in self.graphs)
+        return self.model_copy(update={"graphs": counts})
 
 
 def stored(name: str, count: int) -> str:

@@ -123,7 +123,7 @@ def _graph(graph: GraphView, marks: Mapping[str, str]) -> str:
     more = bars[_MOST_BARS:]
     rest = pages.details(f"{len(more)} more operators", "".join(more)) if more else ""
     return (
-        f"<article><h3>{escape(graph.title)} <small>{len(graph.nodes)} nodes</small></h3>"
+        f"<article><h3>{escape(graph.title)} <small>{graph.size} nodes</small></h3>"
         f'<div class="bars">{"".join(bars[:_MOST_BARS])}{rest}</div>{own}{root.shown(marks)}</article>'
     )
 

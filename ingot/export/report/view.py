@@ -24,7 +24,7 @@ def text(report: Report, nodes: bool = False) -> str:
     lines += section("Stages", [line for stage in report.stages for line in _stage(stage)])
     lines += section("Rewrites", _rewrites(report))
     for graph in report.graphs:
-        lines += section(f"{graph.title}: {len(graph.nodes)} nodes", _graph(graph, nodes))
+        lines += section(f"{graph.title}: {graph.size} nodes", _graph(graph, nodes))
     lines += section("Sizes", table([(name, stored(name, count)) for name, count in report.sizes.items()]))
     lines += section("Outside the operator set", items(report.outside_opset))
     lines += section(UNPROVED, items(report.conditions))

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export import arguments
 from ingot.export.capture import assumptions, counterexamples, exported, ladder
+from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
 from ingot.export.proof import caches
-from ingot.export.report import graphs
 from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context
 from ingot.model_store import ParityEvidence
@@ -36,7 +36,7 @@ def capture_module(context: Context, subject: Subject) -> ladder.Captured:
     captured = _climb(context, subject)
     journal.note(*captured.log)
     if isinstance(captured, Program):
-        journal.graphs.append(graphs.of_fx("FX graph as captured", captured.exported.graph))
+        journal.graphs.append(fx_graphs.of_program("FX graph as captured", captured))
         journal.note(*_unused(captured, subject))
     return captured
 

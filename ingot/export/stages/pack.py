@@ -46,7 +46,7 @@ def pack_archive(context: Context, packed: Packed, precision: str, proved: Prove
         evidence=proved.evidence,
     )
     sizes = {"graph": packed.graph.size, "weights": sum(item.size for item in packed.weights)}
-    report = journal.report(serving, sizes)
+    report = journal.report(serving, sizes).bounded()
     documents = {
         "report.json": report.model_dump_json(indent=1).encode(),
         "report.html": page.html(report).encode(),

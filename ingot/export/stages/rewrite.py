@@ -11,8 +11,9 @@ from torch import fx
 from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.capture import exported
+from ingot.export.graphs import fx as fx_graphs
+from ingot.export.graphs import onnx as onnx_graphs
 from ingot.export.program import Captured, Program
-from ingot.export.report import graphs
 from ingot.export.rewrite.passes.manager import PassManager
 from ingot.export.source.subject import Subject
 from ingot.export.stages.capture import prove_captured
@@ -57,7 +58,7 @@ def rewrite_program(context: Context, program: Program, subject: Subject, *, tid
                 records = tuple(replace(item, rejected=item.rejected or reason) for item in records if item.matches)
             else:
                 rewritten = traced
-                context.journal.graphs.append(graphs.of_fx("FX graph rewritten", rewritten.exported.graph))
+                context.journal.graphs.append(fx_graphs.of_program("FX graph rewritten", rewritten))
         stage.detail = context.record_rules(records)
     return rewritten
 
@@ -83,7 +84,7 @@ def rewrite_onnx(context: Context, model: ir.Model, signature: Signature) -> ir.
     # Rules and their proofs then handle a small graph, however large the weights.
     onnx_graph.externalize(model, context.blobs)
     journal = context.journal
-    journal.graphs.append(graphs.of_onnx("ONNX graph as translated", model))
+    journal.graphs.append(onnx_graphs.of_model("ONNX graph as translated", model))
     with journal.stage("rewrite the ONNX graph", "Rewriting the ONNX graph") as stage:
         model, records = PassManager(context.options.onnx_rules, proof).run(model)
         stage.detail = context.record_rules(records)
@@ -93,5 +94,5 @@ def rewrite_onnx(context: Context, model: ir.Model, signature: Signature) -> ir.
             noun = "node" if record.matches == 1 else "nodes"
             journal.note(f"rule '{record.rule}' changed {record.matches} {noun}: {remarks[record.rule]}")
     if stage.detail:
-        journal.graphs.append(graphs.of_onnx("ONNX graph rewritten", model))
+        journal.graphs.append(onnx_graphs.of_model("ONNX graph rewritten", model))
     return model

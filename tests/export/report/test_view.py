@@ -238,3 +238,13 @@ def test_a_failed_proof_is_marked() -> None:
     failed = REPORT.model_copy(update={"stages": (probe, lower.model_copy(update={"parity": (evidence,)}))})
     assert '<span class="bad">&#10007; inf</span>' in html(failed)
     assert '<span class="good">&#10003; 3.5e-07</span>' in html(REPORT)
+
+
+def test_a_report_that_would_be_too_large_keeps_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert REPORT.bounded() is REPORT
+    monkeypatch.setattr("ingot.export.report.MAX_BYTES", 1000)
+    bounded = REPORT.bounded()
+    assert [(each.title, each.nodes, each.operators) for each in bounded.graphs] == [
+        (each.title, (), each.operators) for each in REPORT.graphs
+    ]
+    assert "FX as captured: 2 nodes" in text(bounded)
