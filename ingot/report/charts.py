@@ -125,8 +125,14 @@ def meter(share: float) -> str:
     return f'<svg class="meter" aria-hidden="true"><rect width="{100 * share:.1f}%" height="100%" rx="3"/></svg>'
 
 
-def image(chart: str, title: str = "") -> str:
-    """Return a chart as a separate SVG file, with its title above it; of a chart for pages, the broad drawing."""
+def image(chart: str, title: str = "", style: str = "") -> str:
+    """Return a chart as a separate SVG file, with its title above it; of a chart for pages, the broad drawing.
+
+    Args:
+        chart: a drawing of this package.
+        title: the text above it.
+        style: CSS besides that of charts.
+    """
     head, _, rest = chart[chart.index("<svg") : chart.index("</svg>") + 6].partition(">")
     width, height = map(int, head.partition('viewBox="0 0 ')[2].partition('"')[0].split())
     top = 30 if title else 0  # the drawing is moved down by extending the view upwards
@@ -134,7 +140,7 @@ def image(chart: str, title: str = "") -> str:
     heading = _text(_CANVASES[0].left, -10, title, "heading") if title else ""
     return (
         f'{head} xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + top}">'
-        f"<style>{COLORS}{_SHAPES}</style>"
+        f"<style>{COLORS}{_SHAPES}{style}</style>"
         f'<rect y="{-top}" width="100%" height="100%" style="fill:var(--card)"/>{heading}{rest}\n'
     )
 
@@ -337,7 +343,7 @@ def shortened(labels: Sequence[str], most: int) -> list[str]:
 
     Those that differ in the middle are cut around it, so that different labels stay different.
     """
-    cut = {label: _short(label, most) for label in labels}
+    cut = {label: short(label, most) for label in labels}
     for text in [text for text, count in Counter(cut.values()).items() if count > 1]:
         alike = [label for label in cut if cut[label] == text]
         differ = next((at for at, chars in enumerate(zip(*alike, strict=False)) if len(set(chars)) > 1), 0)
@@ -350,7 +356,8 @@ def shortened(labels: Sequence[str], most: int) -> list[str]:
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _short(text: str, most: int) -> str:
+def short(text: str, most: int) -> str:
+    """Return a text without its middle if it is longer than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}{_CUT}{text[-(most - most // 2) :]}"
 
 
