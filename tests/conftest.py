@@ -19,6 +19,8 @@ from tests.reaper import pytest_unconfigure as pytest_unconfigure
 from tests.support import IN_PROCESS, ROOT, RequireTool, RunIngot, run_in_process
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from ingot.demo.digits import Data, Digits
 
 # PyTorch's threads wait by spinning: on a busy machine of two cores, training the digits takes 45 s with two threads
@@ -131,6 +133,18 @@ def require_tool() -> RequireTool:
         return path or pytest.skip(f"the tool '{name}' is not installed")
 
     return find
+
+
+@pytest.fixture(scope="module")  # its event loop must not run during the tests of other modules
+def browser(require_tool: RequireTool) -> Iterator[Browser]:
+    """A real browser without windows."""
+    from playwright.sync_api import sync_playwright
+
+    path = require_tool("chromium")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield launched
+        launched.close()
 
 
 @pytest.fixture(scope="session")

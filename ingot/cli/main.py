@@ -35,6 +35,7 @@ _COMMANDS = {
     "Inspect and move archives": {
         "inspect": "archives.inspect",
         "diff": "compare.diff",
+        "graph": "graph.graph",
         "profile": "profile.profile",
         "push": "transfers.push",
         "pull": "transfers.pull",

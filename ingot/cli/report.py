@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".json", ".txt")
 _EXPORT = "report.json"
 _QUANTIZATION = "quantization.json"
-# The report of a model of ten thousand operations takes about 6 MiB.
-_MAX_BYTES = 16 << 20
 
 
 def write(archive: Archive, path: Path, name: str | None = None) -> str:
@@ -43,6 +41,20 @@ def write(archive: Archive, path: Path, name: str | None = None) -> str:
     variant, report = _read(archive, name)
     save(path, report)
     return variant.name
+
+
+def exported(archive: Archive) -> tuple[Variant, export_report.Report] | None:
+    """Return the export report of an archive and the variant that carries it, or None.
+
+    Raises:
+        InvalidArchive: the report is invalid or too large.
+    """
+    from ingot.export.report import Report
+
+    for variant in archive.variants:
+        if isinstance(report := _document(variant, _EXPORT), Report):
+            return variant, report
+    return None
 
 
 def check_suffix(path: Path) -> None:
@@ -84,11 +96,12 @@ def _read(archive: Archive, name: str | None) -> tuple[Variant, export_report.Re
 
 
 def _document(variant: Variant, document: str) -> export_report.Report | quant_report.Report | None:
+    from ingot.export.report import MAX_BYTES, Report
     from ingot.model_store.format import manifest
 
     where = f"the {document} of variant '{variant.name}'"
-    if _size(variant, document) > _MAX_BYTES:
-        raise InvalidArchive(f"{where} is larger than {_MAX_BYTES >> 20} MiB, which Ingot never writes")
+    if _size(variant, document) > MAX_BYTES:
+        raise InvalidArchive(f"{where} is larger than {MAX_BYTES >> 20} MiB, which Ingot never writes")
     raw = variant.document(document)
     if raw is None:
         return None
@@ -96,8 +109,6 @@ def _document(variant: Variant, document: str) -> export_report.Report | quant_r
         from ingot.quant.report.records import Report as QuantizationReport
 
         return manifest.decode(QuantizationReport, raw, where)
-    from ingot.export.report import Report
-
     return manifest.decode(Report, raw, where)
 
 

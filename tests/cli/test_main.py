@@ -14,7 +14,7 @@ from tests.support import RunIngot
 
 COMMANDS = [
     *("export", "import", "quantize", "compare"),
-    *("inspect", "diff", "profile", "push", "pull", "copy", "save", "load"),
+    *("inspect", "diff", "graph", "profile", "push", "pull", "copy", "save", "load"),
     *("list", "history", "promote", "rollback", "remove", "fsck", "gc"),
     *("keygen", "sign", "verify"),
     *("serve", "deploy", "config", "ctl", "fleet", "top", "infer", "bench", "keys", "demo"),

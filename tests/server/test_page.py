@@ -10,15 +10,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import expect
 
 import ingot
 from ingot.model_store import Store
 from ingot.server.main import RunningServer
 from tests import onnx_models
+from tests.browsers import Opened
 from tests.server.access.served import make_key
 from tests.server.rolling import load, times
-from tests.support import RequireTool, RunIngot, succeeded
+from tests.support import RunIngot, succeeded
 
 
 @pytest.fixture(scope="module")
@@ -27,27 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = onnx_models.affine(folder), f"other={onnx_models.affine(folder)}", onnx_models.picture(folder)
     with ingot.serve(*models, http_port=0, grpc_port=0) as running:
         yield running
-
-
-class Opened:
-    """A page with what went wrong in it: messages of the console, and requests to other machines."""
-
-    def __init__(self, page: Page, url: str):
-        self.page = page
-        self.faults: list[str] = []
-        page.on("console", lambda message: self.faults.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("request", lambda sent: None if sent.url.startswith((url, "data:")) else self.faults.append(sent.url))
-        page.goto(url)
-
-
-@pytest.fixture(scope="module")
-def browser(require_tool: RequireTool) -> Iterator[Any]:
-    path = require_tool("chromium")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
