@@ -14,6 +14,7 @@ import typer
 
 from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored
 from ingot.cli.output import note, print_json, progress, say, seconds, size
+from ingot.cli.transfers import transferring
 from ingot.errors import ExportError, IngotError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -161,9 +162,9 @@ def export(
                 }
                 _explain(error, explain_limit, source=source, inputs=tuple(inputs or ()), constants=fixed, **recipe)
             raise
-        step("Writing")
-        if out is not None:  # always, after --plan and --bisect
-            archive.save(out)
+    if out is not None:  # always, after --plan and --bisect
+        with transferring(f"Writing {out.name}") as transfer:
+            archive.save(out, transfer)
     if as_json:
         print_json(describe(archive))
     else:

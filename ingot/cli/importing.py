@@ -19,6 +19,7 @@ from ingot.cli.archives import (
     note_stored,
 )
 from ingot.cli.output import note, print_json, progress, say, seconds, size
+from ingot.cli.transfers import transferring
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
 from ingot.report.text import one_line
 
@@ -218,11 +219,11 @@ def _import(
     where = job.candidate.where
     with progress(f"Reading {where}") as step, limited_load(limit, where, step, _LOADING) as limited:
         archive = convert(job.candidate, name=job.name, progress=limited, **call)
-        step("Writing")
+    with transferring("Writing") as transfer:
         if out is not None:
-            archive.save(out)
+            archive.save(out, transfer)
         else:
-            store.push(archive, str(job.target))
+            store.push(archive, str(job.target), transfer=transfer)
     variant = archive.variant()
     notes = variant.serving.provenance.notes
     if not as_json:

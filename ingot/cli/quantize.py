@@ -11,6 +11,7 @@ import typer
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe
 from ingot.cli.output import note, print_json, printable, progress, say, seconds, size, stdout
 from ingot.cli.report import check_suffix, save
+from ingot.cli.transfers import transferring
 from ingot.errors import InvalidArgument
 from ingot.report.text import one_line
 
@@ -130,14 +131,13 @@ def quantize(
             journal=journal,
             progress=step,
         )
-        step("Writing")
-        with limits.disk_watched(out.parent):
-            result.archive.save(out)
-        if report is not None:
-            with limits.disk_watched(report.parent):
-                save(report, result.report)
-        if result.journal is not None:
-            result.journal.remove()
+    with transferring(f"Writing {out.name}", log=True) as transfer, limits.disk_watched(out.parent):
+        result.archive.save(out, transfer)
+    if report is not None:
+        with limits.disk_watched(report.parent):
+            save(report, result.report)
+    if result.journal is not None:
+        result.journal.remove()
     if as_json:
         print_json(
             {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.cli import interrupts
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
 from ingot.cli.output import note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive, Reference, Store
     from ingot.model_store.blobs.transfer import Transfer
     from ingot.model_store.places import Located
+
+# Bytes of the smallest transfer that is reported as lines.
+_LARGE = 64 << 20
 
 Expect = Annotated[
     str | None, typer.Option(help="The digest that the tag must have now, or none for a new tag.", show_default="any")
@@ -166,19 +170,22 @@ def expected(expect: str | None) -> str:
 
 @contextmanager
 def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
-    """Show a transfer's progress, rate and remaining time on stderr.
+    """Show a transfer's progress, rate and remaining time on stderr; if it is not a terminal, large ones as lines.
 
     Args:
         title: what is transferred.
-        log: if stderr is not a terminal, print the title as a line.
+        log: if stderr is not a terminal, begin with the title as a line.
     """
     from rich.progress import Progress
 
     from ingot.model_store.blobs.transfer import Transfer
 
-    if log and not stderr().is_terminal:
-        note(title)
-    with Progress(*_columns(), console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
+    if not stderr().is_terminal:
+        if log:
+            note(title)
+        yield Transfer(_lines(title))
+        return
+    with interrupts.displayed(note), Progress(*_columns(), console=stderr(), transient=True) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(state: Transfer) -> None:
@@ -187,6 +194,20 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
             bar.update(task, total=left, completed=state.moved, visible=state.moved > 0)
 
         yield Transfer(show)
+
+
+def _lines(title: str) -> Callable[[Transfer], None]:
+    """Return a report of a large transfer as lines, one for each tenth of its bytes."""
+    shown = 0
+
+    def show(state: Transfer) -> None:
+        nonlocal shown
+        total = state.total - state.skipped
+        if total >= _LARGE and (tenths := 10 * state.moved // total) > shown:
+            shown = tenths
+            note(f"{title}: {size(state.moved)} of {size(total)}")
+
+    return show
 
 
 def _columns() -> list[ProgressColumn]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from ingot.cli import transfers
 from ingot.cli.serve import configure_logging
 from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.transfer import Transfer
+from tests import onnx_models
 from tests.model_store.samples import archive
+from tests.support import RunIngot
 
 
 @pytest.fixture
@@ -38,6 +41,42 @@ def test_a_transfer_without_bytes_draws_no_bar(screen: io.StringIO) -> None:
         transfer.expect(1 << 20)
         transfer.skip(1 << 20)
     assert "Copying" not in screen.getvalue()
+
+
+def test_a_large_transfer_is_reported_as_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(transfers, "note", lines.append)
+    monkeypatch.setattr(transfers, "stderr", lambda: Console(file=io.StringIO()))
+    with transfers.transferring("Copying") as transfer:
+        transfer.expect(1200 << 20)
+        transfer.skip(200 << 20)
+        for _ in range(1000):
+            transfer.advance(1 << 20)
+    assert len(lines) == 10
+    assert (lines[0], lines[-1]) == ("Copying: 100 MiB of 1000 MiB", "Copying: 1000 MiB of 1000 MiB")
+    with transfers.transferring("Copying") as transfer:
+        transfer.expect(1 << 20)
+        transfer.advance(1 << 20)
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize("command", ["export", "push", "save"])
+def test_commands_report_their_bytes(
+    run_ingot: RunIngot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    onnx_models.affine(tmp_path)
+    monkeypatch.setattr(transfers, "_LARGE", 1)
+    steps = {
+        "export": ("export", "affine.onnx", "-o", "affine.ingot"),
+        "push": ("push", "affine.ingot", "affine:1"),
+        "save": ("save", "affine:1", "-o", "saved.ingot"),
+    }
+    for name in steps:
+        result = run_ingot(*steps[name])
+        if name == command:
+            break
+    title = {"export": "Writing affine.ingot", "push": "Copying", "save": "Writing saved.ingot"}[command]
+    assert re.search(rf"^{title}: [\d.]+ \w*B of [\d.]+ \w*B$", result.stderr, re.MULTILINE), result.stderr
 
 
 def test_an_interrupted_save_says_that_nothing_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
