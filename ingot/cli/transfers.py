@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ingot.model_store.places import Located
 
 # Bytes of the smallest transfer that is reported as lines.
-_LARGE = 64 << 20
+_LARGE = 256 << 20
 
 Expect = Annotated[
     str | None, typer.Option(help="The digest that the tag must have now, or none for a new tag.", show_default="any")
