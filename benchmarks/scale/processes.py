@@ -84,7 +84,7 @@ def main() -> None:
             for label, way in ways(cores).items():
                 for protocol, load in measured(served, way, cores, options.clients, options.seconds):
                     found[name, protocol, label].append(load)
-        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+                    print(f"round {number + 1}: {name}, {protocol}, {label}: {load}", file=sys.stderr, flush=True)
     print(f"{cores} cores, {options.clients} clients; ratios to one server\n")
     print("| model | protocol | | throughput, median (lowest to highest) | p99 | CPU a request | mean batch |")
     print("|---|---|---|---|---|---|---|")
