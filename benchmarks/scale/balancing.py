@@ -11,7 +11,6 @@ import argparse
 import itertools
 import math
 import random
-import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from benchmarks.scheduler_sim import profiles
 from benchmarks.scheduler_sim.contest import ours
 from benchmarks.scheduler_sim.profiles import Profile
+from benchmarks.serving.docs import updated
 from ingot.capacity.simulation import Events, Replica
 from ingot.errors import IngotError
 from ingot.report import charts
@@ -257,9 +257,7 @@ def main() -> None:
     print(text)
     if not options.print:
         path = _DOCS / "scale.md"
-        begin, end = "<!-- balancing: begin -->", "<!-- balancing: end -->"
-        pattern = re.compile(f"{begin}.*{end}", re.DOTALL)
-        path.write_text(pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{end}", path.read_text()))
+        path.write_text(updated(path.read_text(), text.split("\n"), "balancing"))
         (_DOCS / "images" / "balancing.svg").write_text(picture(rows))
 
 

@@ -12,14 +12,15 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import ingot
 from benchmarks.serving import models
-from benchmarks.serving.__main__ import BUILD
+from benchmarks.serving.docs import updated
+from benchmarks.serving.pairs import build_folder
 from ingot.bench.measurement import Objective
 from ingot.capacity.calibration import Place, measure, pinned, serving
 from ingot.capacity.plan import Plan, Request
@@ -29,8 +30,10 @@ from ingot.capacity.simulation import Overhead
 from ingot.demo import digits
 from ingot.errors import IngotError
 from ingot.model_store import Store
+from ingot.runtime import devices
 
 GOAL = 0.15
+_PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 # The objective, and the seconds of each rate that is tried: enough requests for the quantile.
 _MODELS = {"digits": ("p99=20ms", 5), "wide": ("p99=50ms", 5), "minilm": ("p95=250ms", 15)}
 
@@ -48,29 +51,33 @@ class Round:
 
 
 def main() -> None:
-    """Measure, and print a table of ratios."""
+    """Measure, and write a table of ratios."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.capacity", description=__doc__)
     parser.add_argument("--models", default=",".join(_MODELS), help="separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slo", default="", help="of all models, in place of each one's")
+    parser.add_argument("--print", action="store_true", help="write nothing to docs/capacity.md")
     options = parser.parse_args()
-    build = BUILD.absolute()
-    build.mkdir(parents=True, exist_ok=True)
-    print(
-        "| model | objective | predicted / live, median (lowest to highest) | constant overhead | none | within 15 % |"
-    )
-    print("|---|---|---|---|---|---|")
+    build = build_folder()
+    lines = [f"{devices.describe()}; {options.rounds} rounds:", ""]
+    lines.append("| model | objective | predicted / live, median (lowest to highest) | constant | none | within 15 % |")
+    lines.append("|---|---|---|---|---|---|")
     for name in options.models.split(","):
-        objective, seconds = _MODELS[name]
-        rounds = [measured(name, options.slo or objective, seconds, build) for _ in range(options.rounds)]
-        rounds = [each for each in rounds if each.live]
-        if not rounds:
-            print(f"| {name} | {objective} | no rate held it live | | | |", flush=True)
-            continue
-        found, *others = ([each.ratio(kind) for each in rounds] for kind in ("measured", "constant", "none"))
-        kept = sum(abs(ratio - 1) <= GOAL for ratio in found)
-        cells = [f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})", *(f"{median(x):.2f}" for x in others)]
-        print(f"| {name} | {options.slo or objective} | {' | '.join(cells)} | {kept} of {len(found)} |", flush=True)
+        objective, seconds = options.slo or _MODELS[name][0], _MODELS[name][1]
+        rounds = [measured(name, objective, seconds, build) for _ in range(options.rounds)]
+        lines.append(f"| {name} | {objective} | {_cells([each for each in rounds if each.live], options.rounds)} |")
+    print("\n".join(lines))
+    if not options.print:
+        _PAGE.write_text(updated(_PAGE.read_text(), lines, "capacity"))
+
+
+def _cells(rounds: Sequence[Round], count: int) -> str:
+    if not rounds:
+        return f"no rate held it live in {count} rounds | | | "
+    found, *others = ([each.ratio(kind) for each in rounds] for kind in ("measured", "constant", "none"))
+    kept = sum(abs(ratio - 1) <= GOAL for ratio in found)
+    cells = [f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})", *(f"{median(x):.2f}" for x in others)]
+    return " | ".join([*cells, f"{kept} of {count}"])
 
 
 def measured(name: str, objective: str, seconds: int, build: Path) -> Round:

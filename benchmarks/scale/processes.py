@@ -2,7 +2,7 @@
 
 One server, a server with front processes, and several whole servers that share a port (SO_REUSEPORT) serve the same
 model in turn, on all cores of this machine, which the load generator shares. Throughput, p99 and the server's CPU time
-for a request are shown as ratios to one server, as medians of the rounds.
+for a request are written to ``docs/scale.md`` as ratios to one server, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks.serving.docs import updated
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.pairs import build_folder
 from benchmarks.serving.processes import DEADLINE, NoAnswer, Process, free_port
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import PROTOCOLS, Target
+from ingot.runtime import devices
 
 # What a whole server runs instead of ``-m ingot``, so that others can listen on its ports.
 _SHARED = """
@@ -34,6 +36,7 @@ from ingot.__main__ import main
 main()
 """
 _HTTP = ("binary", "json")
+_PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3, help="of each load")
+    parser.add_argument("--print", action="store_true", help="write nothing to docs/scale.md")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     found: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
@@ -85,11 +89,21 @@ def main() -> None:
                 for protocol, load in measured(served, way, cores, options.clients, options.seconds):
                     found[name, protocol, label].append(load)
                     print(f"round {number + 1}: {name}, {protocol}, {label}: {load}", file=sys.stderr, flush=True)
-    print(f"{cores} cores, {options.clients} clients; ratios to one server\n")
-    print("| model | protocol | | throughput, median (lowest to highest) | p99 | CPU a request | mean batch |")
-    print("|---|---|---|---|---|---|---|")
+    lines = _table(found, f"{devices.describe()}; {options.clients} clients; {options.rounds} rounds")
+    print("\n".join(lines))
+    if not options.print:
+        _PAGE.write_text(updated(_PAGE.read_text(), lines, "processes"))
+
+
+def _table(found: Mapping[tuple[str, str, str], list[Found]], about: str) -> list[str]:
+    """Return the ratios to one server in Markdown."""
+    lines = [f"{about}. Ratios to one server:", ""]
+    lines.append("| model | protocol | | throughput, median (lowest to highest) | p99 | CPU a request | mean batch |")
+    lines.append("|---|---|---|---|---|---|---|")
     for (name, protocol, label), loads in found.items():
-        print(f"| {name} | {protocol} | {label} | {' | '.join(_cells(loads, found[name, protocol, 'one server']))} |")
+        cells = _cells(loads, found[name, protocol, "one server"])
+        lines.append(f"| {name} | {protocol} | {label} | {' | '.join(cells)} |")
+    return lines
 
 
 def _cells(loads: list[Found], base: list[Found]) -> list[str]:

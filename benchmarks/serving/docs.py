@@ -8,20 +8,20 @@ from pathlib import Path
 from benchmarks.serving.report import section
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- serving: begin -->", "<!-- serving: end -->"
 
 
-def updated(page: str, lines: list[str]) -> str:
-    """Return a page with new lines between its marks.
+def updated(page: str, lines: list[str], name: str = "serving") -> str:
+    """Return a page with new lines between the marks of a section.
 
     Raises:
         SystemExit: the marks are not there.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise SystemExit(f"the page has no lines {BEGIN} and {END} to write between")
-    return "\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"])
+        raise SystemExit(f"the page has no lines {marks[0]} and {marks[1]} to write between")
+    return "\n".join([f"{before}{begin}", "", *lines, "", f"{end}{after}"])
 
 
 def main() -> None:

@@ -192,7 +192,7 @@ def test_a_goal_is_met_by_ratios_within_rounds() -> None:
 
 def test_the_documentation_has_room_for_the_figures() -> None:
     page = docs.updated(docs.PAGE.read_text(), ["figures"])
-    assert f"{docs.BEGIN}\n\nfigures\n\n{docs.END}" in page
+    assert "<!-- serving: begin -->\n\nfigures\n\n<!-- serving: end -->" in page
     with pytest.raises(SystemExit, match="no lines"):
         docs.updated("a page", [])
 
