@@ -22,7 +22,7 @@ from benchmarks.serving import models
 from benchmarks.serving.docs import updated
 from benchmarks.serving.pairs import build_folder
 from ingot.bench.measurement import Objective
-from ingot.capacity.calibration import Place, measure, pinned, serving
+from ingot.capacity.calibration import Site, measure, pinned, serving
 from ingot.capacity.plan import Plan, Request
 from ingot.capacity.recorded import OVERHEADS
 from ingot.capacity.server import Server, Traffic
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.capacity", description=__doc__)
     parser.add_argument("--models", default=",".join(_MODELS), help="separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--slo", default="", help="of all models, in place of each one's")
+    parser.add_argument("--slo", default="", help="of all models, in site of each one's")
     parser.add_argument("--print", action="store_true", help="write nothing to docs/capacity.md")
     options = parser.parse_args()
     build = build_folder()
@@ -83,11 +83,11 @@ def _cells(rounds: Sequence[Round], count: int) -> str:
 def measured(name: str, objective: str, seconds: int, build: Path) -> Round:
     """Predict and measure once."""
     store = digits_store(build) if name == "digits" else models.model(name, build).store
-    place, reference = Place(cores=1, store=store), f"{name}:1"
-    server = measure(reference, Store(store).find(reference)[0].unpacked().variant(), place)
+    site, reference = Site(cores=1, store=store), f"{name}:1"
+    server = measure(reference, Store(store).find(reference)[0].unpacked().variant(), site)
     overheads = {"measured": server.overhead, "constant": OVERHEADS["binary"], "none": Overhead()}
     predicted = {kind: _predicted(replace(server, overhead=each), objective) for kind, each in overheads.items()}
-    found = Round(_live(reference, objective, seconds, place), predicted)
+    found = Round(_live(reference, objective, seconds, site), predicted)
     rates = ", ".join(f"{kind} {rate:,.0f}/s" for kind, rate in predicted.items())
     print(f"{name}: live {found.live:,.0f}/s; predicted: {rates}; {server}", file=sys.stderr, flush=True)
     return found
@@ -100,10 +100,10 @@ def _predicted(server: Server, objective: str) -> float:
         return 0.0  # the objective cannot be held
 
 
-def _live(reference: str, objective: str, seconds: int, place: Place) -> float:
+def _live(reference: str, objective: str, seconds: int, site: Site) -> float:
     """Return the highest rate that holds an objective."""
-    own, others = place.split()
-    with serving(reference, place, own) as (_, url), pinned(others):
+    own, others = site.split()
+    with serving(reference, site, own) as (_, url), pinned(others):
         command = ["bench", url, "model", "--slo", objective, "--seconds", str(seconds), "--json"]
         done = subprocess.run([sys.executable, "-m", "ingot", *command], capture_output=True, text=True, check=False)
     if done.returncode and not done.stdout:

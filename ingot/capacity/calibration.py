@@ -40,7 +40,7 @@ _STAGES = ("compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Site:
     """Where a replica is measured.
 
     Attributes:
@@ -81,7 +81,7 @@ class Place:
         return own, set(every) - own or own
 
 
-def measure(model: str, variant: Variant, place: Place, step: Callable[[str], None] = lambda _: None) -> Server:
+def measure(model: str, variant: Variant, site: Site, step: Callable[[str], None] = lambda _: None) -> Server:
     """Measure a replica on this machine, in some twenty seconds.
 
     The engine is timed alone at each batch size. Then a server is started and loaded by 1, 8 and 64 clients: the
@@ -91,7 +91,7 @@ def measure(model: str, variant: Variant, place: Place, step: Callable[[str], No
     Args:
         model: how the variant is served: a file or reference with ``#variant``.
         variant: of an unpacked archive.
-        place: the cores, the device and the protocol.
+        site: the cores, the device and the protocol.
         step: called with a line of text before each step.
 
     Raises:
@@ -99,24 +99,24 @@ def measure(model: str, variant: Variant, place: Place, step: Callable[[str], No
         Unsupported: it does not run Linux.
         Unavailable: the server does not start.
     """
-    place.check()
-    own, others = place.split()
+    site.check()
+    own, others = site.split()
     step("Timing the engine at each batch size")
     with pinned(own):
-        seconds, threads = _profile(variant, place)
-    with serving(model, place, own) as (process, url), pinned(others):
+        seconds, threads = _profile(variant, site)
+    with serving(model, site, own) as (process, url), pinned(others):
         found = []
         for clients in _CLIENTS:
             step(f"Loading a server with {clients} client{'s' if clients > 1 else ''}")
-            found.append(_load(process.pid, url, place, clients, Latency(seconds)))
+            found.append(_load(process.pid, url, site, clients, Latency(seconds)))
     return Server(
         seconds=_corrected(seconds, found),
         overhead=_overhead(found),
-        cores=place.cores,
+        cores=site.cores,
         threads=threads,
         batching=variant.signature.batch is not None,
         max_batch=variant.signature.max_samples(64),
-        device=place.device,
+        device=site.device,
     )
 
 
@@ -131,13 +131,13 @@ def pinned(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _profile(variant: Variant, place: Place) -> tuple[dict[int, float], int]:
+def _profile(variant: Variant, site: Site) -> tuple[dict[int, float], int]:
     """Return the seconds of an engine call by samples, and the number of threads, chosen as a server chooses it."""
-    settings = Settings(device=place.device, allow_code=place.allow_code)
+    settings = Settings(device=site.device, allow_code=site.allow_code)
     runnable = Runnable.of_variant(variant, settings)
     signature, goldens = variant.signature, runnable.goldens
     example = goldens[0].inputs if goldens else profile.zeros(signature)
-    tuned = runnable.tune(runnable.open(place.device, settings.threads), settings, signature)
+    tuned = runnable.tune(runnable.open(site.device, settings.threads), settings, signature)
     with contextlib.closing(tuned.engine) as engine:
         batches = [1 << power for power in range(7)] if signature.batch is not None else [1]
         found = profile.measure(engine, signature, example, batches, _BUDGET)
@@ -145,12 +145,12 @@ def _profile(variant: Variant, place: Place) -> tuple[dict[int, float], int]:
 
 
 @contextlib.contextmanager
-def serving(model: str, place: Place, cores: set[int]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(model: str, site: Site, cores: set[int]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run a server on these cores; yield its process and the URL of the protocol's port. The model is ``model``."""
-    command = [sys.executable, "-m", "ingot", "serve", f"model={model}", "--json", "--device", place.device]
+    command = [sys.executable, "-m", "ingot", "serve", f"model={model}", "--json", "--device", site.device]
     command += ["--host", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--isolate", "none"]
-    command += ["--allow-code"] if place.allow_code else []
-    command += [] if place.store is None else ["--store", str(place.store)]
+    command += ["--allow-code"] if site.allow_code else []
+    command += [] if site.store is None else ["--store", str(site.store)]
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     with pinned(cores):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -160,7 +160,7 @@ def serving(model: str, place: Place, cores: set[int]) -> Iterator[tuple[subproc
             log.seek(0)
             said = log.read().decode(errors="replace").strip()
             raise Unavailable(f"the server to be measured did not start: {said}")
-        yield process, json.loads(line)["grpc" if place.protocol.startswith("grpc") else "http"]
+        yield process, json.loads(line)["grpc" if site.protocol.startswith("grpc") else "http"]
     finally:
         process.terminate()
         process.communicate()
@@ -183,9 +183,9 @@ class _Measured:
         return self.requests / self.calls
 
 
-def _load(process: int, url: str, place: Place, clients: int, timed: Latency) -> _Measured:
+def _load(process: int, url: str, site: Site, clients: int, timed: Latency) -> _Measured:
     """Load a server; ``timed`` is the duration of the calls of the engine alone."""
-    with Target(url, "model", protocol=place.protocol) as target:
+    with Target(url, "model", protocol=site.protocol) as target:
         payload = target.payload(None, {}, 1, 1)
         plan, rule = target.plan(payload), Rule(warmup=1, windows=_SECONDS)
         # The server learns its batch sizes first.
@@ -199,7 +199,7 @@ def _load(process: int, url: str, place: Place, clients: int, timed: Latency) ->
     if not requests:
         raise Unavailable("the server that was measured answered no request")
     loop, rest = busy[0] - spent[0], busy[1] - spent[1]
-    if place.device == "cpu":
+    if site.device == "cpu":
         loop, engine = _parts(loop, rest, engine, calls * timed(max(1, round(requests / calls))))
     return _Measured(requests=requests, calls=calls, loop=loop, engine=engine, latency=point.quantile(0.5))
 

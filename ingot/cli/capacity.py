@@ -106,11 +106,13 @@ def plan_capacity(
     if report is not None:
         check_out(report)
         check_apart(report, model=located.name)
-    place = Place(device, cores, protocol, allow_code, store)
+    options = _Replica(device, cores, protocol, allow_code, store)
     with progress("Opening", log=measure) as step:
         chosen = located.open().unpacked().variant(variant or located.variant)
         name = f"{located.name}#{chosen.name}"
-        server, origin = _measured(name, chosen, place, step) if measure else _recorded(name, chosen, place, overhead)
+        server, origin = (
+            _measured(name, chosen, options, step) if measure else _recorded(name, chosen, options, overhead)
+        )
         plan = Plan(request, server, traffic, step)
         source = reports.Source(**origin, command=shlex.join(["ingot", *sys.argv[1:]]))
         if report is not None:
@@ -127,7 +129,7 @@ def plan_capacity(
 
 
 @dataclass(frozen=True)
-class Place:
+class _Replica:
     """Where a replica runs: the options of the command."""
 
     device: str
@@ -137,29 +139,31 @@ class Place:
     store: Path | None
 
 
-def _measured(name: str, variant: Variant, place: Place, step: Callable[[str], None]) -> tuple[Server, dict[str, Any]]:
+def _measured(
+    name: str, variant: Variant, options: _Replica, step: Callable[[str], None]
+) -> tuple[Server, dict[str, Any]]:
     """Return a replica as it is measured on this machine, and the fields of a source."""
     from ingot.capacity import calibration
     from ingot.runtime import devices
 
-    where = calibration.Place(
-        cores=place.cores or devices.cpu_count(),
-        device=place.device,
-        protocol=place.protocol,
-        allow_code=place.allow_code,
-        store=place.store,
+    where = calibration.Site(
+        cores=options.cores or devices.cpu_count(),
+        device=options.device,
+        protocol=options.protocol,
+        allow_code=options.allow_code,
+        store=options.store,
     )
     server = calibration.measure(name, variant, where, step)
     profile = f"measured now on {devices.describe()}"
     return server, {
         "model": name,
         "profile": profile,
-        "overhead": f"measured, {place.protocol}",
+        "overhead": f"measured, {options.protocol}",
         "notes": where.notes(),
     }
 
 
-def _recorded(name: str, variant: Variant, place: Place, overhead: str) -> tuple[Server, dict[str, Any]]:
+def _recorded(name: str, variant: Variant, options: _Replica, overhead: str) -> tuple[Server, dict[str, Any]]:
     """Return a replica by the archive's record, and the fields of a source."""
     from ingot.capacity import recorded
     from ingot.capacity.simulation import Overhead
@@ -167,8 +171,8 @@ def _recorded(name: str, variant: Variant, place: Place, overhead: str) -> tuple
     if overhead:
         time, origin = Overhead(request=_overhead(overhead)), "as given"
     else:
-        time, origin = recorded.OVERHEADS[place.protocol], f"a constant for small requests, {place.protocol}"
-    server, notes = recorded.recorded(variant, device=place.device, cores=place.cores, overhead=time)
+        time, origin = recorded.OVERHEADS[options.protocol], f"a constant for small requests, {options.protocol}"
+    server, notes = recorded.recorded(variant, device=options.device, cores=options.cores, overhead=time)
     profile = f"recorded on {variant.serving.evidence.machine}"
     return server, {"model": name, "profile": profile, "overhead": origin, "notes": notes}
 
