@@ -49,7 +49,7 @@ test-matrix: $(INSTALLED) tools
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'matrix and not long' $(ARGS)
 
 test-long: $(INSTALLED) tools
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[helm]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[helm,ray]'
 	@$(BIN)/pytest -m long $(ARGS)
 
 fuzz: $(INSTALLED)

@@ -69,10 +69,11 @@ def test_imports_go_down() -> None:
     assert wrong == []
 
 
-def test_only_the_command_line_and_the_load_generator_import_the_server() -> None:
+def test_only_the_command_line_the_load_generator_and_deployments_import_the_server() -> None:
     assert {folder(module) for module in INSIDE for name in imports(module) if name.startswith("ingot.server")} == {
         "bench",
         "cli",
+        "deploy",
         "server",
     }
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,8 +18,6 @@ from ingot.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from ingot.deploy.plan import Served
-    from ingot.model_store import Reference, Store
-    from ingot.model_store.places import Located
 
 # As ingot.deploy.kserve.Storage, which imports more than --help needs.
 Storage = Literal["registry", "modelcar", "native"]
@@ -74,17 +71,18 @@ def _plan(
     **settings: Any,
 ) -> Any:
     """Return the :class:`~ingot.deploy.plan.Plan` of the options; its type would be imported for --help."""
-    from ingot.deploy.plan import Plan
+    from ingot.deploy.models import resolve
+    from ingot.deploy.plan import Plan, parse_range
 
     config, variables = _settings(settings, secret)
-    found = _models(models, registry, store)
+    found = resolve(models, registry, store)
     return Plan(
         name=name or _name(found),
         models=found,
         image=image,
         settings=config,
         environment=variables,
-        replicas=_range(replicas),
+        replicas=parse_range(replicas),
         cpu=cpu,
         gpus=gpus,
         secret=secret,
@@ -162,22 +160,97 @@ def kserve(
     The options of ingot serve become variables of the container.
     """
     from ingot.deploy import kserve
-    from ingot.deploy.plan import Plan
+    from ingot.deploy.models import resolve
+    from ingot.deploy.plan import Plan, parse_range
 
     config, variables = _settings(settings, None)
-    found = _models([model], registry, store)
+    found = resolve([model], registry, store)
     plan = Plan(
         name=name or _name(found),
         models=found,
         image=image,
         settings=config,
         environment=variables,
-        replicas=_range(replicas),
+        replicas=parse_range(replicas),
         cpu=cpu,
         gpus=gpus,
         pull_secret=pull_secret,
     )
     _write(kserve.objects(plan, storage, model_image), output)
+
+
+@deploy.command()
+@with_settings
+def ray(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Archives: oci://host/digits:prod, or digits:prod of the store; NAME=SOURCE serves one under another "
+            "name, and #fp32 that variant. An alias is followed, a version is served by its digest."
+        ),
+    ],
+    run: Annotated[
+        bool,
+        typer.Option("--run", help="Run it on a Ray cluster; return when it is ready.", show_default="print it"),
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="With --run, the cluster.", show_default="the one that runs on this machine")
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            "--registry",
+            help="Where replicas read archives of the store: oci://host/team.",
+            show_default="the store's folder, which all nodes must see",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The name of application and deployment.", show_default="the first model's")
+    ] = None,
+    replicas: Replicas = "1..8",
+    cpu: Cpu = None,
+    num_gpus: Annotated[float, typer.Option("--num-gpus", help="GPUs of a replica, or a share of one: 0.25.")] = 0,
+    route_prefix: Annotated[str, typer.Option(help="The path in front of /v2.")] = "/",
+    output: Output = None,
+    store: StoreOption = None,
+    **settings: Any,
+) -> None:
+    """Print a configuration of Ray Serve, for serve deploy; or run it on a Ray cluster.
+
+    The options of ingot serve are those of the replicas.
+    """
+    from ingot.deploy.ray import require_ray
+    from ingot.deploy.ray.plan import Plan
+
+    if run:
+        require_ray()
+    elif address is not None:
+        raise InvalidArgument("--address is of --run, which runs the application there")
+    plan = Plan.of(
+        models,
+        name=name,
+        replicas=replicas,
+        cpu=cpu,
+        gpus=num_gpus,
+        route_prefix=route_prefix,
+        registry=registry,
+        store=store,
+        settings=chosen(settings),
+        options=True,
+    )
+    if plan.store is not None:
+        note(f"replicas read {plan.store}, which all nodes of the cluster must see; or name a registry (--registry)")
+    if not run:
+        _write([plan.document()], output)
+        return
+    from ingot.deploy.ray import applications
+
+    if lacking := applications.connect(plan, address):
+        note(f"the replicas need {lacking}; waiting for more nodes. Ctrl-C ends the wait, not the application")
+    applications.run(plan)
+    http, grpc = plan.config.http_port, plan.config.grpc_port
+    print(f"ready: http://{plan.config.host}:{http}{plan.route_prefix.rstrip('/')} grpc://127.0.0.1:{grpc}")
+    note("stop it with serve shutdown, or in Python serve.delete")
 
 
 def _settings(settings: dict[str, Any], secret: str | None) -> tuple[ServerConfig, dict[str, str]]:
@@ -212,86 +285,19 @@ def _settings(settings: dict[str, Any], secret: str | None) -> tuple[ServerConfi
     return config, variables
 
 
-def _models(texts: Iterable[str], registry: str | None, store: Path | None) -> tuple[Served, ...]:
-    from ingot.model_store import Store
-
-    here = Store(store)
-    found = tuple(_model(text, registry, here) for text in texts)
-    names = [model.name for model in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidArgument(f"two models are called '{name}'; rename one: NAME=SOURCE")
-    return found
-
-
-def _model(text: str, registry: str | None, store: Store) -> Served:
-    from ingot.deploy.plan import Served
-    from ingot.model_store import Reference
-    from ingot.model_store.places import locate
-    from ingot.model_store.references import written_name
-
-    name, _, source = text.rpartition("=")
-    located = locate(source, store)
-    if located.reference is None:
-        raise InvalidArgument(f"pods cannot read the file {source}; push it: ingot push {source} oci://HOST/NAME:TAG")
-    archive, found = located.find()
-    reference = dataclasses.replace(found, tag=_version(located, found, source), variant=located.variant)
-    if reference.registry is None:
-        if registry is None:
-            raise InvalidArgument(
-                f"pods cannot read the store of this machine; push the archive (ingot push {source} "
-                f"oci://HOST/{source}), and name that or its place with --registry"
-            )
-        base = Reference.parse(f"{registry.rstrip('/')}/{reference.name}")
-        if base.registry is None:
-            raise InvalidArgument(f"--registry {registry} is not the address of a registry; write oci://host/team")
-        reference = dataclasses.replace(base, tag=reference.tag, variant=reference.variant)
-    return Served.of(name or written_name(str(reference)).rpartition("/")[2], reference, archive)
-
-
-def _version(located: Located, found: Reference, source: str) -> str:
-    """Return the version of an archive: pods that start after an alias has moved find it by that.
-
-    Raises:
-        InvalidArgument: it has none.
-    """
-    from ingot.model_store.references import is_version
-
-    if found.tag is not None and is_version(found.tag):
-        return found.tag
-    tags = located.place.tags(found.name) if located.place is not None else {}
-    versions = [tag for tag, digest in tags.items() if digest == found.digest and is_version(tag)]
-    if not versions:
-        raise InvalidArgument(
-            f"'{source}' has no version, so that pods could not find it once its alias has moved; "
-            f"ingot promote {source} 1 gives it one"
-        )
-    return versions[0]
-
-
 def _name(models: tuple[Served, ...]) -> str:
     from ingot.deploy.plan import object_name
 
     return object_name(models[0].name)
 
 
-def _range(text: str) -> tuple[int, int]:
-    least, dots, most = text.partition("..")
-    if not (least.isdecimal() and (most.isdecimal() or not dots)):
-        raise InvalidArgument(f"--replicas '{text}' is not a number or a range; write 4 or 2..8")
-    found = int(least), int(most or least)
-    if not 1 <= found[0] <= found[1]:
-        raise InvalidArgument(f"--replicas {text}: the least must be at least 1 and at most the most")
-    return found
-
-
-def _write(objects: list[dict[str, Any]], output: Path | None) -> None:
+def _write(objects: Sequence[Mapping[str, Any]], output: Path | None) -> None:
     from ingot.deploy.documents import to_yaml
 
     if output is None:
         print(to_yaml(objects), end="")
         return
-    files = {f"{each['kind'].lower()}.yaml": to_yaml([each]) for each in objects}
+    files = {f"{each.get('kind', 'serve').lower()}.yaml": to_yaml([each]) for each in objects}
     _save(files, output)
 
 

@@ -1,0 +1,40 @@
+"""Replicas of Ray Serve whose engines take a fixed time per batch and no processor, so that few cores run many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from ingot.deploy.ray.replica import Ingress
+from ingot.runtime.engine import Engine
+from ingot.runtime.loading import runnable
+from ingot.runtime.loading.loader import load_engine
+from ingot.tensors import Array
+
+SECONDS = 0.2
+"""The duration of an engine call, whatever its batch."""
+
+
+class SleepingReplica(Ingress):
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        patch.object(runnable, "load_engine", _load_sleeping).start()
+        await super().reconfigure(user_config)
+
+
+def _load_sleeping(path: Path, **options: Any) -> Engine:
+    return _Sleeping(load_engine(path, **options))
+
+
+class _Sleeping:
+    def __init__(self, engine: Engine):
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        time.sleep(SECONDS)
+        return self._engine.run(inputs)
