@@ -67,6 +67,14 @@ def _plan(
     secret: Secret = None,
     pull_secret: PullSecret = None,
     monitoring: Annotated[str, typer.Option(help="The namespace of Prometheus.")] = "monitoring",
+    node_store: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of the nodes, such as /var/lib/ingot, that their pods share as their store; archives are "
+            "pulled there on each node.",
+            show_default="each pod has its own",
+        ),
+    ] = None,
     store: StoreOption = None,
     **settings: Any,
 ) -> Any:
@@ -88,6 +96,7 @@ def _plan(
         secret=secret,
         pull_secret=pull_secret,
         monitoring=monitoring,
+        node_store=_absolute(node_store),
     )
 
 
@@ -283,6 +292,12 @@ def _settings(settings: dict[str, Any], secret: str | None) -> tuple[ServerConfi
             raise InvalidArgument(f"{setting.option} {value} is in a Secret; name it with --secret")
         variables[setting.variable] = setting.shown(value)
     return config, variables
+
+
+def _absolute(folder: str | None) -> str | None:
+    if folder is not None and not (folder.startswith("/") and folder.strip("/")):
+        raise InvalidArgument(f"--node-store '{folder}' is not an absolute path of a folder, such as /var/lib/ingot")
+    return folder
 
 
 def _name(models: tuple[Served, ...]) -> str:

@@ -49,7 +49,7 @@ def files(plan: Plan) -> dict[str, str]:
     least, most = plan.replicas
     # An autoscaler is written in any case, as a value may enable it.
     scaled = replace(plan, name=_RELEASE, replicas=(least, max(most, least + 1)))
-    objects = {each["kind"]: each for each in kubernetes.objects(scaled)}
+    objects = {each["kind"]: each for each in kubernetes.objects(scaled) if each["kind"] != "DaemonSet"}
     values = _move_values(objects, plan)
     written = {f"templates/{kind.lower()}.yaml": _template(kind, each) for kind, each in objects.items()}
     variables = kubernetes.environment(scaled, **kubernetes.credentials(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ingot.deploy.documents import comment
@@ -15,7 +16,9 @@ _ACCESS, _CREDENTIALS = "/access", "/credentials"
 def objects(plan: Plan) -> list[dict[str, Any]]:
     """Return the objects of a plan, in the order in which they are best created."""
     scaled = [_autoscaler(plan)] if plan.replicas[0] < plan.replicas[1] else []
-    return [_network_policy(plan), _service(plan), _deployment(plan), _budget(plan), *scaled, _monitor(plan)]
+    prefetch = [_prefetch(plan)] if plan.node_store else []
+    made = _network_policy(plan), *prefetch, _service(plan), _deployment(plan), _budget(plan), *scaled, _monitor(plan)
+    return list(made)
 
 
 def environment(plan: Plan, **more: str) -> list[dict[str, Any]]:
@@ -115,21 +118,11 @@ def _deployment(plan: Plan) -> dict[str, Any]:
 
 
 def _pod(plan: Plan) -> dict[str, Any]:
-    pull = {"imagePullSecrets": [{"name": plan.pull_secret}]} if plan.pull_secret else {}
     wait = f"{plan.pre_stop} s preStop, {plan.settings.ready_delay:g} s ready-delay"
     return {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        **pull,
+        **_pod_defaults(plan),
         **comment(f"{wait}, {plan.settings.drain_timeout:g} s drain-timeout, and some to end"),
         "terminationGracePeriodSeconds": plan.grace,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -143,12 +136,62 @@ def _pod(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _container(plan: Plan) -> dict[str, Any]:
-    mounts = [{"name": "store", "mountPath": "/models"}, {"name": "scratch", "mountPath": "/tmp"}]
+def _pod_defaults(plan: Plan) -> dict[str, Any]:
+    pull = {"imagePullSecrets": [{"name": plan.pull_secret}]} if plan.pull_secret else {}
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        **pull,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def _prefetch(plan: Plan) -> dict[str, Any]:
+    """Return what pulls the archives into the store of each node before a pod of the server needs them."""
+    labels = {**_labels(plan), "app.kubernetes.io/name": "ingot-prefetch"}  # not those that the Service selects
+    shared = {
+        "image": plan.image,
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": restricted(),
+    }
+    pulls = [
+        {
+            "name": f"pull-{number}",
+            "args": ["pull", str(replace(model.reference, variant=None))],
+            "env": environment(plan, **credentials(plan)),
+            "volumeMounts": _mounts(plan),
+            **shared,
+        }
+        for number, model in enumerate(plan.models)
+    ]
+    pod = {
+        **_pod_defaults(plan),
+        "initContainers": pulls,
+        "containers": [{"name": "idle", "command": ["sleep", "infinity"], **shared}],
+        "volumes": _volumes(plan),
+    }
+    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
+    found = _object("apps/v1", "DaemonSet", plan, spec)
+    found["metadata"] = {"name": f"{plan.name}-prefetch", "labels": labels}
+    return found
+
+
+def _mounts(plan: Plan) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [{"name": "store", "mountPath": "/models"}, {"name": "scratch", "mountPath": "/tmp"}]
     if plan.secret:
-        mounts.append({"name": "access", "mountPath": _ACCESS, "readOnly": True})  # type: ignore[dict-item]
+        mounts.append({"name": "access", "mountPath": _ACCESS, "readOnly": True})
     if plan.pull_secret:
-        mounts.append({"name": "credentials", "mountPath": _CREDENTIALS, "readOnly": True})  # type: ignore[dict-item]
+        mounts.append({"name": "credentials", "mountPath": _CREDENTIALS, "readOnly": True})
+    return mounts
+
+
+def _container(plan: Plan) -> dict[str, Any]:
     return {
         "name": "server",
         "image": plan.image,
@@ -159,7 +202,7 @@ def _container(plan: Plan) -> dict[str, Any]:
         **probes(plan),
         **_lifecycle(plan),
         "securityContext": restricted(),
-        "volumeMounts": mounts,
+        "volumeMounts": _mounts(plan),
     }
 
 
@@ -176,8 +219,13 @@ def _lifecycle(plan: Plan) -> dict[str, Any]:
 
 
 def _volumes(plan: Plan) -> list[dict[str, Any]]:
+    store = (
+        {"hostPath": {"path": plan.node_store, "type": "Directory"}}
+        if plan.node_store
+        else {"emptyDir": {"sizeLimit": _mebibytes(plan.store_limit)}}
+    )
     found: list[dict[str, Any]] = [
-        {"name": "store", "emptyDir": {"sizeLimit": _mebibytes(plan.store_limit)}},
+        {"name": "store", **store},
         {"name": "scratch", "emptyDir": {}},
     ]
     if plan.secret:

@@ -155,6 +155,7 @@ class Plan:
         secret: the Secret with certificates and keys, mounted at ``/access``.
         pull_secret: the Secret with the registry's credentials.
         monitoring: the namespace of Prometheus.
+        node_store: a folder of each node, which its pods share as their store; None for a store of each pod.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Plan:
     secret: str | None = None
     pull_secret: str | None = None
     monitoring: str = "monitoring"
+    node_store: str | None = None
 
     def __post_init__(self) -> None:
         if re.fullmatch(r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?", self.name) is None:

@@ -20,7 +20,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Reference
 from ingot.server.config import ServerConfig
 from tests.deploy.conftest import IMAGE, Deploy
-from tests.support import ROOT, RunIngot, refused
+from tests.support import ROOT, RunIngot, refused, succeeded
 
 KINDS = [
     *("NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget"),
@@ -129,9 +129,27 @@ def test_files_are_the_text_and_comments_explain_the_values(run_ingot: RunIngot,
         assert sorted(each.read_text() for each in folder.iterdir()) == sorted(text.split("---\n"))
 
 
+def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
+    deploy: Deploy, run_ingot: RunIngot, pushed: str, tmp_path: Path
+) -> None:
+    objects = deploy("k8s", f"{pushed}#fp32", "--node-store", "/var/lib/ingot", "--pull-secret", "pull")
+    pods = {kind: objects[kind]["spec"]["template"] for kind in ("Deployment", "DaemonSet")}
+    stores = [each for pod in pods.values() for each in pod["spec"]["volumes"] if each["name"] == "store"]
+    assert stores == [{"name": "store", "hostPath": {"path": "/var/lib/ingot", "type": "Directory"}}] * 2
+    selected = objects["Service"]["spec"]["selector"].items()
+    assert [selected <= pod["metadata"]["labels"].items() for pod in pods.values()] == [True, False]
+    # The server finds what the command has pulled, under whatever name.
+    [pull] = pods["DaemonSet"]["spec"]["initContainers"]
+    assert container(objects)["args"][1].partition("=")[2] == f"{pull['args'][1]}#fp32"
+    succeeded(run_ingot(*pull["args"]))
+    digest = container(objects)["args"][1].partition("@")[2].partition("#")[0]
+    assert digest in succeeded(run_ingot("list"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["PUSHED", "--node-store", "here"], "absolute path"),
         (["digits:1"], "--registry"),
         (["./digits.ingot"], "ingot push ./digits.ingot oci://HOST/NAME:TAG"),
         (["PUSHED", "PUSHED"], "two models are called 'digits'"),
