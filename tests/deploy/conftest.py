@@ -1,16 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import kubernetes_validate
 import pytest
 import yaml
 
 from ingot.model_store import Archive, Reference
 from ingot.model_store.registry import Registry
-from tests.support import RunIngot, succeeded
+from tests.support import ROOT, RunIngot, succeeded
 
 # The oldest release with preStop.sleep on by default is 1.30.
 RELEASES = ("1.30", kubernetes_validate.latest_version())
@@ -54,3 +63,65 @@ def check(objects: list[Mapping[str, Any]]) -> None:
 @pytest.fixture
 def deploy(run_ingot: RunIngot) -> Deploy:
     return Deploy(run_ingot)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def run_container(container: Mapping[str, Any], folders: Mapping[str, Path], grace: float) -> Iterator[str]:
+    """Run a container's command in the pod digits-0 as a kubelet does: its arguments, variables, probes and signals.
+
+    Args:
+        container: of a manifest whose ports are free on this machine.
+        folders: what takes the place of its mounts; they are made.
+        grace: seconds in which it must end after SIGTERM.
+
+    Yields:
+        Its URL, once it is started, ready and alive.
+    """
+
+    def here(text: str) -> str:
+        return re.sub("|".join(folders), lambda found: str(folders[found[0]]), text)
+
+    for folder in folders.values():
+        folder.mkdir(exist_ok=True)
+    variables = {each["name"]: here(each.get("value", "digits-0")) for each in container["env"]}
+    variables |= {"INGOT_HOST": "127.0.0.1", "TMPDIR": str(folders["/tmp"]), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ingot", *map(here, container["args"])]
+    url = f"http://127.0.0.1:{container['ports'][0]['containerPort']}"
+    environment = {"PATH": os.environ["PATH"], **variables}
+    with subprocess.Popen(command, env=environment, cwd=folders["/tmp"]) as process:
+        try:
+            assert _reached(True, url, container["startupProbe"])
+            assert _answers(url, container["readinessProbe"])
+            assert _answers(url, container["livenessProbe"])
+            yield url
+            process.send_signal(signal.SIGTERM)
+            assert _reached(False, url, container["readinessProbe"])
+            assert _answers(
+                url, {**container["readinessProbe"], "httpGet": {"path": "/v2/models/digits", "port": "http"}}
+            )
+            assert process.wait(grace) == 0
+        finally:
+            process.kill()
+
+
+def _reached(wanted: bool, url: str, probe: Mapping[str, Any]) -> bool:
+    for _ in range(3000):
+        if _answers(url, probe) is wanted:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _answers(url: str, probe: Mapping[str, Any]) -> bool:
+    get = probe["httpGet"]
+    assert get["port"] == "http"
+    try:
+        response = httpx.get(url + get["path"], timeout=probe["timeoutSeconds"], trust_env=False)
+    except httpx.TransportError:
+        return False
+    return 200 <= response.status_code < 400

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import kubernetes_validate.utils
 import pytest
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from tests.deploy.conftest import IMAGE, RELEASES, Deploy
+from tests.deploy.conftest import IMAGE, RELEASES, Deploy, free_port, run_container
 from tests.support import ROOT, RunIngot, refused, succeeded
 
 SCHEMA = json.loads(Path(__file__).with_name("kserve.schema.json").read_text())
@@ -95,3 +97,19 @@ def test_the_initializer_pulls_the_archive_that_is_served(
     there = models / Path(path).relative_to("/mnt/models")
     shown = json.loads(succeeded(run_ingot("inspect", there, "--json")))
     assert uri.endswith(shown["digest"])
+
+
+def test_the_runtimes_command_passes_the_probes_and_ends_within_the_grace_period(
+    deploy: Deploy, pushed: str, digits_archive: Path, tmp_path: Path
+) -> None:
+    """Its command with the name that KServe puts into it, and the archive where an image or the initializer has it."""
+    ports = ("--http-port", str(free_port()), "--grpc-port", str(free_port()))
+    objects = deploy("kserve", pushed, *ports, "--ready-delay", "1s")
+    [container] = objects["ServingRuntime"]["spec"]["containers"]
+    container["args"] = [each.replace("{{.Name}}", "digits") for each in container["args"]]
+    folders = {"/mnt/models": tmp_path / "models", "/tmp": tmp_path / "scratch"}
+    folders["/mnt/models"].mkdir()
+    shutil.copy(digits_archive, folders["/mnt/models"] / "model.ingot")
+    grace = objects["InferenceService"]["spec"]["predictor"]["terminationGracePeriodSeconds"]
+    with run_container(container, folders, grace) as url:
+        assert httpx.get(f"{url}/v2/models/digits/ready", trust_env=False).status_code == 200

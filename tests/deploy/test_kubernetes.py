@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +13,8 @@ from ingot.deploy.plan import Plan, Served, object_name
 from ingot.errors import InvalidArgument
 from ingot.model_store import Reference
 from ingot.server.config import ServerConfig
-from tests.deploy.conftest import IMAGE, Deploy
-from tests.support import ROOT, RunIngot, refused, succeeded
+from tests.deploy.conftest import IMAGE, Deploy, free_port, run_container
+from tests.support import RunIngot, refused, succeeded
 
 KINDS = [
     *("NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget"),
@@ -209,59 +203,15 @@ def test_names_of_objects() -> None:
         Plan(name="2nd", models=(), image="", settings=ServerConfig(), environment={})
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def test_the_containers_command_passes_the_probes_and_ends_within_the_grace_period(
     deploy: Deploy, pushed: str, tmp_path: Path
 ) -> None:
-    """The manifest's arguments, variables, probes and signals as a kubelet uses them, with other folders."""
-    http, grpc = str(free_port()), str(free_port())
-    objects = deploy("k8s", pushed, "--http-port", http, "--grpc-port", grpc, "--ready-delay", "1s")
-    found = variables(objects)
-    mounts = {each["mountPath"]: tmp_path / each["name"] for each in container(objects)["volumeMounts"]}
-    for folder in mounts.values():
-        folder.mkdir()
-    found |= {"INGOT_HOST": "127.0.0.1", "INGOT_HOME": str(mounts["/models"]), "TMPDIR": str(mounts["/tmp"])}
-    kept = {name: os.environ[name] for name in ("PATH",)}
-    command = [sys.executable, "-m", "ingot", *container(objects)["args"]]
-    url = f"http://127.0.0.1:{http}"
-    with subprocess.Popen(command, env={**kept, "PYTHONPATH": str(ROOT), **found}, cwd=tmp_path) as process:
-        try:
-            startup = container(objects)["startupProbe"]
-            assert reached(True, url, startup)
-            assert answers(url, container(objects)["readinessProbe"])
-            assert answers(url, container(objects)["livenessProbe"])
-            metrics = httpx.get(url + objects["ServiceMonitor"]["spec"]["endpoints"][0]["path"], trust_env=False).text
-            metric = objects["HorizontalPodAutoscaler"]["spec"]["metrics"][0]["pods"]["metric"]
-            assert (
-                f'{metric["name"]}{{model="{metric["selector"]["matchLabels"]["model"]}",version="1"}} 0.0' in metrics
-            )
-            assert 'replica="digits-0"' in metrics
-            process.send_signal(signal.SIGTERM)
-            assert reached(False, url, container(objects)["readinessProbe"])
-            assert httpx.get(f"{url}/v2/models/digits", trust_env=False).status_code == 200
-            grace = objects["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-            assert process.wait(grace) == 0
-        finally:
-            process.kill()
-
-
-def reached(wanted: bool, url: str, probe: dict[str, Any]) -> bool:
-    for _ in range(3000):
-        if answers(url, probe) is wanted:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def answers(url: str, probe: dict[str, Any]) -> bool:
-    get = probe["httpGet"]
-    assert get["port"] == "http"
-    try:
-        response = httpx.get(url + get["path"], timeout=probe["timeoutSeconds"], trust_env=False)
-    except httpx.TransportError:
-        return False
-    return 200 <= response.status_code < 400
+    ports = ("--http-port", str(free_port()), "--grpc-port", str(free_port()))
+    objects = deploy("k8s", pushed, *ports, "--ready-delay", "1s")
+    grace = objects["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    folders = {each["mountPath"]: tmp_path / each["name"] for each in container(objects)["volumeMounts"]}
+    with run_container(container(objects), folders, grace) as url:
+        metrics = httpx.get(url + objects["ServiceMonitor"]["spec"]["endpoints"][0]["path"], trust_env=False).text
+        metric = objects["HorizontalPodAutoscaler"]["spec"]["metrics"][0]["pods"]["metric"]
+        assert f'{metric["name"]}{{model="{metric["selector"]["matchLabels"]["model"]}",version="1"}} 0.0' in metrics
+        assert 'replica="digits-0"' in metrics
