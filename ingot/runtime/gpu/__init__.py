@@ -1,0 +1,1 @@
+"""GPUs: streams, events and memory of a device, and the pipeline that keeps it busy. Start in pipeline.py."""

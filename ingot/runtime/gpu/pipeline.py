@@ -1,0 +1,192 @@
+"""Several batches in flight on a GPU, so that one is copied in while another is computed and a third is copied out.
+
+Three streams of the device run one kind of work each, in the order in which batches were launched. Events order the
+three steps of a batch, and only its own thread waits for its end::
+
+    copy in      1 2 3 4          a batch's copy may begin while earlier batches are computed
+    compute        1 2 3 4        waits for the event after the batch's copy in
+    copy out         1 2 3 4      waits for the event after the batch's computation
+
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from ingot.errors import IngotError
+from ingot.runtime.gpu.device import Device
+from ingot.runtime.gpu.pinned import PinnedPool
+from ingot.tensors import Array, DType
+
+POOL_LIMIT = 1 << 30
+"""Most bytes of pinned memory of one pipeline."""
+
+# Bytes by which addresses of inputs are aligned: no kernel expects more.
+_ALIGNED = 256
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """An output that work in the compute stream writes to the device's memory.
+
+    ``owner`` keeps that memory: it is free for other work in the compute stream as soon as nothing refers to the owner.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: DType
+    owner: object
+
+
+Launch = Callable[[Mapping[str, Array], Mapping[str, int]], Sequence[OnDevice | Array]]
+"""Enqueues a batch's computation in the compute stream without waiting for it, and returns the outputs.
+
+It receives the inputs and the addresses of those that are copied to the device. An output that is an array is complete
+already. One batch is launched at a time.
+"""
+
+
+class Pipeline:
+    """The streams, events and pinned memory that the lanes of one engine share; call :meth:`close` after the lanes'.
+
+    Args:
+        device: where batches are computed.
+        limit: most bytes of pinned memory for inputs and outputs, replies that are being sent included.
+    """
+
+    def __init__(self, device: Device, limit: int = POOL_LIMIT):
+        self.device = device
+        self.pool = PinnedPool(device, limit)
+        self.copy_in, self.compute, self.copy_out = (device.stream() for _ in range(3))
+        self.order = Lock()
+
+    @property
+    def streams(self) -> tuple[int, int, int]:
+        """Those for copies in, for computation and for copies out."""
+        return self.copy_in, self.compute, self.copy_out
+
+    def close(self) -> None:
+        """Return the memory to the device and the system; pinned memory of outputs when nothing refers to them."""
+        self.pool.close()
+        with contextlib.suppress(IngotError):  # the device has failed, and its memory is lost
+            for stream in self.streams:
+                self.device.close_stream(stream)
+
+
+class Lane:
+    """One of the batches that a pipeline has in flight, with its place in the device's memory.
+
+    :meth:`start` and :meth:`finish` alternate, in one thread at a time.
+
+    Args:
+        pipeline: shared with the other lanes.
+        launch: enqueues the computation.
+        copied: names of the inputs that are copied to the device.
+    """
+
+    def __init__(self, pipeline: Pipeline, launch: Launch, copied: Sequence[str]):
+        self._pipeline = pipeline
+        self._device = device = pipeline.device
+        self._launch = launch
+        self._copied = copied
+        self._events = [device.event() for _ in range(3)]
+        self._block, self._size = 0, 0
+        self._inputs: Mapping[str, Array] = {}
+        self._outputs: Sequence[OnDevice | Array] = ()
+        self._results: list[Array] = []
+
+    def run(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Compute a batch; see :meth:`start`."""
+        self.start(inputs)
+        return self.finish()
+
+    def start(self, inputs: Mapping[str, Array]) -> None:
+        """Enqueue a batch: copies in, computation and copies out.
+
+        Args:
+            inputs: an array for each; they must not change until :meth:`finish` returns. Those that are not pinned
+                are copied to pinned memory first.
+
+        Raises:
+            TooLarge: the device has not enough memory for it. Later batches are not affected.
+            EngineLost: the device has failed.
+            Exception: errors of the launch.
+        """
+        pipeline, device = self._pipeline, self._device
+        copied, computed, done = self._events
+        self._inputs = {**inputs, **{name: pipeline.pool.placed(inputs[name]) for name in self._copied}}
+        try:
+            addresses = self._copy_in()
+            device.record(copied, pipeline.copy_in)
+            with pipeline.order:
+                device.wait(pipeline.compute, copied)
+                self._outputs = self._launch(self._inputs, addresses)
+                device.record(computed, pipeline.compute)
+                device.wait(pipeline.copy_out, computed)
+                self._results = [self._copy_out(output) for output in self._outputs]
+                device.record(done, pipeline.copy_out)
+        except BaseException:  # whatever ends the launch, its work still uses the memory
+            self._settle()
+            raise
+
+    def finish(self) -> list[Array]:
+        """Wait for the batch of :meth:`start`, and return its outputs in the order of the launch.
+
+        Raises:
+            EngineLost: the device has failed.
+        """
+        self._device.synchronize(self._events[2])
+        results, self._results = self._results, []
+        self._inputs, self._outputs = {}, ()
+        return results
+
+    def close(self) -> None:
+        """Free the lane's memory of the device; no batch may be in flight."""
+        with contextlib.suppress(IngotError):  # the device has failed, and its memory is lost
+            self._free()
+            for event in self._events:
+                self._device.close_event(event)
+
+    def _copy_in(self) -> dict[str, int]:
+        """Enqueue the copies of inputs, and return their addresses on the device."""
+        offsets, size = {}, 0
+        for name in self._copied:
+            offsets[name] = size
+            size += -(-self._inputs[name].nbytes // _ALIGNED) * _ALIGNED
+        if size > self._size:
+            self._free()
+            block = 1 << (size - 1).bit_length()
+            self._block, self._size = self._device.allocate(block, self._pipeline.copy_in), block
+        addresses = {name: self._block + offset for name, offset in offsets.items()}
+        for name, address in addresses.items():
+            array = self._inputs[name]
+            if array.nbytes:
+                self._device.copy_in(address, array.ctypes.data, array.nbytes, self._pipeline.copy_in)
+        return addresses
+
+    def _copy_out(self, output: OnDevice | Array) -> Array:
+        """Enqueue the copy of an output, and return the array that it will be in."""
+        if not isinstance(output, OnDevice):
+            return output
+        array = self._pipeline.pool.empty(output.shape, output.dtype.numpy)
+        if array.nbytes:
+            self._device.copy_out(array.ctypes.data, output.address, array.nbytes, self._pipeline.copy_out)
+        return array
+
+    def _settle(self) -> None:
+        """Wait for what a batch that failed has enqueued, since its memory is used again."""
+        with contextlib.suppress(IngotError):  # the device has failed, and uses no memory any more
+            for event, stream in zip(self._events, self._pipeline.streams, strict=True):
+                self._device.record(event, stream)
+            for event in self._events:
+                self._device.synchronize(event)
+        self._inputs, self._outputs, self._results = {}, (), []
+
+    def _free(self) -> None:
+        # The lane's last batch is finished, so nothing but work of the copy stream can use the block.
+        if self._block:
+            self._device.free(self._block, self._pipeline.copy_in)
+        self._block, self._size = 0, 0
