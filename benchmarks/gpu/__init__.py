@@ -1,1 +1,1 @@
-"""The gain of pinned memory and of bound inputs and outputs on a GPU."""
+"""The gain of a pipeline on a GPU."""

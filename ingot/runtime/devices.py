@@ -7,6 +7,7 @@ import ctypes
 import math
 import os
 import platform
+import uuid
 from functools import cache
 from pathlib import Path
 
@@ -51,14 +52,39 @@ def has_cuda() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def gpu_memory_used() -> int:
-    """Return the bytes in use on the first GPU, by all processes; 0 without one. Asks NVIDIA's management library."""
-    nvml = _nvml()
-    if nvml is None:
+def gpu_count() -> int:
+    """Return the number of GPUs, or instances of them, that ``CUDA_VISIBLE_DEVICES`` leaves visible."""
+    count = ctypes.c_int(0)
+    if not has_cuda() or ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)):
         return 0
-    device, found = ctypes.c_void_p(), _NvmlMemory()
-    failed = nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
-    return 0 if failed or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(found)) else int(found.used)
+    return count.value
+
+
+def gpu_memory_used() -> int:
+    """Return the bytes in use on the visible GPUs, by all processes; 0 without any."""
+    return sum(0 if found is None else int(found.used) for found in map(_gpu_memory, range(gpu_count())))
+
+
+def roomiest_gpu() -> int:
+    """Return the index of the visible GPU with the most free memory; the first one if that is unknown."""
+    free = [0 if found is None else int(found.free) for found in map(_gpu_memory, range(gpu_count()))]
+    return free.index(max(free)) if free else 0
+
+
+def _gpu_memory(index: int) -> _NvmlMemory | None:
+    """Ask NVIDIA's management library, which numbers all GPUs, for a visible one: by its unique identifier."""
+    nvml = _nvml()
+    if nvml is None or not has_cuda():
+        return None
+    cuda, device, identifier = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(ctypes.byref(identifier), device):
+        return None
+    found, handle = _NvmlMemory(), ctypes.c_void_p()
+    for kind in ("GPU", "MIG"):  # an instance of a GPU has its own identifier and memory
+        name = f"{kind}-{uuid.UUID(bytes=bytes(identifier))}".encode()
+        if nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0:
+            return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) else found
+    return None
 
 
 class _NvmlMemory(ctypes.Structure):
@@ -105,3 +131,14 @@ def describe() -> str:
     except (OSError, StopIteration):
         pass
     return f"{platform.machine()}, {model}, {cpu_count()} cores"
+
+
+def spread(device: str) -> list[str]:
+    """Return the devices that a setting names: ``cuda:0,1`` are ``cuda:0`` and ``cuda:1``."""
+    kind, colon, indices = device.partition(":")
+    return [f"{kind}:{index}" for index in indices.split(",")] if colon else [device]
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of a device: ``cuda`` of ``cuda:1``."""
+    return device.partition(":")[0]

@@ -23,7 +23,7 @@ class Engine(Protocol):
 
     @property
     def device(self) -> str:
-        """The device it runs on: ``cpu`` or ``cuda``."""
+        """The device it runs on: ``cpu``, or a kind and an index, such as ``cuda:0``."""
         ...
 
     @property

@@ -73,7 +73,8 @@ class Model:
 
     ``variant`` is the served variant's name, and ``properties`` describe it and the reason for the choice; both are
     empty until it is chosen, and for a bare file. ``engine_settings`` describe how the engines run. ``number`` is
-    unique in the process. ``size`` is that of the served files in bytes, known as ``variant`` is.
+    unique in the process. ``size`` is that of the served files in bytes, known as ``variant`` is, and
+    ``instances`` the number of copies in memory.
 
     Args:
         name: the served name.
@@ -107,6 +108,7 @@ class Model:
         self.platform = ""
         self.device = ""
         self.size = 0
+        self.instances = 1
         self.variant = ""
         self.properties: Mapping[str, str] = {}
         self.engine_settings: Mapping[str, str] = {}
@@ -272,6 +274,7 @@ class Model:
             self._signature = engines.signature
             engines.open()
             first = engines.engines[0]
+            self.instances = engines.instances
             self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
             if self.device == "cuda":
                 self._metrics.gpus.use()
@@ -327,7 +330,7 @@ class Model:
     def _choose_again(self, runnable: Runnable) -> Choice:
         """Open an engine of the variant that was chosen before, with as many threads."""
         threads = self._settings.threads if self._learned is None else self._learned.threads
-        engine, tested = runnable.start(self._settings.device, threads, self.name)
+        engine, tested = runnable.start(self._settings.devices[0], threads, self.name)
         return Choice(
             runnable,
             engine,

@@ -22,7 +22,9 @@ Isolate = Literal["auto", "all", "none"]
 class Settings:
     """How models are run.
 
-    ``device`` is ``auto``, ``cpu`` or ``cuda``; ``instances`` engines run side by side and share the CPU cores.
+    ``device`` is ``auto``, ``cpu``, ``cuda``, or a kind of device with indices, such as ``cuda:0,1``. On each device,
+    ``instances`` engines run side by side, which share the CPU cores; on a GPU, each has up to ``lanes`` batches in
+    flight. ``engine`` runs graphs of variants that name none, and bare files.
     ``allow_code`` loads variants of formats that can run their author's code.
     ``ort_library`` is a native library of custom operators for ONNX Runtime.
     ``variant_choice`` selects the served variant where none is named, among those that run here: ``measured``, the
@@ -45,6 +47,8 @@ class Settings:
 
     device: str = "auto"
     instances: int = 1
+    lanes: int = 3
+    engine: str = "onnxruntime"
     limits: Limits = field(default_factory=Limits)
     allow_code: bool = False
     ort_library: Path | None = None
@@ -68,6 +72,11 @@ class Settings:
     cache_bytes: int = 0
 
     @property
+    def devices(self) -> list[str]:
+        """The devices over which the engines are spread."""
+        return devices.spread(self.device)
+
+    @property
     def threads(self) -> int:
         """CPU threads per engine call: the configured number, or an instance's share of the cores."""
-        return self.engine_threads or max(1, devices.cpu_count() // self.instances)
+        return self.engine_threads or max(1, devices.cpu_count() // (self.instances * len(self.devices)))

@@ -122,4 +122,4 @@ def _datatype(dtype: DType) -> str:
 
 
 def _kind(described: Mapping[str, Any]) -> str:
-    return "KIND_GPU" if described["device"] == "cuda" else "KIND_CPU"
+    return "KIND_CPU" if described["device"] == "cpu" else "KIND_GPU"

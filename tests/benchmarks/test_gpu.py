@@ -12,11 +12,11 @@ from tests import onnx_models
 def test_it_prints_a_row_for_each_batch_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Runs on the CPU, where binding gains nothing; on a GPU the program is the same."""
+    """Runs on the CPU, where there is no pipeline; on a GPU the program is the same."""
     path = onnx_models.affine(tmp_path)
     arguments = [str(path), "--device", "cpu", "--batches", "1,4", "--seconds", "0.01"]
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
     gpu.main()
     printed = capsys.readouterr().out
     assert printed.count("x \u2502") == 2
-    assert "io_binding off" in printed
+    assert "pipeline off" in printed

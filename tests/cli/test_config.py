@@ -43,7 +43,7 @@ ingot.toml:3: unknown key 'max_qeue'; did you mean max_queue?
 ingot.toml:5: max_delay is 5: write a unit: 5ms or 5s
 ingot.toml:7: name is '-digits': it must be letters, digits, '.', '_' and '-', from a letter or digit
 ingot.toml:8: source is 'other=digits:prod': write name = "other" and source = "digits:prod"
-ingot.toml:9: device is 'gpu': it must be auto, cpu or cuda
+ingot.toml:9: device is 'gpu': it must be auto, cpu, cuda, or cuda:0,1 with the indices of GPUs
 ingot.toml:10: unknown key 'grpc_port' in [[model]]; grpc_port is a setting of the server: write it below [server]
 ingot.toml:11: allow_code is 1: it must be true or false
 ingot.toml:12: the model has no source; add one: source = "digits:1"

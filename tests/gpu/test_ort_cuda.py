@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingot.errors import TooLarge
 from ingot.runtime import devices, load_engine
-from ingot.runtime.engines import pinned
 from ingot.runtime.engines.ort import OrtEngine
-from ingot.tensors import DType
+from ingot.tensors import Array, DType
 from tests import onnx_models
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not devices.has_cuda(), reason="needs an NVIDIA GPU")]
@@ -19,18 +20,43 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not devices.has_cuda(), reason
 def engine_of(path: Path) -> OrtEngine:
     engine = load_engine(path, device="cuda")
     assert isinstance(engine, OrtEngine)
-    assert engine.device == "cuda"
+    assert engine.device.startswith("cuda:")
     return engine
 
 
 def test_inputs_are_allocated_in_pinned_memory(tmp_path: Path) -> None:
     engine = engine_of(onnx_models.affine(tmp_path))
-    assert engine.settings["io_binding"] == "on"
+    assert engine.settings["pipeline"] == "on"
     array = engine.allocate(engine.signature.inputs[0], (4, 3))
-    assert pinned.driver_of_first_gpu() is not None
-    assert array.base is not None
+    assert engine._pipeline is not None
+    assert engine._pipeline.pool.nbytes
+    assert engine._pipeline.pool.placed(array) is array
     array[:] = 2
     assert engine.run({"x": array})["y"].tolist() == [[5, 5, 5]] * 4
+
+
+def test_lanes_in_threads_answer_as_the_cpu(tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    lanes, cpu = engine_of(path).lanes(3), load_engine(path, device="cpu")
+    inputs = [{"x": np.random.default_rng(seed).standard_normal((64, 3)).astype(np.float32)} for seed in range(300)]
+
+    def serve(index: int) -> list[dict[str, Array]]:
+        return [lanes[index].run(feed) for feed in inputs[index::3]]
+
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(serve, range(3)))
+    for number, feed in enumerate(inputs):
+        for name, array in cpu.run(feed).items():
+            np.testing.assert_allclose(answers[number % 3][number // 3][name], array, rtol=1e-5)
+    for lane in lanes:
+        lane.close()
+
+
+def test_a_batch_without_memory_fails_alone(tmp_path: Path) -> None:
+    engine = engine_of(onnx_models.filled(tmp_path))
+    with pytest.raises(TooLarge):
+        engine.run({"n": np.array([1 << 40])})
+    assert engine.run({"n": np.array([3])})["y"].shape == (3,)
 
 
 def test_answers_are_the_cpus_at_any_batch_size(tmp_path: Path) -> None:
@@ -45,6 +71,6 @@ def test_answers_are_the_cpus_at_any_batch_size(tmp_path: Path) -> None:
             np.testing.assert_allclose(answer[name], array, rtol=1e-5)
 
 
-def test_text_and_bfloat16_do_without_binding(tmp_path: Path) -> None:
-    for dtype in (DType.BYTES, DType.BF16):
-        assert engine_of(onnx_models.identity(tmp_path, dtype)).settings["io_binding"] == "off"
+def test_only_text_does_without_a_pipeline(tmp_path: Path) -> None:
+    for dtype, pipeline in ((DType.BYTES, "off"), (DType.BF16, "on")):
+        assert engine_of(onnx_models.identity(tmp_path, dtype)).settings["pipeline"] == pipeline

@@ -126,7 +126,7 @@ def test_settings_other_than_defaults_are_reported(settings: dict[str, Any], tol
         ("http_port", "99999", "is '99999': it must be a whole number, at least 0 and at most 65535"),
         ("record_share", "2", "is '2': it must be a number, over 0 and at most 1"),
         ("allow_code", "perhaps", "is 'perhaps': it must be true or false"),
-        ("device", "gpu", "is 'gpu': it must be auto, cpu or cuda"),
+        ("device", "gpu", "is 'gpu': it must be auto, cpu, cuda, or cuda:0,1 with the indices of GPUs"),
         ("variant_choice", "any", "is 'any': it must be measured or preferred"),
     ],
 )

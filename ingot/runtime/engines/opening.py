@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
-from ingot.errors import ALLOW_CODE, InvalidArgument, Unsupported, missing_package
+from ingot import foreign
+from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
+from ingot.runtime import devices, plugins
 from ingot.runtime.engine import Engine
 
 ENGINES = ("onnxruntime", "openvino")
@@ -44,11 +47,11 @@ def open_engine(
     Args:
         path: the graph, with its external data or parts next to it.
         format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
-        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, ``auto`` for a GPU if there is one, or a plug-in's.
         threads: CPU threads per call; by default one per usable core, or PyTorch's own default.
         allow_code: load formats that can run their author's code: all but ``onnx``.
         ort_library: native library of custom operators, which ONNX Runtime loads for every graph.
-        engine: one of :data:`ENGINES` for a graph of format ``onnx``; other formats have one engine each.
+        engine: one of :data:`ENGINES`, or a plug-in's, for a graph of format ``onnx``; other formats have one each.
         precision: floating-point precision in OpenVINO: ``f32`` or ``bf16``.
         optimized: as for :class:`~ingot.runtime.engines.ort.OrtEngine`.
         packed: as for the same.
@@ -66,13 +69,18 @@ def open_engine(
             return OrtEngine(
                 path, device=device, threads=threads, library=ort_library, optimized=optimized, packed=packed
             )
+        if (plugin := _plugin(engine)) is not None:
+            return plugin(path, device=device, threads=threads)
         return _open_openvino(path, engine, precision, device, threads)
-    if format not in ("aoti", "pt2", "partitioned"):
+    plugin = None if format in ("aoti", "pt2", "partitioned") else _plugin(format)
+    if plugin is None and format not in ("aoti", "pt2", "partitioned"):
         raise Unsupported(f"no engine of this version runs models of format '{format}'")
     if not allow_code:
         raise Unsupported(
             f"a model of format '{format}' can run its author's code; {ALLOW_CODE}, or use a variant of format 'onnx'"
         )
+    if plugin is not None:
+        return plugin(path, device=device, threads=threads)
     if format == "partitioned":
         from ingot.runtime.engines.partitioned import PartitionedEngine
 
@@ -96,15 +104,31 @@ def open_engine(
         raise missing_package("torch", f"running models of format '{format}'", "export") from error
 
 
+def _plugin(name: str) -> Callable[..., Engine] | None:
+    """Return what opens files with another package's engine; None if there is no such engine."""
+    opener = None if name in ENGINES else plugins.find("ingot.engines", name)
+    if opener is None:
+        return None
+
+    def opened(path: Path, *, device: str, threads: int | None) -> Engine:
+        with foreign.reported_as(InvalidArgument, f"the engine '{name}' cannot load {path.name}", keep=IngotError):
+            engine: Engine = opener(path, device=device, threads=threads)
+            return engine
+
+    return opened
+
+
 def _open_openvino(path: Path, engine: str, precision: str, device: str, threads: int | None) -> Engine:
     if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
         raise Unsupported(f"no engine of this version supports precision '{precision}' with '{engine}'")
     if engine != "openvino":
-        raise Unsupported(f"unknown engine '{engine}'; this version has {' and '.join(ENGINES)}")
-    if device not in ("auto", "cpu", "cuda"):
+        raise Unsupported(
+            f"unknown engine '{engine}'; there are {', '.join((*ENGINES, *plugins.names('ingot.engines')))}"
+        )
+    if devices.kind_of(device) not in ("auto", "cpu", "cuda"):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
-    if device == "cuda":
-        raise Unsupported("device 'cuda' is not available: OpenVINO runs models on the CPU only; use cpu or auto")
+    if device not in ("auto", "cpu"):
+        raise Unsupported(f"device '{device}' is not available: OpenVINO runs models on the CPU only; use cpu or auto")
     from ingot.runtime.engines.openvino import OpenVinoEngine
 
     return OpenVinoEngine(path, threads=threads, precision=precision)

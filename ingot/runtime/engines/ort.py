@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import copy
 import logging
 import re
 import time
@@ -12,18 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
+from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime import devices
-from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap, pinned
-from ingot.runtime.engines.ort_binding import Binding
+from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap
+from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane, copied
+from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.runtime.plugins import open_device
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec, dim_name
 
 log = logging.getLogger(__name__)
 
 # Words in kernels' messages that blame the machine's resources.
 _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
-# Those of allocations that failed: of the system's, and by the limit of the arena.
-_NO_MEMORY = re.compile(r"Failed to allocate memory|Available memory of \d+ is smaller|bad_alloc|bad allocation")
+_NO_GPU = "ONNX Runtime could not use the GPU: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
 # Names of the batch dimension in bare .onnx files, which cannot declare it otherwise.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
 
@@ -33,13 +35,13 @@ class OrtEngine:
 
     Args:
         path: the graph, with its external data in the same folder.
-        device: ``cpu``, ``cuda`` or ``auto``.
+        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, or ``auto``.
         threads: CPU threads per call; by default one per core.
         library: a native library of custom operators, whose kernels replace functions of the same names.
         optimized: the graph was written by :func:`.ort_session.save_prepacked`.
         packed: pack weights into the order of the processor's kernels. Without it, the engine is ready at once and
             needs no memory for weights, but batches take 2 to 4 times as long.
-        bound: on a GPU, bind inputs and outputs; see :class:`.ort_binding.Binding`.
+        pipelined: on a GPU, copy inputs and outputs while other batches are computed; see :mod:`..gpu.pipeline`.
 
     Raises:
         InvalidArgument: ONNX Runtime cannot run the file, or ``library`` is not a library of custom operators.
@@ -57,7 +59,7 @@ class OrtEngine:
         library: Path | None = None,
         optimized: bool = False,
         packed: bool = True,
-        bound: bool = True,
+        pipelined: bool = True,
     ):
         ort = ort_session.package()
         options = ort_session.options_of(ort, path, library)
@@ -66,45 +68,53 @@ class OrtEngine:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        shared = device != "cuda" and not (device == "auto" and devices.has_cuda()) and ort_arena.use(options)
+        self.device = ort_session.place_of(ort, device)
+        shared = self.device == "cpu" and ort_arena.use(options)
         self._arena = "shared" if shared else "on"
         self.packed = packed
         self._optimized = optimized
         self._custom = library is not None
+        self._pipeline = _pipeline_of(self.device) if pipelined and self.device != "cpu" else None
         began = time.perf_counter()
-        try:
-            # enable_fallback: on a damaged file ONNX Runtime would print to stdout and retry.
-            providers = ort_session.providers_of(ort, device)
-            self._session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
-            if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
-                log.info("%s: %s", path.name, "; ".join(cut.notes))
-                self._session = ort.InferenceSession(cut.graph, options, providers=providers, enable_fallback=0)
-            self._inputs = tuple(_spec(node) for node in self._session.get_inputs())
-            self._outputs = tuple(_spec(node) for node in self._session.get_outputs())
-        except ort_session.errors_of(ort) as error:
-            raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
+        with contextlib.ExitStack() as on_error:
+            if self._pipeline is not None:
+                on_error.callback(self._pipeline.close)
+            self._open(ort, path, options)
+            if self.device == "cpu" and device not in ("auto", "cpu"):
+                raise Unsupported(f"device '{device}' is not available: {_NO_GPU}")
+            on_error.pop_all()
         self.loaded = time.perf_counter() - began
-        if self.device == "cpu" and devices.has_cuda() and device != "cpu":
-            # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.
-            why = "ONNX Runtime could not use the GPU: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
-            if device == "cuda":
-                raise Unsupported(f"device 'cuda' is not available: {why}")
-            log.warning("serving on the CPU: %s", why)
         self._errors = ort_session.errors_of(ort)
         self._ort = ort
-        self._run_options = ort.RunOptions()
         self._terminated = False
         self._output_names = [spec.name for spec in self._outputs]
         # ONNX Runtime accepts no numpy bfloat16, so such models use OrtValues.
         kinds = {spec.dtype for spec in (*self._inputs, *self._outputs)}
         self._by_value = DType.BF16 in kinds
-        self._binding: Binding | None = None
-        if bound and self.device == "cuda" and not kinds & {DType.BF16, DType.BYTES}:
-            self._binding = Binding(self._session, self._output_names)
+        self._users = [self]  # of the session and the pipeline
+        self._lane: OrtLane | None = None
+        if self._pipeline is not None and self.device != "cpu" and DType.BYTES not in kinds:
+            self._lane = self._new_lane(self._pipeline)
+        self._shrinks = False
+        self._run_options = self._new_options()
+
+    def lanes(self, count: int) -> list[OrtEngine]:
+        """Return engines that share this one's session, this one first: each can have a batch in flight.
+
+        On the CPU there is nothing to overlap, so it is this one alone.
+        """
+        lanes = [self]
+        while self._lane is not None and self._pipeline is not None and len(lanes) < count:
+            other = copy.copy(self)
+            other._lane, other._run_options = self._new_lane(self._pipeline), self._new_options()
+            self._users.append(other)
+            lanes.append(other)
+        return lanes
 
     @property
-    def device(self) -> str:
-        return "cuda" if "CUDAExecutionProvider" in self._session.get_providers() else "cpu"
+    def down(self) -> str:
+        """Why its device has failed for good; empty while it works."""
+        return "" if self._pipeline is None else self._pipeline.device.lost
 
     @property
     def signature(self) -> Signature:
@@ -118,7 +128,7 @@ class OrtEngine:
             "memory_arena": self._arena,
             "graph_optimization": "stored" if self._optimized else "all",
             "packed_weights": "on" if self.packed else "off",
-            "io_binding": "off" if self._binding is None else "on",
+            "pipeline": "off" if self._lane is None else "on",
         }
 
     def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
@@ -126,28 +136,36 @@ class OrtEngine:
 
         On a GPU that is pinned memory, on the CPU ordinary memory.
         """
-        if self._binding is None or spec.dtype is DType.BYTES:
+        if self._lane is None or self._pipeline is None:
             return np.empty(shape, spec.dtype.numpy)
-        return pinned.empty(shape, spec.dtype.numpy)
+        return self._pipeline.pool.empty(shape, spec.dtype.numpy)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         feed = {spec.name: _to_ort(spec, inputs[spec.name]) for spec in self._inputs}
         if self._terminated:  # an earlier call: its options would end this one too
-            self._terminated, self._run_options = False, self._ort.RunOptions()
+            self._terminated, self._run_options = False, self._new_options()
         options = self._run_options
         try:
             outputs = self._call(feed, options)
         except self._errors as error:
             if options.terminate:
                 raise EngineTimeout("the engine call was ended") from error
+            if self.down:
+                raise EngineLost(f"the device {self.device} failed: {self.down}") from error
             failure = _run_error(self._ort, error, own=not self._custom)
-            if not (isinstance(failure, TooLarge) and ort_arena.give_back()):
+            if not isinstance(failure, TooLarge) or not self._give_back():
                 raise failure from error
             # There may have been enough memory in regions of the arena that were too small.
             try:
                 outputs = self._call(feed, options)
             except self._errors:
                 raise failure from error
+        except TooLarge:  # for the inputs
+            self._give_back()
+            raise
+        if self._shrinks:
+            self._shrinks = False
+            self._run_options = self._new_options()
         return {spec.name: _from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
 
     def terminate(self) -> None:
@@ -158,12 +176,60 @@ class OrtEngine:
         options.terminate = True
 
     def close(self) -> None:
-        self._binding = None
+        if self._lane is not None:
+            self._lane.close()
+        self._lane = None
         del self._session
+        self._users.remove(self)
+        if self._pipeline is not None and not self._users:
+            self._pipeline.close()  # after the session, whose kernels are in its streams
+
+    def _give_back(self) -> bool:
+        """Return unused memory of the arena; on a GPU, the next call does that. Return whether it is done."""
+        if self._lane is None:
+            return ort_arena.give_back()
+        self._shrinks = True
+        self._run_options = self._new_options()
+        return False
+
+    def _open(self, ort: Any, path: Path, options: Any) -> None:
+        """Open the session.
+
+        Raises:
+            InvalidArgument: ONNX Runtime cannot run the file.
+        """
+        try:
+            # enable_fallback: on a damaged file ONNX Runtime would print to stdout and retry.
+            providers = ort_session.providers_of(ort, self.device, self._pipeline)
+            self._session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+            if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
+                log.info("%s: %s", path.name, "; ".join(cut.notes))
+                self._session = ort.InferenceSession(cut.graph, options, providers=providers, enable_fallback=0)
+            self._inputs = tuple(_spec(node) for node in self._session.get_inputs())
+            self._outputs = tuple(_spec(node) for node in self._session.get_outputs())
+        except ort_session.errors_of(ort) as error:
+            raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
+        if len(self._session.get_providers()) < len(providers):
+            # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.
+            log.warning("serving on the CPU: %s", _NO_GPU)
+            self.device = "cpu"
+
+    def _new_lane(self, pipeline: Pipeline) -> OrtLane:
+        place = devices.kind_of(self.device), int(self.device.partition(":")[2] or 0)
+        return OrtLane(self._session, pipeline, self._inputs, self._outputs, place)
+
+    def _new_options(self) -> Any:
+        """Return the options of a run; after one without memory, the arena then returns what it does not use."""
+        options = self._ort.RunOptions()
+        if self._lane is not None:
+            options.add_run_config_entry(*ASYNCHRONOUS)
+            if self._shrinks:
+                options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{self.device.partition(':')[2]}")
+        return options
 
     def _call(self, feed: Mapping[str, Array], options: Any) -> Sequence[Array]:
-        if self._binding is not None:
-            return self._binding.run(feed, options)
+        if self._lane is not None:
+            return self._lane.run(feed, options)
         if self._by_value:
             return self._run_values(feed, options)
         outputs: list[Array] = self._session.run(self._output_names, feed, options)
@@ -180,9 +246,18 @@ class OrtEngine:
         }
         results = self._session.run_with_ort_values(None, values, options)
         return [
-            _copy_bfloat16(value) if spec.dtype is DType.BF16 else value.numpy()
+            copied(value, spec.dtype) if spec.dtype is DType.BF16 else value.numpy()
             for spec, value in zip(self._outputs, results, strict=True)
         ]
+
+
+def _pipeline_of(device: str) -> Pipeline | None:
+    """Return a pipeline on a GPU; None, which a warning explains, if its driver is too old for that."""
+    try:
+        return Pipeline(open_device(device))
+    except Unsupported as error:
+        log.warning("models on %s have one batch in flight: %s", device, error)
+        return None
 
 
 def _spec(node: Any) -> TensorSpec:
@@ -232,14 +307,6 @@ def _from_ort(spec: TensorSpec, value: Array) -> Array:
     return items.reshape(value.shape)
 
 
-def _copy_bfloat16(value: Any) -> Array:
-    shape = tuple(value.shape())
-    count = int(np.prod(shape))
-    pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
-    raw = np.ctypeslib.as_array(pointer, (count,)) if count else np.empty(0, np.uint16)
-    return raw.copy().view(DType.BF16.numpy).reshape(shape)
-
-
 def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:
     """Return the error of a failed call; ``own`` is whether all operators are ONNX Runtime's own.
 
@@ -251,7 +318,7 @@ def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:
     if isinstance(error, state.InvalidArgument):
         return InvalidArgument(f"the model rejects this input: {reason}")
     kernels = re.findall(r"while running (\w+) node", str(error))
-    if _NO_MEMORY.search(reason):
+    if NO_MEMORY.search(reason):
         where = f"{kernels[-1]}: " if kernels else ""
         return TooLarge(f"the model needs more memory for this input than there is: {where}{reason}")
     if own and kernels and isinstance(error, (state.Fail, state.RuntimeException)) and not _RESOURCE.search(reason):

@@ -28,7 +28,8 @@ _IDENTITY = (
 )
 _SHARED = ("session.use_env_allocators", "1")
 _OUTSIDE = ("session.use_device_allocator_for_initializers", "1")
-_SHRINK = ("memory.enable_memory_arena_shrinkage", "cpu:0")
+SHRINK = "memory.enable_memory_arena_shrinkage"
+"""The entry of run options with the arenas that then return what they do not use, such as ``cpu:0``."""
 _POWERS_OF_TWO = 0
 
 
@@ -57,7 +58,7 @@ class _Arena:
             options.intra_op_num_threads = 1
             options.add_session_config_entry(*_SHARED)
             self.options = ort.RunOptions()
-            self.options.add_run_config_entry(*_SHRINK)
+            self.options.add_run_config_entry(SHRINK, "cpu:0")
             self.session = ort.InferenceSession(_IDENTITY, options, providers=["CPUExecutionProvider"])
         except ort_session.errors_of(ort) as error:  # the program that serves has registered one itself
             log.info("ONNX Runtime's sessions have separate arenas: %s", ort_session.reason_of(error))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
+from ingot.runtime.gpu.pipeline import Pipeline
 
 # Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
 _LOG_FATAL_ONLY = 4
@@ -119,26 +120,42 @@ def errors_of(ort: Any) -> tuple[type[Exception], ...]:
     return (RuntimeError, ValueError, *(getattr(state, name) for name in names if hasattr(state, name)))
 
 
-def providers_of(ort: Any, device: str) -> list[str | tuple[str, dict[str, str]]]:
-    """Return the execution providers of a session, first choice first.
+def place_of(ort: Any, device: str) -> str:
+    """Return the device that a session runs on: ``cpu``, or a GPU, such as ``cuda:0``.
 
     Raises:
         InvalidArgument: there is no such device.
         Unsupported: it is not available.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
+    if device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", device):
+        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU")
     built = "CUDAExecutionProvider" in ort.get_available_providers()
     usable = built and devices.has_cuda()
-    if device == "cuda" and not usable:
+    if device not in ("auto", "cpu") and not usable:
         lacking = "no NVIDIA driver or GPU found" if built else "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
-        raise Unsupported(f"device 'cuda' is not available: {lacking}")
+        raise Unsupported(f"device '{device}' is not available: {lacking}")
     if device == "cpu" or not usable:
+        return "cpu"
+    return device if ":" in device else f"cuda:{devices.roomiest_gpu()}"
+
+
+def providers_of(ort: Any, place: str, pipeline: Pipeline | None) -> list[str | tuple[str, dict[str, str]]]:
+    """Return the execution providers of a session, first choice first.
+
+    Args:
+        ort: the package.
+        place: the result of :func:`place_of`.
+        pipeline: in whose stream a GPU's kernels are to run; None for one of the session's.
+    """
+    if place == "cpu":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()  # loads the CUDA and cuDNN libraries of the torch or NVIDIA packages
     # TF32 rounds every product to 10 bits: faster, but not the numerics that the export proved.
-    return [("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"]
+    options = {"device_id": place.partition(":")[2], "use_tf32": "0"}
+    if pipeline is not None:
+        options |= {"has_user_compute_stream": "1", "user_compute_stream": str(pipeline.compute)}
+    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
 
 def reason_of(error: Exception) -> str:

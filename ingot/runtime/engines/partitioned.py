@@ -44,7 +44,7 @@ class PartitionedEngine:
 
     @property
     def device(self) -> str:
-        return "cuda" if any(engine.device == "cuda" for engine in self._engines) else "cpu"
+        return next((engine.device for engine in self._engines if engine.device != "cpu"), "cpu")
 
     @property
     def settings(self) -> Mapping[str, str]:

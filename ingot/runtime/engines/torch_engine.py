@@ -12,6 +12,7 @@ import torch
 
 from ingot import tensors
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.runtime import devices, plugins
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 # Errors of operators on unsuitable values, such as a singular matrix.
@@ -114,21 +115,22 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     """Return the device to load to.
 
     Args:
-        device: the request: ``auto``, ``cpu`` or ``cuda``.
+        device: the request: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, or one that a plug-in adds to PyTorch.
         built_for: the only device that the model can run on, or None.
 
     Raises:
         InvalidArgument: there is no such device.
         Unsupported: it is missing, or the model was built for another.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
-    if built_for is not None and device not in ("auto", built_for):
+    kind = devices.kind_of(device)
+    if kind not in ("auto", "cpu", "cuda") and plugins.find("ingot.devices", kind) is None:
+        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda, or install a plug-in for it")
+    if built_for is not None and kind not in ("auto", built_for):
         raise Unsupported(f"the model was compiled for '{built_for}' and cannot run on '{device}'; export it for that")
     usable = torch.cuda.is_available()
     chosen = built_for or ("cuda" if usable and device == "auto" else device.replace("auto", "cpu"))
-    if chosen == "cuda" and not usable:
-        raise Unsupported("device 'cuda' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA")
+    if chosen.startswith("cuda") and not usable:
+        raise Unsupported(f"device '{chosen}' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA")
     return chosen
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from ingot import foreign
 from ingot.errors import IngotError, Unsupported
 from ingot.model_store import Variant
-from ingot.runtime import devices
+from ingot.runtime import devices, plugins
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.loading import comparison
@@ -63,7 +63,7 @@ def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", 
     settings = settings or Settings()
 
     def choose() -> Choice:
-        engine, tested = form.start(settings.device, settings.threads, model)
+        engine, tested = form.start(settings.devices[0], settings.threads, model)
         return Choice(form, engine, reason=reason, tested=tested)
 
     return choose
@@ -213,11 +213,11 @@ class Chooser:
 
     def _tested(self, variant: Variant, *, timed: bool) -> tuple[Runnable, Engine]:
         form = Runnable.of_variant(variant, self._settings)
-        device, threads = self._settings.device, self._settings.threads
+        device, threads = self._settings.devices[0], self._settings.threads
         engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
         with contextlib.ExitStack() as on_error:
             on_error.callback(engine.close)
-            if devices_of(variant) == {"cuda"} and engine.device != "cuda":
+            if devices_of(variant) == {"cuda"} and engine.device == "cpu":
                 raise Unsupported("it is made for GPUs, and the engine could not use the one in this machine")
             if not tested:
                 form.test(engine, self._model)
@@ -242,22 +242,22 @@ def obstacle(variant: Variant, settings: Settings) -> str:
         return "it is made for GPUs, and the device is 'cpu'"
     if "cuda" in wanted and not devices.has_cuda():
         return "it is made for GPUs, and this machine has none"
-    if wanted and "cuda" not in wanted and settings.device == "cuda":
-        return "it is made for CPUs, and the device is 'cuda'"
+    if wanted and "cuda" not in wanted and settings.device not in ("auto", "cpu"):
+        return f"it is made for CPUs, and the device is '{settings.device}'"
     if variant.serving.format != "onnx":
         return ""
     if precision_of(variant) == "bf16" and not devices.has_bf16():
         return "it is computed in bfloat16, which this processor has no instructions for"
-    return _engine_obstacle(engine_of(variant), settings)
+    return _engine_obstacle(engine_of(variant, settings.engine), settings)
 
 
 def _engine_obstacle(engine: str, settings: Settings) -> str:
-    if engine not in ENGINES:
+    if engine not in (*ENGINES, *plugins.names("ingot.engines")):
         return f"it is made for the engine '{engine}', which this version does not have"
     if engine != "openvino":
         return ""
-    if settings.device == "cuda":
-        return "it is made for OpenVINO, which runs models on the CPU only, and the device is 'cuda'"
+    if settings.device not in ("auto", "cpu"):
+        return f"it is made for OpenVINO, which runs models on the CPU only, and the device is '{settings.device}'"
     # Located and not imported, which would take time and memory that may not be needed.
     if importlib.util.find_spec("openvino") is None:
         return "it is made for OpenVINO, which is not installed: pip install 'ingot-serve[openvino]'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from ingot import tensors
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.engine import Engine
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.isolation.supervisor import Supervision
 from ingot.runtime.loading import self_test, warmup
@@ -45,7 +47,8 @@ class EngineSet:
         learned: by an earlier load of the same choice.
 
     Attributes:
-        engines: all of them, once opened.
+        engines: all of them, once opened; on a GPU, the lanes of each.
+        instances: number of copies of the model in memory.
         signature: the model's.
         threads: CPU threads of each engine.
         swap: replaces engines that serve at once by those that share memory; None if there is nothing to replace.
@@ -59,6 +62,7 @@ class EngineSet:
         self.engines = [choice.engine]
         self.signature = signature or _of_any_size(choice.engine.signature)
         self.threads = settings.threads
+        self.instances = 1
         self.swap: EngineSwap | None = None
         self.padding: PaddingPolicy | None = None
         self.isolated: Sequence[ProcessEngine | Replaceable] = ()
@@ -86,14 +90,21 @@ class EngineSet:
             tuned = Tuned(first, self._learned.threads, self._learned.threads_why)
         self.engines[0] = tuned.engine
         self.threads, self._threads_why = tuned.threads, tuned.why
-        while len(self.engines) < settings.instances:
-            self.engines.append(self._runnable.start(settings.device, tuned.threads, self._name)[0])
+        places = settings.devices
+        self.instances = settings.instances * len(places)
+        while len(self.engines) < self.instances:
+            device = places[len(self.engines) % len(places)]
+            self.engines.append(self._runnable.start(device, tuned.threads, self._name)[0])
+        # Lanes of different engines take turns, so that the first batches use all devices.
+        rows = [_lanes(engine, settings.lanes) for engine in self.engines]
+        self.engines = [lane for row in itertools.zip_longest(*rows) for lane in row if lane is not None]
 
     @property
     def described(self) -> dict[str, str]:
         """How the engines run, for users."""
-        count = str(len(self.engines))
-        return {"instances": count, **self.engines[0].settings, "threads_why": self._threads_why}
+        lanes = len(self.engines) // self.instances
+        shown = {"instances": str(self.instances)} | ({"lanes": str(lanes)} if lanes > 1 else {})
+        return {**shown, **self.engines[0].settings, "threads_why": self._threads_why}
 
     def test(self) -> None:
         """Replay the goldens in each engine.
@@ -174,3 +185,9 @@ class EngineSet:
 def _of_any_size(signature: Signature) -> Signature:
     """Return a bare file's signature with unbounded dimensions: only the engine knows their limits."""
     return replace(signature, ranges={name: Range(0) for name in signature.symbols})
+
+
+def _lanes(engine: Engine, count: int) -> list[Engine]:
+    """Return the engines that share one's copy of the model, itself first; only some have others."""
+    lanes: Callable[[int], list[Engine]] | None = getattr(engine, "lanes", None)
+    return [engine] if lanes is None else lanes(count)

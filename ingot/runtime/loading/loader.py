@@ -42,9 +42,9 @@ def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Un
         return engine
 
 
-def engine_of(variant: Variant) -> str:
-    """Return which of :data:`ENGINES` runs a variant of format ``onnx``: the one in which it was measured."""
-    return variant.serving.requires.get("engine") or ENGINES[0]
+def engine_of(variant: Variant, default: str = ENGINES[0]) -> str:
+    """Return which engine runs a variant of format ``onnx``: the one in which it was measured, if any."""
+    return variant.serving.requires.get("engine") or default
 
 
 def precision_of(variant: Variant) -> str:

@@ -60,7 +60,7 @@ class Prepacked:
             return None
         on_cpu = settings.device == "cpu" or (settings.device == "auto" and not devices.has_cuda())
         cache = DerivedCache.for_blobs(variant.blobs)
-        if not on_cpu or engine_of(variant) != ENGINES[0] or cache is None:
+        if not on_cpu or engine_of(variant, settings.engine) != ENGINES[0] or cache is None:
             return None
         return cls(
             graph=variant.path(),

@@ -62,7 +62,9 @@ class Runnable:
         doubt = doubt_of(settings, "onnx", bounds)
         isolation = isolation_of(settings, doubt)
         return cls(
-            lambda device, threads: load_engine(path, device=device, threads=threads, isolation=isolation),
+            lambda device, threads: load_engine(
+                path, device=device, threads=threads, engine=settings.engine, isolation=isolation
+            ),
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
@@ -91,7 +93,7 @@ class Runnable:
                 threads=threads,
                 allow_code=settings.allow_code,
                 ort_library=settings.ort_library,
-                engine=engine_of(variant),
+                engine=engine_of(variant, settings.engine),
                 precision=precision_of(variant),
             ),
             variant.goldens(),
@@ -140,7 +142,7 @@ class Runnable:
             return Tuned(engine, settings.threads, "one per core of the instance; not measured")
         example = self.goldens[0].inputs if self.goldens else zeros(signature)
         return tune(
-            engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.device, count)
+            engine, settings.threads, loaded, signature, example, lambda count: self.open(settings.devices[0], count)
         )
 
     def engine_swap(

@@ -70,7 +70,7 @@ def run_sizes(
 
 def _sizes(engine: Engine, latency: Latency, most: int) -> list[int]:
     """Return batch sizes, the most important first."""
-    if not (getattr(engine, "compiles", False) or engine.device == "cuda"):
+    if not (getattr(engine, "compiles", False) or engine.device != "cpu"):
         return [max(latency.known)]
     largest = latency.best(most)
     return [largest, *range(1, largest)]

@@ -162,8 +162,21 @@ class Fields:
         group=ACCESS,
         unset="none is written",
     )
-    device: Literal["auto", "cpu", "cuda"] = _field(
-        "auto", "Where models run; auto is the GPU if there is one", group=MODELS, per_model=True
+    device: str = _field(
+        "auto",
+        "Where models run: cpu, cuda:0,1 for two GPUs, or auto, the GPU with the most free memory if there is one",
+        more="See [GPUs](gpu.md).",
+        group=MODELS,
+        pattern=r"(auto|cpu|cuda|(?!auto|cpu)[a-z]\w*:\d+(,\d+)*)",
+        form="auto, cpu, cuda, or cuda:0,1 with the indices of GPUs",
+        per_model=True,
+    )
+    engine: str = _field(
+        "onnxruntime",
+        "Engine of ONNX graphs that name none: onnxruntime, openvino, or one of a plug-in",
+        more="See [plug-ins](gpu.md#plug-ins).",
+        group=EXPERT,
+        per_model=True,
     )
     allow_code: bool = _field(
         False,
@@ -260,7 +273,16 @@ class Fields:
         per_model=True,
     )
     instances: int = _field(
-        1, "Engines per model; they share the CPU cores", group=BATCHING, least=1, most=64, per_model=True
+        1, "Engines per model and device; they share the CPU cores", group=BATCHING, least=1, most=64, per_model=True
+    )
+    lanes: int = _field(
+        3,
+        "Batches that an engine on a GPU has in flight, so that copies and computation overlap",
+        more="See [GPUs](gpu.md#lanes).",
+        group=BATCHING,
+        least=1,
+        most=16,
+        per_model=True,
     )
     threads: int | None = _field(
         None,

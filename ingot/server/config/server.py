@@ -138,6 +138,8 @@ class ServerConfig(Fields):
         return Settings(
             device=self.device,
             instances=self.instances,
+            lanes=self.lanes,
+            engine=self.engine,
             limits=limits,
             allow_code=self.allow_code,
             ort_library=self.ort_library,

@@ -310,7 +310,7 @@ class Residency:
 
 def _weights(model: Model) -> dict[str, int]:
     """Return the bytes of the weights of a model's engines, by device."""
-    return {model.device: model.size * len(model.workers)}
+    return {devices.kind_of(model.device): model.size * model.instances}
 
 
 def sweep() -> None:

@@ -197,7 +197,7 @@ class TestFailures:
             load(path, device="tpu")
         with pytest.raises(Unsupported, match="OpenVINO runs models on the CPU"):
             load(path, device="cuda")
-        with pytest.raises(Unsupported, match="'tensorflow'; this version has onnxruntime and openvino"):
+        with pytest.raises(Unsupported, match="'tensorflow'; there are onnxruntime, openvino"):
             load_engine(path, engine="tensorflow")
 
     @pytest.mark.usefixtures("missing")

@@ -50,7 +50,7 @@ def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_devices_that_cannot_be_had(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    with pytest.raises(InvalidArgument, match="auto, cpu or cuda"):
+    with pytest.raises(InvalidArgument, match="auto, cpu, cuda"):
         load_engine(path, device="tpu")
     if not devices.has_cuda():
         with pytest.raises(Unsupported, match="not available"):

@@ -14,9 +14,9 @@ import pytest
 
 from ingot.errors import EngineTimeout
 from ingot.runtime import Engine, load_engine
-from ingot.runtime.engines.ort_binding import Binding
 from ingot.runtime.loading.engine_swap import Replaceable
 from tests import onnx_models
+from tests.runtime.gpu.pipelined import SessionDevice, pipelined
 
 ENDLESS = {"n": np.array([2**62])}
 THREE = {"n": np.array([3])}
@@ -32,10 +32,8 @@ def by_value(path: Path) -> Engine:
     return engine  # type: ignore[no-any-return]
 
 
-def bound(path: Path) -> Engine:
-    engine: Any = plain(path)
-    engine._binding = Binding(engine._session, ["y"], "cpu")
-    return engine  # type: ignore[no-any-return]
+def in_a_pipeline(path: Path) -> Engine:
+    return pipelined(path, SessionDevice())
 
 
 def replaceable(path: Path) -> Engine:
@@ -60,7 +58,7 @@ def ended_by_another_thread(engine: Engine) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize("opened", [plain, by_value, bound, replaceable])
+@pytest.mark.parametrize("opened", [plain, by_value, in_a_pipeline, replaceable])
 def test_a_loop_that_never_ends_is_ended(tmp_path: Path, opened: Any) -> None:
     engine = opened(onnx_models.counting(tmp_path))
     for _ in range(3):

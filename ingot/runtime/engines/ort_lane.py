@@ -1,0 +1,117 @@
+"""ONNX Runtime in a pipeline: a session enqueues its kernels in the pipeline's stream and does not wait for them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
+from ingot.tensors import Array, DType, TensorSpec
+
+ASYNCHRONOUS = ("disable_synchronize_execution_providers", "1")
+"""The entry of run options with which a run returns before its kernels have run."""
+
+NO_MEMORY = re.compile(
+    r"Failed to allocate memory|Available memory of \d+ is smaller|bad_alloc|bad allocation"
+    r"|out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+)
+"""Allocations that failed: of the system's memory or the GPU's, or by the limit of an arena."""
+
+
+class OrtLane:
+    """One of the batches that a session has in flight.
+
+    Inputs are bound by their addresses on the device. Those that the session reads on the host, such as shapes, stay
+    there. Outputs stay in memory of the session's arena until they are copied out.
+
+    Args:
+        session: an ``onnxruntime.InferenceSession``, which computes in ``pipeline.compute`` and may be shared.
+        pipeline: shared by the lanes of the session.
+        inputs: of the session.
+        outputs: of the session.
+        place: ONNX Runtime's name of the device, and its index.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        pipeline: Pipeline,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        place: tuple[str, int],
+    ):
+        self._session = session
+        self._binding = session.io_binding()
+        self._inputs, self._outputs = inputs, outputs
+        self._place = place
+        self._at = {
+            spec.name: place if info.name.lower() == place[0] else ("cpu", 0)
+            for specs, infos in (
+                (inputs, session.get_input_memory_infos()),
+                (outputs, session.get_output_memory_infos()),
+            )
+            for spec, info in zip(specs, infos, strict=True)
+        }
+        self._plain = not any(spec.dtype is DType.BF16 for spec in (*inputs, *outputs))
+        self._options: Any = None
+        self._lane = Lane(pipeline, self._launch, [spec.name for spec in inputs if self._at[spec.name] == place])
+
+    def run(self, feed: Mapping[str, Array], options: Any) -> list[Array]:
+        """Return the outputs, in order.
+
+        Args:
+            feed: an array for each input.
+            options: an ``onnxruntime.RunOptions`` with the entry :data:`ASYNCHRONOUS`.
+
+        Raises:
+            Exception: the errors of the session's ``run``; the next call is not affected.
+            TooLarge: the device has not enough memory for the inputs.
+            EngineLost: the device has failed.
+        """
+        self._options = options
+        return self._lane.run(feed)
+
+    def close(self) -> None:
+        """Free the lane's memory of the device."""
+        self._lane.close()
+
+    def _launch(self, inputs: Mapping[str, Array], addresses: Mapping[str, int]) -> list[OnDevice | Array]:
+        binding, names = self._binding, [spec.name for spec in self._outputs]
+        try:
+            for spec in self._inputs:
+                array = inputs[spec.name]
+                address = addresses.get(spec.name) or array.ctypes.data
+                binding.bind_input(spec.name, *self._at[spec.name], spec.dtype.onnx, array.shape, address)
+            for name in names:
+                # Bound for every call, since a binding keeps the memory for the shape of its last run.
+                binding.bind_output(name, *self._at[name])
+            self._session.run_with_iobinding(binding, self._options)
+            values = binding.get_outputs()
+        except RuntimeError as error:
+            if self._options.terminate or not self._plain or NO_MEMORY.search(str(error)):
+                raise
+            # Errors of bound runs do not distinguish bad values from engine failures; plain runs, which wait, do.
+            feed = {spec.name: inputs[spec.name] for spec in self._inputs}
+            return list(self._session.run(names, feed))
+        finally:
+            # Do not keep the callers' arrays and the outputs' memory until the next call.
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+        return [
+            OnDevice(value.data_ptr(), tuple(value.shape()), DType.from_onnx(value.element_type()), value)
+            if self._at[spec.name] == self._place
+            else copied(value, spec.dtype)
+            for spec, value in zip(self._outputs, values, strict=True)
+        ]
+
+
+def copied(value: Any, dtype: DType) -> Array:
+    """Return a copy of an ``onnxruntime.OrtValue`` in the host's memory, also of a type that numpy lacks."""
+    shape = tuple(value.shape())
+    array = np.empty(shape, dtype.numpy)
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array

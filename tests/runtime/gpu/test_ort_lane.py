@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
+from ingot.runtime import load_engine
+from ingot.runtime.engines import ort_arena
+from ingot.runtime.engines.ort import OrtEngine
+from ingot.tensors import Array, DType
+from tests import onnx_models
+from tests.runtime.gpu.pipelined import SessionDevice, pipelined
+from tests.server.samples import sample
+
+
+def values(seed: int) -> dict[str, Array]:
+    return {"x": np.random.default_rng(seed).standard_normal((1 + seed % 7, 3)).astype(np.float32)}
+
+
+def test_lanes_of_one_session_answer_as_a_plain_one(tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    engine, plain = pipelined(path, SessionDevice()), load_engine(path, device="cpu")
+    lanes = engine.lanes(3)
+    assert lanes[0] is engine
+    assert engine.settings["pipeline"] == "on"
+
+    def serve(index: int) -> list[tuple[Array, int]]:
+        return [(lanes[index].run(values(seed))["y"], seed) for seed in range(index, 120, 3)]
+
+    with ThreadPoolExecutor(3) as threads:
+        results = [result for part in threads.map(serve, range(3)) for result in part]
+    for answer, seed in results:  # only now: no answer may be overwritten by a later call
+        np.testing.assert_array_equal(answer, plain.run(values(seed))["y"])
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.BYTES], ids=lambda each: each.value)
+def test_every_datatype_of_numbers_passes(tmp_path: Path, dtype: DType) -> None:
+    engine = pipelined(onnx_models.identity(tmp_path, dtype), SessionDevice())
+    array = sample(dtype)
+    result = engine.run({"x": array})["y"]
+    assert result.dtype == array.dtype
+    assert result.tolist() == array.tolist()
+
+
+def test_inputs_are_assembled_in_pinned_memory(tmp_path: Path) -> None:
+    device = SessionDevice()
+    engine = pipelined(onnx_models.affine(tmp_path), device)
+    array = engine.allocate(engine.signature.inputs[0], (4, 3))
+    assert array.ctypes.data in device.pinned
+    array[:] = 2
+    assert engine.run({"x": array})["y"].tolist() == [[5, 5, 5]] * 4
+    empty = engine.run({"x": np.empty((0, 3), np.float32)})["y"]
+    assert empty.shape == (0, 3)
+
+
+def test_an_engine_on_the_cpu_has_one_lane_and_allocates_ordinary_memory(tmp_path: Path) -> None:
+    engine = load_engine(onnx_models.affine(tmp_path), device="cpu")
+    assert isinstance(engine, OrtEngine)
+    assert engine.lanes(3) == [engine]
+    array = engine.allocate(engine.signature.inputs[0], (2, 3))
+    assert array.shape == (2, 3)
+    assert array.dtype == np.float32
+    array[:] = 1
+    assert engine.run({"x": array})["y"].tolist() == [[3, 3, 3]] * 2
+    assert engine.settings["pipeline"] == "off"
+
+
+def test_rejected_values_fail_their_batch_only(tmp_path: Path) -> None:
+    engine = pipelined(onnx_models.embedding(tmp_path), SessionDevice())
+    with pytest.raises(InvalidArgument, match="rejects"):
+        engine.run({"ids": np.array([[10]])})
+    assert engine.run({"ids": np.array([[1]])})["y"].tolist() == [[[2, 3]]]
+
+
+def test_after_a_batch_without_memory_the_arena_gives_back_what_it_does_not_use(tmp_path: Path) -> None:
+    device = SessionDevice()
+    engine = pipelined(onnx_models.affine(tmp_path), device)
+
+    def shrinks() -> bool:
+        try:
+            return bool(engine._run_options.get_run_config_entry(ort_arena.SHRINK))
+        except RuntimeError:  # there is no such entry
+            return False
+
+    for message in (
+        "Error in execution: Failed to allocate memory for requested buffer of size 1073741824",
+        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDA failure 2: out of memory",
+    ):
+        device.failing = RuntimeError(message)
+        with pytest.raises(TooLarge, match="more memory"):
+            engine.run(values(1))
+        assert shrinks()
+        device.failing = None
+        engine._shrinks = False  # the option itself needs a GPU's arena
+        engine._run_options = engine._new_options()
+        assert engine.run(values(1))["y"].shape == (2, 3)
+    device.memory = 0
+    with pytest.raises(TooLarge, match="little memory"):
+        engine.run({"x": np.zeros((1000, 3), np.float32)})
+    assert shrinks()
+
+
+def test_a_failed_device_is_reported_as_such(tmp_path: Path) -> None:
+    device = SessionDevice()
+    engine = pipelined(onnx_models.affine(tmp_path), device)
+    assert engine.down == ""
+    device.failing = RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+    device.lost = "error 700"
+    with pytest.raises(EngineLost, match="700"):
+        engine.run(values(1))
+    assert engine.down == "error 700"
+    engine.close()
+
+
+def test_other_failures_of_the_engine_are_internal(tmp_path: Path) -> None:
+    device = SessionDevice()
+    engine = pipelined(onnx_models.identity(tmp_path, DType.BF16), device)
+    device.failing = RuntimeError("CUDA failure 1: invalid argument")
+    with pytest.raises(InternalError):
+        engine.run({"x": sample(DType.BF16)})
+
+
+def test_the_last_lane_returns_the_memory(tmp_path: Path) -> None:
+    device = SessionDevice()
+    free = device.memory, device.pinnable
+    lanes = pipelined(onnx_models.affine(tmp_path), device).lanes(3)
+    answers = [lane.run(values(seed))["y"] for seed, lane in enumerate(lanes)]
+    for lane in lanes[:2]:
+        lane.close()
+    assert lanes[2].run(values(4))["y"].shape == (5, 3)
+    lanes[2].close()
+    assert device.memory == free[0]
+    assert not device._streams
+    assert not device._events
+    assert device.pinnable < free[1]
+    del answers
+    gc.collect()
+    assert device.pinnable == free[1]
+
+
+def test_an_array_at_an_odd_address_or_in_fortran_order_is_copied(tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    odd = np.frombuffer(b"." + np.arange(6, dtype=np.float32).tobytes(), np.float32, offset=1).reshape(2, 3)
+    turned = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    for engine in (load_engine(path, device="cpu"), pipelined(path, SessionDevice())):
+        for array in (odd, turned):
+            assert engine.run({"x": array})["z"].tolist() == [[0, -1, -2], [-3, -4, -5]]
