@@ -175,6 +175,18 @@ class Metrics:
             (*_MODEL, "reason"),
             registry,
         )
+        self.memory_failures = Counts(
+            "ingot_batches_out_of_memory",
+            "Batches for which there was too little memory, and which were run in parts",
+            _MODEL,
+            registry,
+        )
+        self.lost_devices = Gauge(
+            "ingot_lost_devices",
+            "1 for a device that failed for good, so that models do not use it any more",
+            ("device",),
+            registry=registry,
+        )
         self.access_log_lines = Counts(
             "ingot_access_log_lines", "Lines of the access log, by level: info, or error", ("level",), registry
         )

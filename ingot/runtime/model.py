@@ -182,8 +182,8 @@ class Model:
     @property
     def loaded(self) -> bool:
         """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
-        lost = self.state is State.FAILED and self._dispatcher is not None
-        return lost or self.ready or self.state is State.RESTARTING
+        restarting = self.state is State.FAILED and self._dispatcher is not None and bool(self._isolated)
+        return restarting or self.ready or self.state is State.RESTARTING
 
     @property
     def unavailable(self) -> str:
@@ -381,12 +381,19 @@ class Model:
             statistics=self._counted,
             crowded=self.device == "cpu" and cpu_count() <= len(found) * engines.threads,
             inline=not runnable.doubt,
+            lost=self._devices_lost,
         )
 
     def _engine_lost(self, ending: str) -> None:
         signal = re.search(r"SIG\w+", ending)
         reason = signal[0] if signal else "exit" if "exit" in ending else "killed"
         self._metrics.engine_restarts.labels(self.name, self.version, reason).inc()
+
+    def _devices_lost(self, reason: str) -> None:
+        """Refuse requests for good, since no device is left to run them."""
+        with self._changing:
+            if self.state in (State.READY, State.STUCK):
+                self.state, self.reason, self.submit = State.FAILED, reason, self._refuse
 
     def _engine_changed(self) -> None:
         """Refuse requests while no engine process runs; called in their supervisors' threads."""

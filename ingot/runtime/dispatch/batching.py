@@ -57,7 +57,10 @@ class AnswerLimit:
 
 @dataclass(slots=True)
 class BatchTimings:
-    """Cost of one batch: seconds by stage, engine calls, and input elements before and after padding."""
+    """Cost of one batch: seconds by stage, engine calls, and input elements before and after padding.
+
+    ``unfit`` is the number of samples of the smallest call for several requests for which there was too little memory.
+    """
 
     joining: float = 0.0
     running: float = 0.0
@@ -65,6 +68,7 @@ class BatchTimings:
     calls: int = 0
     elements: int = 0
     padded: int = 0
+    unfit: int = 0
 
 
 class Buffers:
@@ -189,15 +193,22 @@ class Batcher:
         except IngotError as error:
             if len(entries) == 1:
                 return [error]
+            if isinstance(error, TooLarge):
+                self._note_unfit(entries)
         except MemoryError as error:
             if len(entries) == 1:
                 return [TooLarge(f"the request needs more memory than there is: {error}")]
+            self._note_unfit(entries)
         except Exception:  # an engine's unforeseen failure must reach its requests and not end the thread
             log.exception("the engine failed on a batch of %d requests", len(entries))
             if len(entries) == 1:
                 return [InternalError("the engine failed on this input")]
         middle = len(entries) // 2
         return [*self._stay(entries[:middle]), *self._stay(entries[middle:])]
+
+    def _note_unfit(self, entries: Sequence[Entry]) -> None:
+        samples = sum(entry.samples for entry in entries)
+        self.spent.unfit = min(self.spent.unfit or samples, samples)
 
     def _stay(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Run a part of a batch without entries that were cancelled meanwhile, unless the batch was ended."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from threading import Semaphore
 from types import MappingProxyType
 from typing import Any
@@ -63,6 +63,7 @@ class Dispatcher:
         statistics: earlier counts of the model, which are continued.
         crowded: whether engine calls occupy all available cores.
         inline: whether short calls may run in the event loop, which a call without bounds could block.
+        lost: called with the reason when the devices of all engines have failed.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Dispatcher:
         statistics: Statistics | None = None,
         crowded: bool = False,
         inline: bool = True,
+        lost: Callable[[str], None] = lambda reason: None,
     ):
         self.in_flight = 0
         self._name = name
@@ -90,6 +92,8 @@ class Dispatcher:
         self._slo = slo
         self._answer_limit = answer_limit
         metrics = metrics or Metrics()
+        self._metrics = metrics
+        self._lost = lost
         self._queue_seconds = metrics.queue_seconds.labels(name, version)
         self._engine_seconds = metrics.engine_seconds.labels(name, version)
         stages = [metrics.stage_seconds.labels(name, version, stage) for stage in ("join", "compute", "split")]
@@ -97,6 +101,7 @@ class Dispatcher:
         self._batch_size = metrics.batch_size.labels(name, version)
         self._batch_requests = metrics.batch_requests.labels(name, version)
         self._departures = {reason: metrics.batches.labels(name, version, reason) for reason in REASONS}
+        self._memory_failures = metrics.memory_failures.labels(name, version)
         self._elements = metrics.padding_elements.labels(name, version, "real")
         self._fill = metrics.padding_elements.labels(name, version, "padding")
         most = scheduler.limits.max_batch if scheduler.batching else None
@@ -386,15 +391,20 @@ class Dispatcher:
     def _answer(
         self, instance: Worker, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: BatchTimings
     ) -> None:
-        self._idle.append(instance)
+        if instance.lost:
+            self._retire(instance)
+        else:
+            self._idle.append(instance)
         now = time.perf_counter()
         samples = sum([entry.samples for entry in entries])
         self._last_batch = now, spent, len(entries), samples, instance.reason
         failed = any(isinstance(outcome, IngotError) for outcome in outcomes)
         try:
-            self._scheduler.finish(entries, now, None if failed else seconds)
+            self._scheduler.finish(entries, now, None if failed or spent.unfit else seconds)
         except Exception:  # a failure to learn from a batch must not keep it from its clients
             log.exception("model %s: the latency model could not learn from a batch", self._name)
+        if spent.unfit:
+            self._shrink_batches(spent.unfit, now)
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.inputs = _NOTHING  # as above
             entry.settle(outcome)
@@ -415,6 +425,31 @@ class Dispatcher:
         if spent.padded:
             self._elements.inc(spent.elements)
             self._fill.inc(spent.padded - spent.elements)
+
+    def _retire(self, worker: Worker) -> None:
+        """Stop using workers whose device has failed; without others, fail what is queued."""
+        self._metrics.lost_devices.labels(worker.device).set(1)
+        left = [each for each in self._instances if not each.lost]
+        self._idle = [each for each in self._idle if each in left]
+        self._scheduler.keep_engines(len(left))
+        reason = f"its device {worker.device} failed: {worker.lost}"
+        log.error("model %s has %d of %d workers left: %s", self._name, len(left), len(self._instances), reason)
+        if not left:
+            self._lost(reason)
+            error = Unavailable(f"model '{self._name}' is not available: {reason}")
+            self.fail(worker, error, error)
+
+    def _shrink_batches(self, samples: int, now: float) -> None:
+        """Form smaller batches for a while, since there was too little memory for one."""
+        self._memory_failures.inc()
+        seconds = self._scheduler.memory.lower(samples, now)
+        log.warning(
+            "model %s: too little memory for a batch of %d samples; batches have at most %d for %s",
+            self._name,
+            samples,
+            self._scheduler.memory.samples,
+            written(seconds),
+        )
 
     @property
     def last_batch(self) -> BatchTimes | None:

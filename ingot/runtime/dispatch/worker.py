@@ -83,6 +83,16 @@ class Worker:
         """Whether the engine's process has ended and another is not ready yet."""
         return bool(getattr(self._engine, "down", ""))
 
+    @property
+    def lost(self) -> str:
+        """Why the engine's device has failed for good; empty while it works."""
+        return "" if getattr(self._engine, "isolated", False) else str(getattr(self._engine, "down", ""))
+
+    @property
+    def device(self) -> str:
+        """The engine's device."""
+        return self._engine.device
+
     def kill(self, call: int) -> bool:
         """End the engine's process, as a running batch does not end; return False if it has none."""
         if not getattr(self._engine, "isolated", False):

@@ -14,6 +14,7 @@ from ingot.errors import DeadlineExceeded, Unavailable
 from ingot.report import units
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
+from ingot.runtime.scheduling.memory_cap import MemoryCap
 from ingot.runtime.scheduling.queue import GroupQueue, Queue
 
 # Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
@@ -89,6 +90,7 @@ class Scheduler:
 
     Attributes:
         wake: when to call :meth:`take` again if it returned nothing while entries wait and nothing else happens.
+        memory: the most samples for which there is memory.
         latencies: latency models by sample size, ``latency`` among them.
         reason: why the last batch left the queue, one of :data:`REASONS`: it was full; more entries would have been
             late (deadline); or no more waited, after the engine had waited for some (linger), or not (idle).
@@ -110,6 +112,7 @@ class Scheduler:
         self.wake: float | None = None
         self.reason = "idle"
         self.late: list[Entry] = []
+        self.memory = MemoryCap()
         self._lingered: GroupQueue | None = None  # the one that an idle engine waits for
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
@@ -130,7 +133,7 @@ class Scheduler:
     @property
     def cap(self) -> int:
         """The number of samples in a batch when enough samples wait."""
-        return self._cap_of(self.latency, self.limits.max_batch)
+        return self._cap_of(self.latency, self.memory.samples)
 
     def offer(self, entry: Entry, now: float, after: int = 0) -> None:
         """Add an entry to the queue; ``after`` other parts of its request will follow.
@@ -202,6 +205,10 @@ class Scheduler:
                 "once, or try later"
             )
 
+    def keep_engines(self, count: int) -> None:
+        """Count only so many engines from now on, since the others cannot run any more."""
+        self._engines = max(1, count)
+
     def discard(self, entry: Entry) -> None:
         """Remove an entry whose client left. If it is running already, its result is dropped."""
         entry.done = True
@@ -231,7 +238,7 @@ class Scheduler:
         aged = self._started % _AGED_EVERY == 0
         while (found := (aged and self._queue.aged(now - _AGED)) or self._queue.next()) is not None:
             group, first = found
-            group.cap = self._cap_of(group.latency, group.most)
+            group.cap = self._cap_of(group.latency, min(group.most, self.memory.allowed(now)))
             if self._is_late(first, group, now) or self._holds_up(first, group, now):
                 self._queue.remove(first)
                 self.late.append(first)
@@ -257,10 +264,10 @@ class Scheduler:
         _, group, samples = self._running[id(batch)]
         return group.latency(samples)
 
-    def _cap_of(self, latency: Latency, most: int) -> int:
+    def _cap_of(self, latency: Latency, most: float) -> int:
         if not self.batching:
             return 1
-        best = latency.best(min(self.limits.max_batch, most))
+        best = latency.best(int(min(self.limits.max_batch, most)))
         allowed = (_LONGEST_TRIED if latency.trying else _LONGEST) * self._allowed / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 

@@ -138,3 +138,37 @@ def test_what_may_share_a_batch() -> None:
     assert group(1, 5, 2.0) == group(7, 5, 2.0)
     assert group(1, 5, 2.0) != group(1, 6, 2.0)
     assert group(1, 5, 2.0) != group(1, 5, 3.0)  # an input without a batch belongs to the whole batch
+
+
+def test_batches_shrink_when_memory_lacks_and_grow_again_after_a_while() -> None:
+    scheduler = Scheduler(Limits(max_batch=16), batching=True)
+
+    def size(now: float) -> int:
+        for _ in range(16):
+            scheduler.offer(entry(), now)
+        batch = scheduler.take(now)
+        scheduler.finish(batch, now)
+        while left := scheduler.take(now):
+            scheduler.finish(left, now)
+        return len(batch)
+
+    assert size(0.0) == 16
+    assert scheduler.memory.lower(16, 0.0) == 10
+    assert [size(now) for now in (0.0, 9.0)] == [8, 8]
+    assert scheduler.memory.lower(16, 9.0) == 10  # it ran at the same time, and shows nothing new
+    assert [size(now) for now in (18.0, 19.0)] == [8, 16]
+    assert scheduler.memory.lower(16, 19.0) == 20  # larger ones are tried later each time
+    assert [size(now) for now in (38.0, 39.0)] == [8, 16]
+    assert scheduler.memory.lower(16, 40.0) == 40
+    assert scheduler.memory.lower(8, 40.0) == 80
+    assert [size(now) for now in (119.0, 120.0, 200.0)] == [4, 8, 16]
+    assert scheduler.memory.lower(16, 2000.0) == 10  # after a long time without failures
+
+
+def test_without_memory_for_any_batch_samples_run_alone() -> None:
+    scheduler = Scheduler(Limits(max_batch=4), batching=True)
+    for samples in (4, 2, 2):
+        scheduler.memory.lower(samples, 0.0)
+    for _ in range(2):
+        scheduler.offer(entry(), 1.0)
+    assert len(scheduler.take(1.0)) == 1

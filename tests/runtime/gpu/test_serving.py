@@ -1,0 +1,141 @@
+"""Models served by engines in pipelines on fake devices."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineLost, TooLarge, Unavailable
+from ingot.runtime import Limits, Model, Settings
+from ingot.runtime.loading import loader
+from ingot.runtime.loading.choice import only
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.metrics import Metrics
+from ingot.tensors import Array
+from tests import onnx_models
+from tests.runtime.gpu.pipelined import SessionDevice, pipelined
+
+Serve = Callable[..., Model]
+
+
+@pytest.fixture
+def devices() -> list[SessionDevice]:
+    return [SessionDevice(), SessionDevice()]
+
+
+@pytest.fixture
+def serve(devices: list[SessionDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    def open_engine(path: Path, *, device: str, **_: Any) -> Any:
+        return pipelined(path, devices[int(device.partition(":")[2])])
+
+    def load(metrics: Metrics | None = None, **settings: Any) -> Model:
+        chosen: dict[str, Any] = {"warm_time": 0, "isolate": "none", "device": "fake:0", **settings}
+        made = Settings(**chosen)
+        form = Runnable.of_file(onnx_models.affine(tmp_path), made)
+        model = Model("m", "1", only(form, made), settings=made, metrics=metrics)
+        model.load()
+        return model
+
+    monkeypatch.setattr(loader, "open_engine", open_engine)
+    return load
+
+
+def row(number: int) -> dict[str, Array]:
+    return {"x": np.full((1, 3), number, np.float32)}
+
+
+async def ask(model: Model, count: int) -> list[Any]:
+    """Return the first value of each answer, which is 2 * number + 1, or the error."""
+    answers = await asyncio.gather(*(model.infer(row(number)) for number in range(count)), return_exceptions=True)
+    return [each if isinstance(each, BaseException) else float(each["y"][0, 0]) for each in answers]
+
+
+def right(count: int) -> list[float]:
+    return [2.0 * number + 1 for number in range(count)]
+
+
+def test_a_model_has_a_worker_for_each_lane_of_each_device(serve: Serve, devices: list[SessionDevice]) -> None:
+    model = serve(device="fake:0,1", instances=2, lanes=3, limits=Limits(max_batch=4))
+    assert len(model.workers) == 12
+    assert model.instances == 4
+    assert model.engine_settings["instances"] == "4"
+    assert model.engine_settings["lanes"] == "3"
+    assert asyncio.run(ask(model, 300)) == right(300)
+    assert all(device.pinned for device in devices)
+    model.close()
+
+
+def test_unloading_returns_the_memory(serve: Serve, devices: list[SessionDevice]) -> None:
+    device = devices[0]
+    free = device.memory, device.pinnable
+    model = serve(lanes=3)
+    assert asyncio.run(ask(model, 20)) == right(20)
+    assert device.memory < free[0]
+    model.close()
+    gc.collect()
+    assert (device.memory, device.pinnable) == free
+
+
+def test_a_batch_without_memory_runs_in_parts_and_later_batches_are_smaller(
+    serve: Serve, devices: list[SessionDevice], caplog: pytest.LogCaptureFixture
+) -> None:
+    devices[0].memory = 4096  # 341 samples of 12 bytes
+    metrics = Metrics()
+    model = serve(metrics, lanes=1, limits=Limits(max_batch=512))
+    assert asyncio.run(ask(model, 512)) == right(512)
+    assert 'ingot_batches_out_of_memory_total{model="m",version="1"} 1.0' in metrics.render().decode()
+    assert "too little memory for a batch of 512 samples; batches have at most 256 for 10s" in caplog.text
+    assert asyncio.run(ask(model, 512)) == right(512)
+    assert 'ingot_batches_out_of_memory_total{model="m",version="1"} 1.0' in metrics.render().decode()
+    assert 'ingot_batch_size_bucket{le="256.0",model="m",version="1"} 2.0' in metrics.render().decode()
+    model.close()
+
+
+def test_a_request_without_memory_fails_alone(serve: Serve, devices: list[SessionDevice]) -> None:
+    devices[0].memory = 4096
+    model = serve(lanes=2, limits=Limits(max_batch=512))
+
+    async def work() -> None:
+        large = asyncio.create_task(model.infer({"x": np.zeros((512, 3), np.float32)}))
+        assert await ask(model, 5) == right(5)
+        with pytest.raises(TooLarge, match="little memory"):
+            await large
+        assert await ask(model, 5) == right(5)
+
+    asyncio.run(work())
+    model.close()
+
+
+def test_a_failed_device_gets_no_more_batches_and_without_any_the_model_fails(
+    serve: Serve, devices: list[SessionDevice]
+) -> None:
+    metrics = Metrics()
+    model = serve(metrics, device="fake:0,1", lanes=2, limits=Limits(max_batch=2))
+
+    async def work() -> None:
+        assert await ask(model, 40) == right(40)
+        devices[1].fail("error 700")
+        answers = await ask(model, 40)
+        lost = [answer for answer in answers if isinstance(answer, EngineLost)]
+        assert 0 < len(lost) <= 4
+        assert all(answer == wanted for answer, wanted in zip(answers, right(40), strict=True) if answer not in lost)
+        assert await ask(model, 40) == right(40)
+        assert model.ready
+        devices[0].fail("error 719")
+        answers = await ask(model, 40)
+        assert all(isinstance(answer, Unavailable) for answer in answers)
+        assert not model.ready
+        assert not model.loaded
+        assert "error 719" in model.reason
+        with pytest.raises(Unavailable):
+            await model.infer(row(1))
+
+    asyncio.run(work())
+    assert 'ingot_lost_devices{device="cpu:0"} 1.0' in metrics.render().decode()
+    model.close()
