@@ -362,6 +362,7 @@ class Model:
             batching=signature.batch is not None and runnable.batchable,
             latency=engines.warm(limits.max_batch, sizes, self._count_derived),
             engines=len(found),
+            lanes=len(found) // engines.instances,
             sample_bytes=engines.sample_bytes,
         )
         call_limit = None

@@ -77,6 +77,8 @@ class Scheduler:
 
     **Waiting.** A request that finds an idle engine runs at once, unless recent load suggests that more will follow
     immediately and a joint batch pays off. The engine then waits for a small share of the time that the batch takes.
+    Of the lanes of a device, one computes and one is next; a further one starts with full batches only, since requests
+    would wait there anyway, and in the queue others can join them.
 
     **Refusal.** A request that cannot meet its deadline behind the current queue is refused on arrival, or when its
     turn comes. So is a request whose remaining time would force a poor batch on everything queued behind it.
@@ -85,7 +87,8 @@ class Scheduler:
         limits: of batches and the queue.
         batching: whether requests may share a batch.
         latency: expected duration of a call; :meth:`finish` updates it.
-        engines: number of engines that pull batches.
+        engines: number of engines that pull batches, lanes counted.
+        lanes: how many of them share one device's time; see **Waiting**.
         sample_bytes: size of the samples for which ``latency`` was measured; 0 if unknown.
 
     Attributes:
@@ -104,6 +107,7 @@ class Scheduler:
         batching: bool,
         latency: Latency | None = None,
         engines: int = 1,
+        lanes: int = 1,
         sample_bytes: float = 0,
     ):
         self.limits = limits
@@ -116,6 +120,7 @@ class Scheduler:
         self._lingered: GroupQueue | None = None  # the one that an idle engine waits for
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
+        self._lanes = lanes
         self._queue = Queue(max(1, limits.max_batch // _FEW))
         self._started = 1  # batches, counted for those that begin with an entry that has waited long
         self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and size, by id of the batch
@@ -243,6 +248,8 @@ class Scheduler:
                 self._queue.remove(first)
                 self.late.append(first)
                 continue
+            if group.samples < group.cap and self._lanes_are_busy(group):
+                return []
             if (due := self._due(group, now)) > now:
                 self.wake = due
                 self._lingered = group
@@ -385,6 +392,11 @@ class Scheduler:
         Trial batches may be longer than that, see ``_LONGEST``.
         """
         return entry.deadline - entry.arrived >= 2 * min(seconds, _LONGEST * self._allowed)
+
+    def _lanes_are_busy(self, group: GroupQueue) -> bool:
+        """Return whether each device has a batch that follows the one it computes, and nothing else waits here."""
+        enough = 2 * self._engines // self._lanes
+        return self._lanes > 2 and len(self._running) >= enough and self._queue.count == len(group.tickets)
 
     def _due(self, group: GroupQueue, now: float) -> float:
         """Return until when waiting for more entries of this group pays off."""

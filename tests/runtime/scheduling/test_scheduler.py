@@ -172,3 +172,30 @@ def test_without_memory_for_any_batch_samples_run_alone() -> None:
     for _ in range(2):
         scheduler.offer(entry(), 1.0)
     assert len(scheduler.take(1.0)) == 1
+
+
+def test_a_third_lane_starts_with_a_full_batch_only() -> None:
+    scheduler = Scheduler(Limits(max_batch=4), batching=True, engines=3, lanes=3)
+    running = []
+    for _ in range(2):
+        scheduler.offer(entry(), 0.0)
+        running.append(scheduler.take(0.0))
+    assert [len(batch) for batch in running] == [1, 1]
+    for _ in range(3):
+        scheduler.offer(entry(), 0.0)
+        assert scheduler.take(0.0) == []
+    scheduler.offer(entry(), 0.0)
+    full = scheduler.take(0.0)
+    assert len(full) == 4
+    scheduler.offer(entry(), 0.0)
+    assert scheduler.take(0.0) == []
+    for batch in (running[0], running[1]):
+        scheduler.finish(batch, 0.0)
+    assert len(scheduler.take(0.0)) == 1
+
+
+def test_engines_without_lanes_all_start_at_once() -> None:
+    scheduler = Scheduler(Limits(max_batch=4), batching=True, engines=3)
+    for _ in range(3):
+        scheduler.offer(entry(), 0.0)
+        assert len(scheduler.take(0.0)) == 1
