@@ -197,6 +197,24 @@ def test_an_interrupted_roll_continues(
 
 
 @pytest.mark.matrix
+def test_an_interrupt_stops_a_canary(store: Store, replicas: list[RunningServer], servers: list[str]) -> None:
+    digest = store.digest_of("times", "2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "ingot", "fleet", "roll", "times:prod", "2", *servers, "--canary", "50"],
+        env={**os.environ, "INGOT_HOME": str(store.root), "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(lambda: (replicas[0].status()[0]["trial"] or {}).get("digest") == digest)
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped: 0 of 3 replicas" in " ".join(text.split())
+    assert replicas[0].status()[0]["trial"]["state"] == "stopped"
+    assert versions(store, replicas) == ["1", "1", "1"]
+
+
+@pytest.mark.matrix
 def test_replicas_that_are_down_count_as_unavailable(
     run_ingot: RunIngot, store: Store, replicas: list[RunningServer], servers: list[str], tmp_path: Path
 ) -> None:
