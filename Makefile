@@ -58,7 +58,7 @@ fuzz: $(INSTALLED)
 
 site: $(INSTALLED)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo build/site/index.html
+	@echo "build/site is ready: $(BIN)/python -m http.server --bind 127.0.0.1 -d build/site"
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
