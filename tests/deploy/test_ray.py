@@ -229,6 +229,17 @@ def test_serve_deploys_the_file(cluster: Raylets, tmp_path: Path, run_ingot: Run
 
 
 @on_cluster
+def test_the_command_runs_an_application(cluster: Raylets, run_ingot: RunIngot, stored: Store) -> None:
+    from tests.deploy.raylets import ADDRESSES, HTTP
+
+    ports = [f"--{name.replace('_', '-')}={port}" for name, port in ADDRESSES.items()]
+    given = ["times:2", "--run", "--cpu", "1", "--replicas", "1", *ports]
+    assert f"ready: {HTTP}" in succeeded(run_ingot("deploy", "ray", *given))
+    with ingot.Client(HTTP) as client:
+        assert np.array_equal(client.infer("times", {"x": X})["y"], 2 * X)
+
+
+@on_cluster
 def test_deployments_form_a_pipeline(cluster: Raylets, tmp_path: Path) -> None:
     from ray import serve
 
