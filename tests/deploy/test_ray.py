@@ -229,6 +229,18 @@ def test_serve_deploys_the_file(cluster: Raylets, tmp_path: Path, run_ingot: Run
 
 
 @on_cluster
+def test_an_address_without_a_cluster_is_named(
+    cluster: Raylets, run_ingot: RunIngot, stored: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    result = run_ingot("deploy", "ray", "times:2", "--run", "--address", "127.0.0.1:1")
+    assert result.returncode == 1
+    assert "error: no Ray cluster runs at 127.0.0.1:1 " in result.stderr
+
+
+@on_cluster
 def test_the_command_runs_an_application(cluster: Raylets, run_ingot: RunIngot, stored: Store) -> None:
     from tests.deploy.raylets import ADDRESSES, HTTP
 

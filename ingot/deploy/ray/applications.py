@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from ingot.deploy.documents import plain
 from ingot.deploy.ray.plan import Plan
 from ingot.deploy.ray.replica import Ingress, Replica
 from ingot.errors import InvalidArgument, Unavailable, shortened
+
+# Seconds to connect to a cluster.
+_REACH = 5.0
 
 
 def application(args: Mapping[str, Any]) -> serve.Application:
@@ -49,8 +53,9 @@ def connect(plan: Plan, address: str | None) -> str:
     """
     if not ray.is_initialized():
         try:
+            _reach(address)
             ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             where = f"at {address} ({shortened(str(error))})" if address else "on this machine"
             raise Unavailable(
                 f"no Ray cluster runs {where}; start one with ray start --head, or name another with --address"
@@ -63,6 +68,17 @@ def connect(plan: Plan, address: str | None) -> str:
         for kind, count in needed.items()
         if least * count > found.get(kind, 0)
     )
+
+
+def _reach(address: str | None) -> None:
+    """Check that something listens at ``host:port``: Ray itself would try for minutes, and then end the process.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH).close()
 
 
 def run(plan: Plan, proxies: str = "EveryNode") -> None:
