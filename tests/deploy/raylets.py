@@ -52,20 +52,21 @@ class Raylets:
 
     def nodes_of(self, name: str) -> list[str]:
         """Return the id of the node of each replica that serves."""
-        return [replica["node_id"] for replica in _replicas(name)]
+        return [replica["node_id"] for replica in replicas(name)]
 
     def kill(self, node_id: str) -> None:
         """End the processes of a node at once, as if its machine lost power."""
         [node] = [node for node in self._nodes if node.node_id == node_id]
         self._nodes.remove(node)
         for name in serve.status().applications:  # they outlive their raylet by a moment otherwise
-            for replica in _replicas(name):
+            for replica in replicas(name):
                 if replica["node_id"] == node_id:
                     os.kill(replica["pid"], signal.SIGKILL)
         self._cluster.remove_node(node, allow_graceful=False)
 
 
-def _replicas(name: str) -> list[dict[str, Any]]:
+def replicas(name: str) -> list[dict[str, Any]]:
+    """Return the replicas that serve, with ``node_id`` and ``pid``."""
     details = serve.context._get_global_client().get_serve_details()
     found = details["applications"][name]["deployments"][name]["replicas"]
     return [replica for replica in found if replica["state"] == "RUNNING"]

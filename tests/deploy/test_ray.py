@@ -215,17 +215,21 @@ def test_a_killed_node_loses_what_was_in_flight(cluster: Raylets, tmp_path: Path
 
 
 @on_cluster
-def test_serve_deploys_the_file(cluster: Raylets, tmp_path: Path, run_ingot: RunIngot, stored: Store) -> None:
+def test_serve_deploys_the_file(cluster: Raylets, run_ingot: RunIngot, stored: Store) -> None:
     from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
-    from tests.deploy.raylets import ADDRESSES, HTTP
+    from tests.deploy.raylets import ADDRESSES, HTTP, replicas
 
     ports = [f"--{name.replace('_', '-')}={port}" for name, port in ADDRESSES.items()]
-    config = written(run_ingot, "times:prod", "--cpu", "1", "--replicas", "1..2", "--route-prefix", "/model", *ports)
-    serve.context._get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
-    with ingot.Client(f"{HTTP}/model") as client:
-        assert np.array_equal(client.infer("times", {"x": X})["y"], X)
+    ran = []
+    for version, source in ((1, "times:prod"), (2, "times:2")):
+        config = written(run_ingot, source, "--cpu", "1", "--replicas", "1..2", "--route-prefix", "/model", *ports)
+        serve.context._get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
+        with ingot.Client(f"{HTTP}/model") as client:
+            assert np.array_equal(client.infer("times", {"x": X})["y"], version * X)
+        ran.append([replica["pid"] for replica in replicas("times")])
+    assert ran[0] == ran[1]  # another version needs no restart
 
 
 @on_cluster
