@@ -225,6 +225,7 @@ def test_serve_deploys_the_file(cluster: Raylets, run_ingot: RunIngot, stored: S
     ran = []
     for version, source in ((1, "times:prod"), (2, "times:2")):
         config = written(run_ingot, source, "--cpu", "1", "--replicas", "1..2", "--route-prefix", "/model", *ports)
+        serve.start("HeadOnly", http_options=config["http_options"], grpc_options=config["grpc_options"])
         serve.context._get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=True)
         with ingot.Client(f"{HTTP}/model") as client:
             assert np.array_equal(client.infer("times", {"x": X})["y"], version * X)
@@ -245,14 +246,16 @@ def test_an_address_without_a_cluster_is_named(
 
 
 @on_cluster
-def test_the_command_runs_an_application(cluster: Raylets, run_ingot: RunIngot, stored: Store) -> None:
-    from tests.deploy.raylets import ADDRESSES, HTTP
+def test_the_command_runs_several_models(cluster: Raylets, run_ingot: RunIngot, stored: Store) -> None:
+    from tests.deploy.raylets import ADDRESSES, GRPC, HTTP
 
     ports = [f"--{name.replace('_', '-')}={port}" for name, port in ADDRESSES.items()]
-    given = ["times:2", "--run", "--cpu", "1", "--replicas", "1", *ports]
+    given = ["one=times:1", "two=times:2", "--name", "times", "--run", "--cpu", "1", "--replicas", "1", *ports]
     assert f"ready: {HTTP}" in succeeded(run_ingot("deploy", "ray", *given))
-    with ingot.Client(HTTP) as client:
-        assert np.array_equal(client.infer("times", {"x": X})["y"], 2 * X)
+    for url in (HTTP, GRPC):
+        with ingot.Client(url) as client:
+            for factor, name in ((1, "one"), (2, "two")):
+                assert np.array_equal(client.infer(name, {"x": X})["y"], factor * X)
 
 
 @on_cluster
