@@ -57,7 +57,7 @@ fuzz: $(INSTALLED)
 	@for target in archive_reader documents grpc_requests http1 http2 onnx_graphs onnx_wire; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
 
 site: $(INSTALLED)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site is ready: $(BIN)/python -m http.server --bind 127.0.0.1 -d build/site"
 
 lint: $(INSTALLED)
