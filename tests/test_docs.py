@@ -157,3 +157,15 @@ def test_tests_that_pages_name_exist() -> None:
             )
             named += 1
     assert named > 60
+
+
+def test_messages_that_the_faq_quotes_exist() -> None:
+    """A symptom in code is a part of a message, so that the site's search finds it."""
+    page = (ROOT / "docs" / "faq.md").read_text()
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    quoted = [text for row in rows for text in re.findall(r"`([A-Za-z/2,' ]{12,})`", row)]
+    assert len(quoted) > 6
+    code = "\n".join(path.read_text() for path in (ROOT / "ingot").rglob("*.py"))
+    joined = re.sub(r"[\"']\s*\n\s*f?[\"']", "", code)  # strings in several pieces
+    of_others = {"Address already in use"}
+    assert [text for text in quoted if text not in joined and text not in of_others] == []
