@@ -264,3 +264,24 @@ class TestRefusals:
     def test_a_format_that_nothing_runs_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="no engine of this version runs models of format 'tflite'"):
             load_engine(tmp_path, format="tflite", allow_code=True)
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.tensor([1.0, 2.0, 3.0])), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.bias
+
+
+def test_a_device_that_a_plug_in_adds_to_pytorch() -> None:
+    """In another process, since PyTorch has one such backend."""
+    made = lowered(Weighted(), "x:float32[batch,3]")
+    code = "import pathlib, sys, numpy as np; from ingot.runtime import load_engine\n"
+    code += f"sys.path.append({str(ROOT / 'tests' / 'runtime' / 'plugin')!r})\n"
+    code += f"path = pathlib.Path({str(made.blobs.path(made.packed.graph))!r})\n"
+    code += "engine = load_engine(path, format='pt2', device='paper:0', allow_code=True)\n"
+    code += "print(engine.device, engine.run({'x': np.array([[1, 2, 3]], np.float32)})['output'].tolist())\n"
+    code += "import ingot_paper; print(ingot_paper.calls)"
+    assert run_python(code) == "paper:0 [[2.0, 5.0, 10.0]]\n['mul', 'add']\n"
