@@ -221,10 +221,10 @@ class OrtEngine:
     def _new_options(self) -> Any:
         """Return the options of a run; after one without memory, the arena then returns what it does not use."""
         options = self._ort.RunOptions()
-        if self._lane is not None:
+        if self._lane is not None and self._lane.asynchronous:
             options.add_run_config_entry(*ASYNCHRONOUS)
-            if self._shrinks:
-                options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{self.device.partition(':')[2]}")
+        if self._lane is not None and self._shrinks:
+            options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{self.device.partition(':')[2]}")
         return options
 
     def _call(self, feed: Mapping[str, Array], options: Any) -> Sequence[Array]:

@@ -22,11 +22,16 @@ NO_MEMORY = re.compile(
 """Allocations that failed: of the system's memory or the GPU's, or by the limit of an arena."""
 
 
+# ONNX Runtime's names of the host's memory, some of it pinned.
+_HOST = ("cpu", "cudapinned", "cuda_cpu")
+
+
 class OrtLane:
     """One of the batches that a session has in flight.
 
     Inputs are bound by their addresses on the device. Those that the session reads on the host, such as shapes, stay
-    there. Outputs stay in memory of the session's arena until they are copied out.
+    there. Outputs stay in memory of the session's arena until they are copied out. ``asynchronous`` is whether runs may
+    return before their kernels have run: not if the session computes an output on the host.
 
     Args:
         session: an ``onnxruntime.InferenceSession``, which computes in ``pipeline.compute`` and may be shared.
@@ -49,13 +54,14 @@ class OrtLane:
         self._inputs, self._outputs = inputs, outputs
         self._place = place
         self._at = {
-            spec.name: place if info.name.lower() == place[0] else ("cpu", 0)
+            spec.name: ("cpu", 0) if info.name.lower() in _HOST and info.name.lower() != place[0] else place
             for specs, infos in (
                 (inputs, session.get_input_memory_infos()),
                 (outputs, session.get_output_memory_infos()),
             )
             for spec, info in zip(specs, infos, strict=True)
         }
+        self.asynchronous = all(self._at[spec.name] == place for spec in outputs)
         self._plain = not any(spec.dtype is DType.BF16 for spec in (*inputs, *outputs))
         self._options: Any = None
         self._lane = Lane(pipeline, self._launch, [spec.name for spec in inputs if self._at[spec.name] == place])
@@ -65,7 +71,7 @@ class OrtLane:
 
         Args:
             feed: an array for each input.
-            options: an ``onnxruntime.RunOptions`` with the entry :data:`ASYNCHRONOUS`.
+            options: an ``onnxruntime.RunOptions``; with the entry :data:`ASYNCHRONOUS` if that is allowed.
 
         Raises:
             Exception: the errors of the session's ``run``; the next call is not affected.

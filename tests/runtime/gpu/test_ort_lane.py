@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
 from ingot.runtime import load_engine
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.engines.ort_lane import OrtLane
+from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
@@ -44,6 +47,22 @@ def test_every_datatype_of_numbers_passes(tmp_path: Path, dtype: DType) -> None:
     result = engine.run({"x": array})["y"]
     assert result.dtype == array.dtype
     assert result.tolist() == array.tolist()
+
+
+def test_tensors_that_a_session_has_on_the_host_are_not_copied_to_the_device(tmp_path: Path) -> None:
+    """A session on the CPU reports that of all its tensors."""
+    engine = OrtEngine(onnx_models.affine(tmp_path), device="cpu", threads=1)
+    device = SessionDevice()
+    signature = engine.signature
+    lane = OrtLane(engine._session, Pipeline(device), signature.inputs, signature.outputs, ("cuda", 0))
+    assert not lane.asynchronous
+    for seed in range(3):
+        answer, plain = lane.run(values(seed), onnxruntime.RunOptions()), engine.run(values(seed))
+        for array, expected in zip(answer, plain.values(), strict=True):
+            np.testing.assert_array_equal(array, expected)
+    assert not device.blocks
+    assert not device.pinned
+    assert pipelined(onnx_models.affine(tmp_path), device)._lane.asynchronous  # type: ignore[union-attr]
 
 
 def test_inputs_are_assembled_in_pinned_memory(tmp_path: Path) -> None:
