@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
+import ingot
 from ingot.errors import EngineLost, TooLarge, Unavailable
 from ingot.runtime import Limits, Model, Settings
 from ingot.runtime.loading import loader
@@ -22,6 +25,8 @@ from tests import onnx_models
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
 
 Serve = Callable[..., Model]
+# In batches of one sample, these run on all workers at once.
+PARTS = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [12, 3], "data": [[1, 2, 3]] * 12}]}
 
 
 @pytest.fixture
@@ -30,10 +35,17 @@ def devices() -> list[SessionDevice]:
 
 
 @pytest.fixture
-def serve(devices: list[SessionDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+def opened(devices: list[SessionDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines run on the fake devices, by the index of the setting."""
+
     def open_engine(path: Path, *, device: str, **_: Any) -> Any:
         return pipelined(path, devices[int(device.partition(":")[2])])
 
+    monkeypatch.setattr(loader, "open_engine", open_engine)
+
+
+@pytest.fixture
+def serve(opened: None, tmp_path: Path) -> Serve:
     def load(metrics: Metrics | None = None, **settings: Any) -> Model:
         chosen: dict[str, Any] = {"warm_time": 0, "isolate": "none", "device": "fake:0", **settings}
         made = Settings(**chosen)
@@ -42,7 +54,6 @@ def serve(devices: list[SessionDevice], tmp_path: Path, monkeypatch: pytest.Monk
         model.load()
         return model
 
-    monkeypatch.setattr(loader, "open_engine", open_engine)
     return load
 
 
@@ -139,3 +150,25 @@ def test_a_failed_device_gets_no_more_batches_and_without_any_the_model_fails(
     asyncio.run(work())
     assert 'ingot_lost_devices{device="cpu:0"} 1.0' in metrics.render().decode()
     model.close()
+
+
+@pytest.mark.usefixtures("opened")
+def test_over_http_and_grpc_until_the_last_device_fails(devices: list[SessionDevice], tmp_path: Path) -> None:
+    path = str(onnx_models.affine(tmp_path))
+    settings: dict[str, Any] = {"device": "fake:0,1", "max_batch": 1, "isolate": "none", "http_port": 0, "grpc_port": 0}
+    with ingot.serve(path, **settings) as server, httpx.Client(base_url=server.http_url, trust_env=False) as http:
+
+        def request(number: int) -> float:
+            with ingot.Client(server.http_url if number % 2 else server.grpc_url) as client:
+                return float(client.infer("affine", row(number))["y"][0, 0])
+
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(request, range(40))) == right(40)
+        assert server.status()[0]["device"] == "cpu:0"  # the fake device's memory, by ONNX Runtime's name
+        for device, ready in zip(devices, (200, 503), strict=True):
+            assert http.post("/v2/models/affine/infer", json=PARTS).status_code == 200
+            device.fail("error 700")
+            assert http.post("/v2/models/affine/infer", json=PARTS).status_code == 503
+            assert http.get("/v2/health/ready").status_code == ready
+        assert http.get("/v2/health/live").status_code == 200
+        assert 'ingot_lost_devices{device="cpu:0"} 1.0' in http.get("/metrics").text
