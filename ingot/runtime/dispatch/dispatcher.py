@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from threading import Semaphore
 from types import MappingProxyType
@@ -122,6 +123,7 @@ class Dispatcher:
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
+        self._spread = len({engine.device for engine in engines}) > 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
         # Time on a GPU does not block the caller; a call in an engine process may never end.
@@ -341,7 +343,7 @@ class Dispatcher:
                     self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
                 return
             self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
-            instance = self._pop_running() if self._isolated else self._idle.pop()
+            instance = self._pop_idle()
             expected = instance.expected = scheduler.expected(batch)
             instance.reason = scheduler.reason
             self._departures[scheduler.reason].inc()
@@ -355,10 +357,20 @@ class Dispatcher:
         if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
             self._ended.release()
 
-    def _pop_running(self) -> Worker:
-        """Return an idle worker whose engine process runs; if there is none, one that waits for its process."""
-        running = (index for index, worker in enumerate(self._idle) if not worker.down)
-        return self._idle.pop(next(running, -1))
+    def _pop_idle(self) -> Worker:
+        """Return an idle worker: of several devices, on the least busy one.
+
+        Its engine process runs, if it has one; if none runs, the worker waits for its process.
+        """
+        if self._isolated:
+            running = (index for index, worker in enumerate(self._idle) if not worker.down)
+            return self._idle.pop(next(running, -1))
+        if not self._spread:
+            return self._idle.pop()
+        idle = Counter(worker.device for worker in self._idle)
+        chosen = max(self._idle, key=lambda worker: idle[worker.device])
+        self._idle.remove(chosen)
+        return chosen
 
     def _answer_late(self) -> None:
         late, self._scheduler.late = self._scheduler.late, []

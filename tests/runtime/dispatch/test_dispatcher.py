@@ -14,13 +14,15 @@ import uvloop
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings
+from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.runtime.scheduling.latency_model import Latency
+from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.tensors import Array, DType, Signature, TensorSpec
-from tests.runtime.fake_engines import FunctionEngine
+from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 from tests.runtime.waiting import wait_until
 
 ONE = {"x": np.ones((1, 2), np.float32)}
@@ -497,3 +499,29 @@ def test_an_slo_that_the_model_cannot_keep_is_reported_on_load(
     assert not caplog.text
     loaded(FunctionEngine(), slo=0.1).close()
     assert "one sample takes 100.00 ms, too long for the slo of 100ms" in caplog.text
+
+
+def test_batches_are_shared_by_devices() -> None:
+    gate = threading.Event()
+    engines = [FunctionEngine(gate=gate) for _ in range(4)]
+    for engine, device in zip(engines, ("gpu:0", "gpu:0", "gpu:1", "gpu:1"), strict=True):
+        engine.device = device
+
+    async def work() -> None:
+        scheduler = Scheduler(Limits(max_batch=1), batching=True, engines=4)
+        dispatcher = Dispatcher("m", "1", engines, DOUBLER, scheduler)
+        answers: list[Outcome] = []
+        for number in (2, 4):
+            while dispatcher.in_flight < number:
+                dispatcher.submit(ONE, answers.append)
+            while sum(len(engine.calls) for engine in engines) < number:
+                await asyncio.sleep(0.001)
+            assert [sum(map(len, (one.calls, two.calls))) for one, two in (engines[:2], engines[2:])] == [
+                number / 2
+            ] * 2
+        gate.set()
+        await dispatcher.wait_quiet()
+        assert len(answers) == 4
+        dispatcher.close()
+
+    asyncio.run(work())
