@@ -243,7 +243,8 @@ class Scheduler:
         aged = self._started % _AGED_EVERY == 0
         while (found := (aged and self._queue.aged(now - _AGED)) or self._queue.next()) is not None:
             group, first = found
-            group.cap = self._cap_of(group.latency, min(group.most, self.memory.allowed(now)))
+            most = group.most if group.most <= self.memory.samples else min(group.most, self.memory.allowed(now))
+            group.cap = self._cap_of(group.latency, most)
             if self._is_late(first, group, now) or self._holds_up(first, group, now):
                 self._queue.remove(first)
                 self.late.append(first)
