@@ -37,7 +37,8 @@ def test_inputs_are_allocated_in_pinned_memory(tmp_path: Path) -> None:
 
 def test_lanes_in_threads_answer_as_the_cpu(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    lanes, cpu = engine_of(path).lanes(3), load_engine(path, device="cpu")
+    engine, cpu = engine_of(path), load_engine(path, device="cpu")
+    lanes = [engine, *engine.more_lanes(2)]
     inputs = [{"x": np.random.default_rng(seed).standard_normal((64, 3)).astype(np.float32)} for seed in range(300)]
 
     def serve(index: int) -> list[dict[str, Array]]:

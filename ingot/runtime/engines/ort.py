@@ -98,12 +98,12 @@ class OrtEngine:
         self._shrinks = False
         self._run_options = self._new_options()
 
-    def lanes(self, count: int) -> list[OrtEngine]:
-        """Return engines that share this one's session, this one first: each can have a batch in flight.
+    def more_lanes(self, count: int) -> list[OrtEngine]:
+        """Return up to ``count`` engines that share this one's session: each can have a batch in flight.
 
-        On the CPU there is nothing to overlap, so it is this one alone.
+        On the CPU there is nothing to overlap, so there are none.
         """
-        lanes = [self]
+        lanes: list[OrtEngine] = []
         while self._lane is not None and self._pipeline is not None and len(lanes) < count:
             other = copy.copy(self)
             other._lane, other._run_options = self._new_lane(self._pipeline), self._new_options()

@@ -189,5 +189,5 @@ def _of_any_size(signature: Signature) -> Signature:
 
 def _lanes(engine: Engine, count: int) -> list[Engine]:
     """Return the engines that share one's copy of the model, itself first; only some have others."""
-    lanes: Callable[[int], list[Engine]] | None = getattr(engine, "lanes", None)
-    return [engine] if lanes is None else lanes(count)
+    more_lanes: Callable[[int], list[Engine]] | None = getattr(engine, "more_lanes", None)
+    return [engine] if more_lanes is None else [engine, *more_lanes(count - 1)]

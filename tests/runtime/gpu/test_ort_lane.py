@@ -27,7 +27,7 @@ def values(seed: int) -> dict[str, Array]:
 def test_lanes_of_one_session_answer_as_a_plain_one(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     engine, plain = pipelined(path, SessionDevice()), load_engine(path, device="cpu")
-    lanes = engine.lanes(3)
+    lanes = [engine, *engine.more_lanes(2)]
     assert lanes[0] is engine
     assert engine.settings["pipeline"] == "on"
 
@@ -79,7 +79,7 @@ def test_inputs_are_assembled_in_pinned_memory(tmp_path: Path) -> None:
 def test_an_engine_on_the_cpu_has_one_lane_and_allocates_ordinary_memory(tmp_path: Path) -> None:
     engine = load_engine(onnx_models.affine(tmp_path), device="cpu")
     assert isinstance(engine, OrtEngine)
-    assert engine.lanes(3) == [engine]
+    assert engine.more_lanes(2) == []
     array = engine.allocate(engine.signature.inputs[0], (2, 3))
     assert array.shape == (2, 3)
     assert array.dtype == np.float32
@@ -147,7 +147,8 @@ def test_other_failures_of_the_engine_are_internal(tmp_path: Path) -> None:
 def test_the_last_lane_returns_the_memory(tmp_path: Path) -> None:
     device = SessionDevice()
     free = device.memory, device.pinnable
-    lanes = pipelined(onnx_models.affine(tmp_path), device).lanes(3)
+    engine = pipelined(onnx_models.affine(tmp_path), device)
+    lanes = [engine, *engine.more_lanes(2)]
     answers = [lane.run(values(seed))["y"] for seed, lane in enumerate(lanes)]
     for lane in lanes[:2]:
         lane.close()
