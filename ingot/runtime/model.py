@@ -17,7 +17,7 @@ from typing import Any
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, Variant
 from ingot.report import units
-from ingot.runtime.devices import cpu_count
+from ingot.runtime.devices import cpu_count, kind_of
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
@@ -276,7 +276,7 @@ class Model:
             first = engines.engines[0]
             self.instances = engines.instances
             self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
-            if self.device == "cuda":
+            if kind_of(self.device) == "cuda":
                 self._metrics.gpus.use()
             self.state = State.TESTING
             engines.test()

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import ingot
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.gpus import Gpus
+from ingot.runtime.loading import loader
 from tests import onnx_models
 
 
@@ -129,12 +130,17 @@ def test_without_the_package_the_log_names_the_extra(
     assert "pip install 'ingot-serve[gpu]'" in caplog.text
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_server_reads_it_only_with_a_model_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library, device: str
 ) -> None:
-    monkeypatch.setattr(OrtEngine, "device", property(lambda _: device))
+    def open_engine(path: Path, **options: Any) -> OrtEngine:
+        engine = OrtEngine(path, device="cpu", threads=options["threads"])
+        engine.device = device
+        return engine
+
+    monkeypatch.setattr(loader, "open_engine", open_engine)
     with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, device="cpu") as running:
         text = httpx.get(f"{running.http_url}/metrics", trust_env=False, timeout=60).text
-    assert ('ingot_gpu_memory_bytes{gpu="0",kind="server"} 200.0' in text) == (device == "cuda")
-    assert (library.calls > 0) == (device == "cuda")
+    assert ('ingot_gpu_memory_bytes{gpu="0",kind="server"} 200.0' in text) == (device == "cuda:0")
+    assert (library.calls > 0) == (device == "cuda:0")
