@@ -10,26 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument, Unavailable
 from ingot.runtime.traffic.comparison import at_least
+from ingot.server.clients.management import Management, model_path
 
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 # Requests below which failures of a replica are not judged.
 _FEW = 10
-
-
-class Server(Protocol):
-    """The management of a replica; see :class:`ingot.server.clients.management.Management`."""
-
-    @property
-    def place(self) -> str: ...
-
-    async def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> Any: ...
 
 
 class Interrupted(Exception):
@@ -58,7 +48,7 @@ class Version:
 
     def path(self, action: str) -> str:
         """Return the path of an action on the model: ``load`` or ``trial``."""
-        return f"/v2/repository/models/{self.model}/{action}"
+        return model_path(self.model, action)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +99,7 @@ class Replica:
         return self.trial is not None and self.trial["state"] == "running" and self.trial["digest"] == digest
 
 
-async def look(servers: Iterable[Server], model: str) -> list[Replica]:
+async def look(servers: Iterable[Management], model: str) -> list[Replica]:
     """Return what each server says of a model, ``name:alias``; one that does not answer has the error as its state.
 
     Raises:
@@ -118,7 +108,7 @@ async def look(servers: Iterable[Server], model: str) -> list[Replica]:
     return list(await asyncio.gather(*(_look(server, model) for server in servers)))
 
 
-async def _look(server: Server, model: str) -> Replica:
+async def _look(server: Management, model: str) -> Replica:
     try:
         models = await server.ask("GET", "/v2/repository/status", timeout=_ANSWER_SECONDS)
     except Unavailable as error:
@@ -150,7 +140,7 @@ class Roll:
         stop: set by the user, to stop between two replicas.
     """
 
-    servers: Sequence[Server]
+    servers: Sequence[Management]
     what: Version
     policy: Policy
     move: Callable[[], object]
@@ -182,10 +172,10 @@ class Roll:
         # Now no longer ahead of the alias; otherwise one that soon moved back would not have moved in their eyes.
         await asyncio.gather(*map(self._load, self.servers))
 
-    async def _load(self, server: Server) -> None:
+    async def _load(self, server: Management) -> None:
         await server.ask("POST", self.what.path("load"), {"parameters": {"version": self.what.version}})
 
-    async def _next(self) -> list[Server]:
+    async def _next(self) -> list[Management]:
         """Return the replicas to change now; empty if all are changed."""
         if self.stop.is_set():
             raise Interrupted
@@ -210,7 +200,7 @@ class Roll:
                 now = each.digest[:19] if each.ready else each.state
                 raise Refused(f"the replica {each.place} was changed, but is not at version {self.what.version}: {now}")
 
-    async def _change(self, server: Server) -> None:
+    async def _change(self, server: Management) -> None:
         """Let one replica run the version."""
         self.say(f"{server.place}  changing")
         try:
@@ -227,7 +217,7 @@ class Roll:
             self._counted[server.place] = await self._counts(server)
         self.say(f"{server.place}  runs version {self.what.version}")
 
-    async def _try(self, server: Server, canary: Mapping[str, Any]) -> None:
+    async def _try(self, server: Management, canary: Mapping[str, Any]) -> None:
         """Let one replica try the version, until its own limits decide."""
         path = self.what.path("trial")
         [replica] = await look([server], self.what.model)
@@ -255,7 +245,7 @@ class Roll:
             if left <= 0 or await self._stopped(min(_LOOK_SECONDS, left)):
                 return
 
-    async def _judge(self, server: Server, most: float) -> None:
+    async def _judge(self, server: Management, most: float) -> None:
         """Check the share of requests that a changed replica has failed since it was changed."""
         counts = zip(await self._counts(server), self._counted[server.place], strict=True)
         total, failed = (now - then for now, then in counts)
@@ -265,7 +255,7 @@ class Roll:
                 "allowed"
             )
 
-    async def _counts(self, server: Server) -> tuple[int, int]:
+    async def _counts(self, server: Management) -> tuple[int, int]:
         """Return how many requests a replica's model has had, and failed."""
         name, _, alias = self.what.model.partition(":")
         path = f"/v2/models/{name}/versions/{alias}/stats"
@@ -294,7 +284,7 @@ class Roll:
                 left.append(f", but {server.place} is not: {error}")
         return "The replicas are back at what the alias means" + "".join(left)
 
-    async def _state_of(self, server: Server) -> str:
+    async def _state_of(self, server: Management) -> str:
         [replica] = await look([server], self.what.model)
         seen = ""
         if replica.trial is not None and replica.tries(self.what.digest):
