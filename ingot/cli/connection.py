@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.errors import InvalidArgument, NotFound, Unreached
-from ingot.server.clients.management import content_of
+from ingot.errors import InvalidArgument, NotFound
+from ingot.server.clients.management import content_of, options_of, socket_of, unreached
 
 if TYPE_CHECKING:
     import httpx
@@ -63,17 +63,9 @@ class Server:
 
         self.place = place
         access = Access(api_key(key_file), ca_file, cert_file, cert_key_file)
-        path = None if "://" in place else place.removeprefix("unix:")
-        with access.reading():
-            verify = access.context()
-        self._client = httpx.Client(
-            transport=None if path is None else httpx.HTTPTransport(uds=path),
-            base_url="http://localhost" if path is not None else place,
-            verify=verify,
-            headers=access.headers,
-            timeout=timeout,
-            trust_env=False,
-        )
+        socket = socket_of(place)
+        transport = None if socket is None else httpx.HTTPTransport(uds=socket)
+        self._client = httpx.Client(transport=transport, timeout=timeout, **options_of(place, access))
 
     def get(self, path: str) -> httpx.Response:
         """Send a request, and keep the connection.
@@ -100,15 +92,10 @@ class Server:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         import httpx
 
-        from ingot.server.clients.access import unreachable
-
         try:
             return self._client.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = str(error) or type(error).__name__
-            if "://" not in self.place:
-                raise Unreached(f"no server answers at {self.place}: {why}; is it running?") from error
-            raise unreachable(self.place, why) from error
+            raise unreached(self.place, error) from error
 
 
 def only_server(form: str) -> str:

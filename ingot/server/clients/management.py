@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ingot.errors import CLASSES, InternalError, Unavailable
-from ingot.server.clients.access import Access
+from ingot.errors import CLASSES, InternalError, Unreached
+from ingot.server.clients.access import Access, unreachable
 
 if TYPE_CHECKING:
     import httpx
@@ -28,10 +28,7 @@ class Management:
 
     def __init__(self, place: str, key: str | None = None, ca_file: Path | None = None):
         self.place = place
-        access = Access(key, ca_file, None, None)
-        self._headers = access.headers
-        with access.reading():
-            self._verify = access.context()
+        self._options = options_of(place, Access(key, ca_file, None, None))
 
     async def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None
@@ -49,20 +46,39 @@ class Management:
         """
         import httpx
 
-        unix = None if "://" in self.place else self.place.removeprefix("unix:")
+        socket = socket_of(self.place)
+        transport = None if socket is None else httpx.AsyncHTTPTransport(uds=socket)
         try:
-            async with httpx.AsyncClient(
-                transport=None if unix is None else httpx.AsyncHTTPTransport(uds=unix),
-                base_url="http://localhost" if unix is not None else self.place,
-                verify=self._verify,
-                headers=self._headers,
-                timeout=timeout,
-                trust_env=False,
-            ) as client:
+            async with httpx.AsyncClient(transport=transport, timeout=timeout, **self._options) as client:
                 answer = await client.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise Unavailable(f"no server answers at {self.place}: {error or type(error).__name__}") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise unreached(self.place, error) from error
         return content_of(answer)
+
+
+def socket_of(place: str) -> str | None:
+    """Return the Unix socket that a place names by its path; None for a URL."""
+    return None if "://" in place else place.removeprefix("unix:")
+
+
+def options_of(place: str, access: Access) -> dict[str, Any]:
+    """Return the options of httpx's clients, blocking or not, for a path of a Unix socket or ``http(s)://HOST:PORT``.
+
+    Raises:
+        InvalidArgument: a file of ``access`` cannot be used.
+    """
+    with access.reading():
+        verify = access.context()
+    url = place if socket_of(place) is None else "http://localhost"
+    return {"base_url": url, "verify": verify, "headers": access.headers, "trust_env": False}
+
+
+def unreached(place: str, error: Exception) -> Unreached:
+    """Return the error for a connection to a place that failed, with a remedy."""
+    why = str(error) or type(error).__name__
+    if socket_of(place) is None:
+        return unreachable(place, why)
+    return Unreached(f"no server answers at {place}: {why}; is it running?")
 
 
 def content_of(answer: httpx.Response) -> Any:
