@@ -169,21 +169,18 @@ def kserve(
     The options of ingot serve become variables of the container.
     """
     from ingot.deploy import kserve
-    from ingot.deploy.models import resolve
-    from ingot.deploy.plan import Plan, parse_range
 
-    config, variables = _settings(settings, None)
-    found = resolve([model], registry, store)
-    plan = Plan(
-        name=name or _name(found),
-        models=found,
-        image=image,
-        settings=config,
-        environment=variables,
-        replicas=parse_range(replicas),
+    plan = _plan(
+        [model],
+        image,
+        registry=registry,
+        name=name,
+        replicas=replicas,
         cpu=cpu,
         gpus=gpus,
         pull_secret=pull_secret,
+        store=store,
+        **settings,
     )
     _write(kserve.objects(plan, storage, model_image), output)
 
