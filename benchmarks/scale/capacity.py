@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.capacity", description=__doc__)
     parser.add_argument("--models", default=",".join(_MODELS), help="separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--slo", default="", help="of all models, in site of each one's")
+    parser.add_argument("--slo", default="", help="of all models, instead of one for each")
     parser.add_argument("--print", action="store_true", help="write nothing to docs/capacity.md")
     options = parser.parse_args()
     build = build_folder()
