@@ -28,6 +28,7 @@ from tests.support import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCS = "\n".join(path.read_text() for path in PAGES if path.is_relative_to(ROOT / "docs"))
+PACKAGES = "|".join(path.name for path in (ROOT / "ingot").iterdir() if (path / "__init__.py").is_file())
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
@@ -95,7 +96,13 @@ def test_every_quantization_metric_engine_and_transform_is_documented() -> None:
 def test_every_metric_is_documented() -> None:
     names = [family.name for family in Metrics().registry.collect()]
     assert len(names) > 5
-    assert [name for name in names if name not in DOCS] == []
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert [name for name in names if not re.search(rf"^\|.*`{name}(_total)?`.* \|", page, re.MULTILINE)] == []
+
+
+def test_the_glossary_explains_a_term_once() -> None:
+    terms = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert sorted(term for term in {*terms} - {"term"} if terms.count(term) > 1) == []
 
 
 def test_every_error_code_is_documented_with_its_statuses() -> None:
@@ -121,9 +128,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_modules_that_pages_name_exist() -> None:
     for page in PAGES:
-        for name in re.findall(
-            r"`(?:ingot/)?((?:server|runtime|export|quant|model_store|report)/[\w/]*)(?:\.py)?`", page.read_text()
-        ):
+        for name in re.findall(rf"`(?:ingot/)?((?:{PACKAGES})/[\w/]*)(?:\.py)?`", page.read_text()):
             module = ROOT / "ingot" / name
             assert module.is_dir() or module.with_suffix(".py").is_file(), f"{page.name} names {name}"
 
