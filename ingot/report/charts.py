@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from html import escape
@@ -10,6 +9,7 @@ from typing import Literal
 
 from ingot.report.axes import Axis
 from ingot.report.pages import COLORS
+from ingot.report.text import short_labels
 
 Kind = Literal["chosen", "held", "refused", "original"]
 """The role of a point or curve, which decides its colour and shape."""
@@ -169,7 +169,7 @@ def _scatter(
         names = [
             name + (f" ({point.y:.4g})" if below else "")
             for name, point, below in zip(
-                shortened([point.label for point in points], canvas.longest), points, beneath, strict=True
+                short_labels([point.label for point in points], canvas.longest), points, beneath, strict=True
             )
         ]
         # The first ones get the best places.
@@ -198,7 +198,7 @@ def _curves(
         drawn += [_line(canvas.left, y, right, y, "limit"), _text(right - 6, y - 6, limit[1], "end note")]
     # The legend: in the chart, right of it, or below it.
     left, top = (canvas.left + 16, _TOP + 16) if inside else (right + 16, _TOP + 16) if broad else (16, height + 10)
-    names = shortened([item.label for item in items], 60 if inside else canvas.longest if broad else 44)
+    names = short_labels([item.label for item in items], 60 if inside else canvas.longest if broad else 44)
     for number, (item, name) in enumerate(zip(items, names, strict=True)):
         spots = [(across.at(x), up.at(y)) for x, y in item.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
@@ -212,7 +212,7 @@ def _curves(
 def _bars(canvas: _Canvas, items: Sequence[Bar], title: str) -> str:
     values = [item.value for item in items if item.value is not None]
     step = 22.0 if len(items) <= 40 else 16.0
-    names = shortened([item.label for item in items], 46 if canvas.kind == "broad" else canvas.longest)
+    names = short_labels([item.label for item in items], 46 if canvas.kind == "broad" else canvas.longest)
     left = min(0.42 * canvas.width, 20 + 7.4 * max(map(len, names)))
     low, high = min(0.0, *values), max(0.0, *values)
     axis = Axis.over((low, high), left, canvas.width - 80, pad=0)
@@ -336,29 +336,6 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
 
 def _title(text: str) -> str:
     return f"<title>{escape(text)}</title>" if text else ""
-
-
-def shortened(labels: Sequence[str], most: int) -> list[str]:
-    """Return labels cut to ``most`` characters, without their middles: names of layers differ at their ends.
-
-    Those that differ in the middle are cut around it, so that different labels stay different.
-    """
-    cut = {label: short(label, most) for label in labels}
-    for text in [text for text, count in Counter(cut.values()).items() if count > 1]:
-        alike = [label for label in cut if cut[label] == text]
-        differ = next((at for at, chars in enumerate(zip(*alike, strict=False)) if len(set(chars)) > 1), 0)
-        start = max(differ - most // 2, 1)
-        cut |= {label: f"{_CUT}{label[start : start + most - 2]}{_CUT}" for label in alike}
-    counts = Counter(cut.values())
-    return [cut[label] if counts[cut[label]] == 1 else label for label in labels]
-
-
-_CUT = "\N{HORIZONTAL ELLIPSIS}"
-
-
-def short(text: str, most: int) -> str:
-    """Return a text without its middle if it is longer than ``most`` characters."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}{_CUT}{text[-(most - most // 2) :]}"
 
 
 _SHAPES = (

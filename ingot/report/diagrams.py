@@ -11,6 +11,7 @@ from typing import Literal
 
 from ingot.report import charts
 from ingot.report.layers import Layout, Point, layout
+from ingot.report.text import short
 
 Kind = Literal["compute", "norm", "activation", "pool", "shape", "quantize", "other", "part", "value"]
 """What a box stands for, which decides its colour."""
@@ -67,7 +68,7 @@ class Box:
         texts = [_CHAR * len(" ".join(_fitted(*line))) for line in self.lines] + [
             _CHAR * len(text) for text in self.results
         ]
-        return 2 * _PAD + max([_TITLE_CHAR * len(charts.short(self.title, _LONGEST_TITLE)) + mark, *texts])
+        return 2 * _PAD + max([_TITLE_CHAR * len(short(self.title, _LONGEST_TITLE)) + mark, *texts])
 
     @property
     def height(self) -> float:
@@ -107,13 +108,13 @@ def legend(kinds: Iterable[Kind]) -> str:
 
 def image(drawing: str, title: str = "") -> str:
     """Return a drawing as a separate SVG file, with its title above it."""
-    return charts.image(drawing, charts.short(title, _LONGEST_HEADING), _SHAPES)
+    return charts.image(drawing, short(title, _LONGEST_HEADING), _SHAPES)
 
 
 def _fitted(name: str, value: str) -> tuple[str, str]:
     """Return a line that fits into a box; of a long name the middle is left out, as the types after it are short."""
-    value = charts.short(value, _LONGEST_LINE if not name else _LONGEST_LINE - _LEAST_NAME)
-    return charts.short(name, _LONGEST_LINE - len(value)), value
+    value = short(value, _LONGEST_LINE if not name else _LONGEST_LINE - _LEAST_NAME)
+    return short(name, _LONGEST_LINE - len(value)), value
 
 
 def _edges(boxes: Sequence[Box], edges: Sequence[tuple[int, int]], found: Layout) -> list[str]:
@@ -167,7 +168,7 @@ def _box(box: Box, place: Point) -> str:
             f'<path class="head {color}" d="M{x:.1f} {y + _HEAD:.1f}v-{_HEAD - 5:.0f}q0-5 5-5h{width - 10:.1f}q5 0 5 5'
         )
         drawn.append(f'{head}v{_HEAD - 5:.0f}z"/>')
-    title = charts.short(box.title, _LONGEST_TITLE)
+    title = short(box.title, _LONGEST_TITLE)
     drawn.append(f'<text class="name" x="{x + _PAD:.1f}" y="{y + 17:.1f}">{escape(title)}</text>')
     if box.mark:
         drawn.append(f'<text class="mark {box.mark}" x="{x + width - _PAD:.1f}" y="{y + 17:.1f}">{box.mark}</text>')

@@ -6,6 +6,7 @@ import pytest
 
 from ingot.report import charts
 from ingot.report.charts import Bar, Curve, Kind, Point
+from ingot.report.text import short_labels
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTHS = {"broad": 860, "narrow": 340}
@@ -83,5 +84,5 @@ def test_different_labels_are_not_cut_alike(width: str) -> None:
             if "\N{HORIZONTAL ELLIPSIS}" in (item.text or "")
         ]
         assert len(set(shown)) == len(shown) == 3
-    assert charts.shortened(["same" * 9, "same" * 9], 8) == ["sam\N{HORIZONTAL ELLIPSIS}same"] * 2
-    assert len(set(charts.shortened([f"{'a' * n}{'b' * 40}{'a' * (9 - n)}" for n in range(10)], 8))) == 10
+    assert short_labels(["same" * 9, "same" * 9], 8) == ["sam\N{HORIZONTAL ELLIPSIS}same"] * 2
+    assert len(set(short_labels([f"{'a' * n}{'b' * 40}{'a' * (9 - n)}" for n in range(10)], 8))) == 10
