@@ -16,13 +16,11 @@ import argparse
 import collections
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, pinned
+from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, served
 
 _ROWS = 1024
 
@@ -74,7 +72,7 @@ def traffic(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     known = [write(folder / f"m{number}.onnx", arguments.megabytes, number) for number in range(arguments.models)]
     sources = [str(folder / f"m{number}.onnx") for number in range(arguments.models)]
     options = ["--memory-budget", arguments.budget, "--frontends", str(arguments.frontends)]
-    with served([*sources, *options]) as (addresses, process):
+    with served([*sources, *options], [SERVER_CORE]) as (addresses, process):
         level = pss(process.pid) - _sum(addresses["http"], "ingot_model_memory_bytes")
         memory = Memory(process.pid)
         clients = [
@@ -112,7 +110,7 @@ def cycles(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     write(folder / "small.onnx", 1, 1)
     socket = folder / "ctl"
     found: list[float] = []
-    with served([str(folder / "small.onnx"), "--management", str(socket)]) as (addresses, process):
+    with served([str(folder / "small.onnx"), "--management", str(socket)], [SERVER_CORE]) as (addresses, process):
         management = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://localhost", timeout=60
         )
@@ -130,23 +128,6 @@ def cycles(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "pss_mb": {number: round(found[number]) for number in range(0, len(found), 10)},
         "growth_percent": round(100 * (late / early - 1), 2),
     }
-
-
-@contextmanager
-def served(arguments: Sequence[str]) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """Run a server on one core; yield its addresses and its process."""
-    command = [sys.executable, "-m", "ingot", "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
-    command += ["--device", "cpu"]
-    process = subprocess.Popen(pinned(command, SERVER_CORE), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        assert process.stdout is not None  # noqa: S101 - for the type
-        yield json.loads(process.stdout.readline()), process
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
 
 
 class Client(threading.Thread):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, pinned
+from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, served
 from ingot.model_store import Store
 from tests.server.rolling import Load, times
 
@@ -50,14 +49,8 @@ def measure(folder: Path, frontends: int, changes: int, before: float) -> dict[s
     for version in (1, 2):
         store.push(times(version), f"times:{version}")
     store.promote("times:1", "prod")
-    command = ["ingot", "serve", "times:prod", "--store", str(store.root), "--frontends", str(frontends)]
-    command += ["--http-port", "0", "--grpc-port", "0", "--json"]
-    server = subprocess.Popen(
-        pinned([sys.executable, "-m", *command], SERVER_CORE), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        assert server.stdout is not None  # noqa: S101 - for the type
-        addresses = json.loads(server.stdout.readline())
+    arguments = ["times:prod", "--store", str(store.root), "--frontends", str(frontends)]
+    with served(arguments, [SERVER_CORE]) as (addresses, _):
         clients = [Load(addresses[protocol]) for protocol in ("http", "http", "grpc", "grpc")]
         for client in clients:
             client.start()
@@ -69,12 +62,6 @@ def measure(folder: Path, frontends: int, changes: int, before: float) -> dict[s
             client.ended.set()
         for client in clients:
             client.join(_SECONDS)
-    finally:
-        server.terminate()
-        try:
-            server.wait(_SECONDS)
-        finally:
-            server.kill()
     wanted = [1.0 + number % 2 for number in range(changes + 1)]
     quiet, busy = (_p99(clients, *period) for period in ((0.0, began), (began, ended)))
     return {

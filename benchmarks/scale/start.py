@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import shutil
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +28,7 @@ import ingot
 from benchmarks.model_store.common import Layers
 from benchmarks.model_store.page import about, finish, ratios, spread, table
 from benchmarks.model_store.processes import _RESULT
+from benchmarks.serving.processes import served
 from ingot.model_store import BlobFolder
 from tests.model_store.registry.servers import docker_registry
 
@@ -101,7 +101,8 @@ class Bench:
         model = model or self.layers
         os.sync()
         began = time.perf_counter()
-        with serving(self.source(model), store) as url, ingot.Client(url) as client:
+        arguments = [self.source(model), "--store", str(store), "--no-management"]
+        with served(arguments) as (addresses, _), ingot.Client(addresses["http"]) as client:
             self._check(client, model)
             self._note(self.first, kind, began)
             if result is None:
@@ -123,22 +124,6 @@ class Bench:
     def _note(self, times: Times, kind: str, began: float) -> None:
         if kind:
             times.setdefault(kind, []).append(time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def serving(source: str, store: Path) -> Iterator[str]:
-    """Run ``ingot serve``; yields its URL."""
-    command = [sys.executable, "-m", "ingot", "serve", source, "--store", str(store), "--device", "cpu", "--json"]
-    command += ["--http-port", "0", "--grpc-port", "0", "--no-management"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            line = process.stdout.readline() if process.stdout else ""
-            if not line:
-                raise SystemExit("ingot serve ended early")
-            yield str(json.loads(line)["http"])
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
 
 
 def page(bench: Bench, share: float, options: argparse.Namespace) -> str:

@@ -7,21 +7,19 @@ from one core with what Ingot's server answers on one, and its rate with that of
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.pairs import build_folder
-from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, free_port, pinned
+from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, free_port, pinned, served, started
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.payload import Payload
 from ingot.bench.target import Target
@@ -133,32 +131,16 @@ def _wrk(url: str, script: Path, seconds: int) -> tuple[float, float]:
 
 
 @contextmanager
-def _started(command: Sequence[str]) -> Iterator[str]:
-    """Run a server on its core; yield its first line."""
-    process = subprocess.Popen(pinned(command, SERVER_CORE), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        if process.stdout is None or not (line := process.stdout.readline()):
-            raise SystemExit(f"{command[0]} does not start")
-        yield line.decode()
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-@contextmanager
 def _answering(program: Path, rate: float) -> Iterator[str]:
     port = free_port()
-    with _started([str(program), str(port), str(rate)]):
+    with started([str(program), str(port), str(rate)], [SERVER_CORE]):
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def _ingot(tiny: Model) -> Iterator[tuple[str, str]]:
-    source = [f"{tiny.name}:1", "--store", str(tiny.store), "--device", "cpu"]
-    ports = ["--http-port", "0", "--grpc-port", "0", "--json"]
-    with _started([sys.executable, "-m", "ingot", "serve", *source, *ports]) as line:
-        urls = json.loads(line)
-        yield urls["http"], urls["grpc"]
+    with served([f"{tiny.name}:1", "--store", str(tiny.store)], [SERVER_CORE]) as (addresses, _):
+        yield addresses["http"], addresses["grpc"]
 
 
 if __name__ == "__main__":

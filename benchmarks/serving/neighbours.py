@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +25,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE
+from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, served
 
 _RATE = 50.0
 _CLIENTS = 16
@@ -132,23 +130,12 @@ def _calls(url: str) -> tuple[float, float]:
 
 @contextmanager
 def _served(arguments: Sequence[str], cores: Sequence[int]) -> Iterator[str]:
-    command = [sys.executable, "-m", "ingot", "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
-    process = subprocess.Popen(
-        ["taskset", "-c", ",".join(map(str, cores)), *command, "--device", "cpu"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    os.sched_setaffinity(0, {LOAD_CORE})
-    try:
-        assert process.stdout is not None  # noqa: S101 - for the type
-        yield json.loads(process.stdout.readline())["http"]
-    finally:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        process.terminate()
+    with served(arguments, cores) as (addresses, _):
+        os.sched_setaffinity(0, {LOAD_CORE})
         try:
-            process.wait(60)
+            yield addresses["http"]
         finally:
-            process.kill()
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SERVER_CORE = 0
 LOAD_CORE = 1
@@ -138,6 +142,38 @@ class Process:
 def pinned(command: Sequence[str], core: int) -> list[str]:
     """Return a command that runs on one core only."""
     return ["taskset", "-c", str(core), *command]
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], cores: Sequence[int] = ()) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a server on some cores, by default on all; yield its first line, and its process.
+
+    Raises:
+        NoAnswer: it ended before that.
+    """
+    command = ["taskset", "-c", ",".join(map(str, cores)), *command] if cores else command
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            line = process.stdout.readline() if process.stdout is not None else b""
+            if not line:
+                raise NoAnswer(f"this ended early: {shlex.join(command)}")
+            yield line.decode(), process
+        finally:
+            process.terminate()
+            try:
+                process.wait(ANSWER_SECONDS)
+            finally:
+                process.kill()
+
+
+@contextlib.contextmanager
+def served(
+    arguments: Sequence[str], cores: Sequence[int] = ()
+) -> Iterator[tuple[dict[str, Any], subprocess.Popen[bytes]]]:
+    """Run ``ingot serve`` with free ports on the CPU; yield what it prints with ``--json``, and its process."""
+    command = [sys.executable, "-m", "ingot", "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
+    with started([*command, "--device", "cpu"], cores) as (line, process):
+        yield json.loads(line), process
 
 
 def ask(port: int, request: bytes) -> tuple[int, bytes]:
