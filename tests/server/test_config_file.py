@@ -36,6 +36,7 @@ def other(name: str) -> Any:
             "cors_origin": "https://example.com",
             "cache": "64MB",
             "canary": "5,50",
+            "device": "cuda:0,1",
             "memory_budget": "4GB",
             "sticky_header": "x-user",
         }
@@ -50,7 +51,7 @@ def other(name: str) -> Any:
     if setting.duration:
         return "20ms"
     if setting.kind is int:
-        return (setting.default or 0) + 256 if setting.most is None else 3
+        return (setting.default or 0) + 256 if setting.most is None else 2
     return 0.5 if setting.kind is float else "x.txt"
 
 

@@ -14,7 +14,7 @@ from ingot.export.explain import places
 from ingot.export.program import Program, user_path
 from ingot.export.report import GraphView, Node, named
 from ingot.export.rewrite.passes.fx_graph import arguments
-from ingot.export.torch_internals import pytree, schema
+from ingot.export.torch_internals import OpOverload, pytree, schema
 from ingot.report.text import one_line
 
 _LONGEST_ATTRIBUTE = 80
@@ -84,7 +84,7 @@ def _type(node: fx.Node) -> tuple[str, str]:
 def _attributes(node: fx.Node, symbols: Mapping[str, str]) -> dict[str, str]:
     """Return the arguments of a call that are not tensors, without those at their defaults."""
     defaults = {}
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         defaults = {argument.name: argument.default_value for argument in schema(node.target).arguments}
     shown = {}
     for name, value in arguments(node).items():

@@ -83,7 +83,7 @@ class Dispatcher:
         statistics: Statistics | None = None,
         crowded: bool = False,
         inline: bool = True,
-        lost: Callable[[str], None] = lambda reason: None,
+        lost: Callable[[str], None] | None = None,
     ):
         self.in_flight = 0
         self._name = name
@@ -326,6 +326,7 @@ class Dispatcher:
         for instance in self._instances:
             instance.close(timeout)
         self._instances, self._idle = [], []
+        self._lost = None  # the timer of deadlines holds requests that are over, and so this object, for a while
 
     def _pump(self) -> None:
         self._pump_due = False
@@ -447,7 +448,8 @@ class Dispatcher:
         reason = f"its device {worker.device} failed: {worker.lost}"
         log.error("model %s has %d of %d workers left: %s", self._name, len(left), len(self._instances), reason)
         if not left:
-            self._lost(reason)
+            if self._lost is not None:
+                self._lost(reason)
             error = Unavailable(f"model '{self._name}' is not available: {reason}")
             self.fail(worker, error, error)
 
