@@ -65,6 +65,13 @@ def servers(tmp_path: Path) -> list[str]:
     return [text for n in range(3) for text in ("--server", str(tmp_path / f"r{n}"))]
 
 
+def started(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start ``ingot`` with its store in a folder."""
+    environment = {**os.environ, "INGOT_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ingot", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def versions(store: Store, replicas: list[RunningServer]) -> list[str]:
     """Return the version that each replica serves."""
     named = {digest: tag for tag, digest in store.tags("times").items() if tag.isdigit()}
@@ -138,26 +145,7 @@ def test_failures_after_the_change_bring_the_replicas_back(
 ) -> None:
     with (
         ingot.Client(replicas[0].http_url) as client,
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ingot",
-                "fleet",
-                "roll",
-                "times:prod",
-                "4",
-                *servers,
-                "--pause",
-                "60s",
-                "--errors",
-                "5",
-            ],
-            env={**os.environ, "INGOT_HOME": str(store.root), "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process,
+        started(store.root, "fleet", "roll", "times:prod", "4", *servers, "--pause", "60s", "--errors", "5") as process,
     ):
         wait_until(lambda: versions(store, replicas)[0] == "4")
         while process.poll() is None:
@@ -172,13 +160,7 @@ def test_failures_after_the_change_bring_the_replicas_back(
 def test_an_interrupted_roll_continues(
     run_ingot: RunIngot, store: Store, replicas: list[RunningServer], servers: list[str]
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "ingot", "fleet", "roll", "times:prod", "2", *servers, "--pause", "60s"],
-        env={**os.environ, "INGOT_HOME": str(store.root), "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(store.root, "fleet", "roll", "times:prod", "2", *servers, "--pause", "60s") as process:
         assert process.stdout is not None
         while "runs version 2" not in process.stdout.readline():
             assert process.poll() is None
@@ -199,12 +181,7 @@ def test_an_interrupted_roll_continues(
 @pytest.mark.matrix
 def test_an_interrupt_stops_a_canary(store: Store, replicas: list[RunningServer], servers: list[str]) -> None:
     digest = store.digest_of("times", "2")
-    with subprocess.Popen(
-        [sys.executable, "-m", "ingot", "fleet", "roll", "times:prod", "2", *servers, "--canary", "50"],
-        env={**os.environ, "INGOT_HOME": str(store.root), "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(store.root, "fleet", "roll", "times:prod", "2", *servers, "--canary", "50") as process:
         wait_until(lambda: (replicas[0].status()[0]["trial"] or {}).get("digest") == digest)
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=60)
@@ -264,12 +241,9 @@ def test_real_servers_follow_a_registry_without_a_failed_request(
         urls, servers = [], []
         for n in range(3):
             process = running.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "ingot", "serve", str(address), "--json", "--http-port", "0",
-                     "--grpc-port", "0", "--management", str(tmp_path / f"r{n}"), "--watch", "1s"],
-                    env={**os.environ, "INGOT_HOME": str(tmp_path / f"node{n}"), "PYTHONPATH": str(ROOT)},
-                    stdout=subprocess.PIPE,
-                    text=True,
+                started(
+                    tmp_path / f"node{n}", "serve", str(address), "--json", "--http-port", "0", "--grpc-port", "0",
+                    "--management", str(tmp_path / f"r{n}"), "--watch", "1s",
                 )
             )  # fmt: skip
             running.callback(process.terminate)
