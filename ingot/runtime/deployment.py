@@ -138,7 +138,7 @@ class Deployment:
             raise NotFound(f"'{located.name}' has no tag '{located.reference.tag or self.tag}' any longer")
         return found
 
-    def beside(self, version: str) -> str:
+    def source_of(self, version: str) -> str:
         """Return the source of another version in the repository whose alias this follows.
 
         Raises:

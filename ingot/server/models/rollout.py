@@ -184,7 +184,7 @@ class Rollouts:
         """
         deployment = self.repository.one(name)
         async with deployment.changing:
-            source = f"{deployment.name}={deployment.beside(version)}"
+            source = f"{deployment.name}={deployment.source_of(version)}"
             passed = await in_thread("look", deployment.wanted)
             model = (await in_thread("open", lambda: self.repository.open(source, deployment.settings)))[1]
             model.version = deployment.tag

@@ -91,7 +91,7 @@ class Trials:
         if (version := given.pop("version", None)) is not None:
             if source is not None:
                 raise InvalidArgument("give a source or a version, not both")
-            source, passed = deployment.beside(str(version)), await in_thread("look", deployment.wanted)
+            source, passed = deployment.source_of(str(version)), await in_thread("look", deployment.wanted)
         if source is not None and (not isinstance(source, str) or not source):
             raise InvalidArgument(f"'source' is {source!r}; it must be a reference such as digits:2")
         if not isinstance(shadow, bool):
