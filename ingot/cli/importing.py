@@ -104,7 +104,7 @@ def import_model(
     done: list[dict[str, Any]] = []
     failed: list[str] = []
     source = source.expanduser()
-    with candidates(source, Consent(allow_code, without_handler)) as found:
+    with candidates(source, Consent(allow_code, without_handler, bool(inputs or example))) as found:
         jobs, there = _plan(found, reference, out, kept)
         call = {"inputs": inputs or (), "example_inputs": _example(example), "output_names": output_names or ()}
         for target in there:

@@ -154,7 +154,7 @@ class _Reader:
             refusals.append(str(error))
         if refusals and kind == "torchscript" and not self._consent.allow_code:  # otherwise checked once it is read
             refusals.append("TorchScript is a program, which needs --allow-code")
-        if refusals and kind in ("torchscript", "state_dict"):
+        if refusals and kind in ("torchscript", "state_dict") and not self._consent.described:
             refusals.append("--input must describe the inputs, which the archive does not")
         if refusals:
             raise InvalidArgument("; also, ".join(refusals))

@@ -63,7 +63,7 @@ def import_model(
         Unsupported: a package is missing.
     """
     path = Path(source).expanduser()
-    with candidates(path, Consent(allow_code, without_handler)) as found:
+    with candidates(path, Consent(allow_code, without_handler, bool(inputs) or example_inputs is not None)) as found:
         if len(found) > 1:
             raise InvalidArgument(f"{path} holds {len(found)} models; import one at a time: {places(found)}")
         return convert(found[0], example_inputs, inputs=inputs, output_names=output_names, name=name, progress=progress)

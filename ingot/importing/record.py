@@ -31,15 +31,17 @@ class Declared:
 
 @dataclass(frozen=True)
 class Consent:
-    """The user's consent.
+    """The user's consent, and whether options describe the inputs.
 
     Args:
         allow_code: the model's own code may be run.
         without_handler: a custom handler may be dropped.
+        described: the inputs are described, so that a refusal need not ask for them.
     """
 
     allow_code: bool = False
     without_handler: bool = False
+    described: bool = False
 
     def need_code(self, why: str) -> None:
         """Raise InvalidArgument unless code may be run; ``why`` names the code and the reason."""
