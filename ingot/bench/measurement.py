@@ -56,11 +56,13 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """Read ``p99=50ms``. Raises InvalidArgument for other forms."""
+        """Read ``p99=50ms``. Raises InvalidArgument for other forms, and for a time without a unit."""
         found = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)=(.+)", text.strip())
         seconds = units.seconds(found[2]) if found else None
         if found is None or not seconds or not 0 < float(found[1]) < 100:
             raise InvalidArgument(f"'{text}' is not an objective; write it as p99=50ms")
+        if found[2][-1] in "0123456789.":  # it could be meant as milliseconds
+            raise InvalidArgument(f"'{text}' has no unit; write it as p{found[1]}={found[2]}ms or p{found[1]}={found[2]}s")
         return cls(quantile=float(found[1]) / 100, seconds=seconds)
 
     def __str__(self) -> str:

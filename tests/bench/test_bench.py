@@ -165,6 +165,7 @@ def test_a_server_with_tls(run_ingot: RunIngot, tmp_path: Path) -> None:
         (("-c", "0"), "--clients '0' is not a list of counts; write it as 1,8,32"),
         (("-c", "1", "--rate", "5"), "--clients, --rate, --times and --slo exclude each other"),
         (("--slo", "50ms"), "'50ms' is not an objective; write it as p99=50ms"),
+        (("--slo", "p99=50"), "'p99=50' has no unit; write it as p99=50ms or p99=50s"),
         (("--protocol", "grpc"), "write grpc://HOST:PORT, with the gRPC port"),
         (("--shape", "y:1,3"), "--shape names 'y'; the model's inputs are x"),
         (("--shape", "x:1,4"), "the server answered 400"),
@@ -235,4 +236,7 @@ def test_an_objective_counts_what_was_not_answered() -> None:
     assert point([0.3, 0.1, 0.2]).quantile(0.5) == 0.2
     for text in ("p99", "99=1ms", "p100=1ms", "p99=0ms", "p99=fast"):
         with pytest.raises(InvalidArgument, match="write it as p99=50ms"):
+            Objective.parse(text)
+    for text in ("p99=50", "p99=0.05", "p99=5."):
+        with pytest.raises(InvalidArgument, match=f"'{text}' has no unit; write it as {text}ms or {text}s"):
             Objective.parse(text)
