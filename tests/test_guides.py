@@ -50,6 +50,7 @@ SECTIONS = {
         "See why a new version was refused": ["it is unsigned"],
         "Compare a new version with the one that answers": ["1 compared, 0.00% agree", "stopped"],
         "Let a new version take over step by step": ["was rolled back", "1 % are allowed"],
+        "Share the requests by hand, and go back": ["digits=digits:2", "digits=digits:prod, followed"],
         "Serve several versions": ['"versions":["1","2"]', '"versions":["1"]'],
     },
 }
