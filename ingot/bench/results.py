@@ -155,9 +155,8 @@ def warnings(point: Point, processes: int) -> list[str]:
             f"results may be its own limit: use --processes {processes + 1} or more"
         )
     if point.total.waited:
-        share = point.total.waited / max(1, len(point.total.latencies) + point.total.failed)
         found.append(
-            f"{point.name}: {share:.1%} of the requests waited for a connection, which their latency includes; "
+            f"{point.name}: {point.total.waited:,} requests waited for a connection, which their latency includes; "
             "--connections allows more"
         )
     if point.stable is False:

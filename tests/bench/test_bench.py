@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ import ingot
 from ingot.bench.measurement import Bench, Objective, Point, Rule
 from ingot.bench.payload import payload
 from ingot.bench.processes import Window
+from ingot.bench.results import warnings
 from ingot.bench.target import Target
 from ingot.errors import InvalidArgument
 from ingot.server.main import RunningServer
@@ -240,3 +242,10 @@ def test_an_objective_counts_what_was_not_answered() -> None:
     for text in ("p99=50", "p99=0.05", "p99=5."):
         with pytest.raises(InvalidArgument, match=f"'{text}' has no unit; write it as {text}ms or {text}s"):
             Objective.parse(text)
+
+
+def test_a_note_counts_the_requests_that_waited_for_a_connection() -> None:
+    measured = point([0.01] * 2)
+    queued = replace(measured, total=replace(measured.total, waited=1500))
+    assert "1,500 requests waited for a connection" in warnings(queued, processes=1)[0]
+    assert not warnings(measured, processes=1)
