@@ -242,6 +242,20 @@ class TestTraces:
         reasons = {each.key: each.value.string_value for batch in batches for each in batch.attributes}
         assert reasons["ingot.batch.reason"] in REASONS
 
+    def test_a_server_ends_though_the_collector_does_not_answer(
+        self, tmp_path: Path, collector: tuple[str, list[Span]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        endpoint, _ = collector
+        closed = threading.Event()
+        waited: list[bool] = []
+        monkeypatch.setattr(Collector, "do_POST", lambda _: waited.append(closed.wait(10)))
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
+        monkeypatch.setattr("ingot.server.observation.spans._FLUSH", 0.1)
+        with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, otlp=endpoint) as running:
+            httpx.post(running.http_url + INFER, json=BODY, headers={"traceparent": PARENT}, trust_env=False)
+        assert not waited
+        closed.set()
+
     def test_a_wrong_address_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ingot.IngotError, match="address of a collector"):
             ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, otlp="collector:4318")

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -24,8 +25,8 @@ from ingot.runtime.dispatch.statistics import BatchTimes
 from ingot.runtime.metrics import Metrics
 from ingot.server.observation.context import RequestContext
 
-# Milliseconds to export what waits when the server stops.
-_FLUSH = 5000
+# Seconds to export what waits when the server stops.
+_FLUSH = 5.0
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("ingot", __version__)
 _OK, _ERROR = Status(), Status(StatusCode.ERROR)
@@ -54,7 +55,8 @@ class Spans:
             {"service.name": os.environ.get("OTEL_SERVICE_NAME", "ingot"), "service.instance.id": replica}
         )
         self._resource = resource.merge(OTELResourceDetector().detect())  # whose attributes replace these
-        self._processor = BatchSpanProcessor(_exporter(endpoint))
+        self._exporter = _exporter(endpoint)
+        self._processor = BatchSpanProcessor(self._exporter)
         self._share = share
         self._traced = metrics.traces
         # Spans have the time of the day, and contexts that of a clock that never jumps.
@@ -114,8 +116,12 @@ class Spans:
 
     def close(self) -> None:
         """Export what waits, for some seconds, and stop."""
-        self._processor.force_flush(_FLUSH)
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        # OpenTelemetry has no limit for this: a collector that does not answer would hold up the end of the server.
+        ending = threading.Thread(target=self._processor.shutdown, name="ingot-spans", daemon=True)
+        ending.start()
+        ending.join(_FLUSH)
+        if ending.is_alive():
+            self._exporter.shutdown()  # which ends its repetitions
 
     def _stage(
         self,
