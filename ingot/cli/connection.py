@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +35,9 @@ CertOption = Annotated[
 ]
 CertKeyOption = Annotated[Path | None, typer.Option("--cert-key-file", help="PEM file of that certificate's key.")]
 
+# Bytes of an answer at most.
+_LARGEST = 64 << 20
+
 
 class Server:
     """A running server, over HTTP on a port or a Unix socket.
@@ -62,6 +67,7 @@ class Server:
         from ingot.server.clients.access import Access
 
         self.place = place
+        self._timeout = timeout
         access = Access(api_key(key_file), ca_file, cert_file, cert_key_file)
         socket = socket_of(place)
         transport = None if socket is None else httpx.HTTPTransport(uds=socket)
@@ -93,9 +99,24 @@ class Server:
         import httpx
 
         try:
-            return self._client.request(method, path, json=body)
+            with self._client.stream(method, path, json=body) as answer:
+                return httpx.Response(answer.status_code, content=self._read(answer))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise unreached(self.place, error) from error
+
+    def _read(self, answer: httpx.Response) -> bytes:
+        """Return the body. The client's own timeout is that of each part, which an endless answer always meets."""
+        import httpx
+
+        end = math.inf if self._timeout is None else time.monotonic() + self._timeout
+        content = bytearray()
+        for part in answer.iter_bytes():
+            content += part
+            if len(content) > _LARGEST:
+                raise httpx.ReadError(f"the answer has more than {_LARGEST >> 20} MiB")
+            if time.monotonic() > end:
+                raise httpx.ReadTimeout("timed out")
+        return bytes(content)
 
 
 def only_server(form: str) -> str:

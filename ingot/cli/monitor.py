@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WINDOW = 10.0
 """Seconds over which latencies and shares are computed, as on the server's page."""
+# What numbers, labels and fields that Ingot does not send lead to.
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Monitor:
@@ -64,7 +66,10 @@ class Monitor:
         self._readings.append(now)
         while len(self._readings) > 2 and now.at - self._readings[1].at >= WINDOW:
             self._readings.popleft()
-        return load(now, before, self._readings[0])
+        try:
+            return load(now, before, self._readings[0])
+        except _WRONG as error:
+            raise self._foreign("its metrics and statistics do not fit together") from error
 
     def _read(self) -> Reading:
         from ingot.server.clients.monitoring import Reading, Samples
@@ -80,14 +85,14 @@ class Monitor:
             if "ingot_threads" not in samples:
                 raise self._foreign("its /metrics has none of Ingot's metrics")
             models = json.loads(self._text(server, "/v2/models/stats"))["model_stats"]
-        except (ValueError, LookupError, TypeError) as error:
+        except _WRONG as error:
             raise self._foreign("its /metrics or /v2/models/stats is not what Ingot sends") from error
         return Reading(at=at, samples=samples, models=models)
 
     def _identify(self, server: Server) -> None:
         try:
             self.version = str(json.loads(self._text(server, "/v2"))["version"])
-        except (ValueError, LookupError, TypeError) as error:
+        except _WRONG as error:
             raise self._foreign("it does not describe itself at /v2") from error
 
     def _text(self, server: Server, path: str) -> str:

@@ -137,7 +137,8 @@ def _screen(title: str, found: ServerLoad) -> RenderableType:
             table.add_column(name, justify="right" if index >= _TEXTS else "left", no_wrap=True)
     table.add_column("time", no_wrap=True)
     for model in found.models:
-        cells = [cell for name, cell in zip(_TITLES, _cells(model), strict=True) if name not in left_out]
+        # As Text: a name in brackets is not a style.
+        cells = [Text(cell) for name, cell in zip(_TITLES, _cells(model), strict=True) if name not in left_out]
         table.add_row(*cells, _bar(model, _BAR // 2 if narrow else _BAR), style="" if model.state == "ready" else "red")
     legend = Text("time  ", style="dim")
     for stage, colour in zip(STAGES, _COLOURS, strict=True):
@@ -197,9 +198,9 @@ def _lines(title: str, found: ServerLoad) -> list[str]:
 def _cells(model: ModelLoad) -> list[str]:
     return [
         printable(f"{model.name}:{model.version}"),
-        model.state,
+        printable(model.state),
         printable(model.variant),
-        model.device,
+        printable(model.device),
         _count(model.requests_per_s),
         _count(model.rows_per_s),
         _time(model.p50),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -217,3 +218,73 @@ def test_what_is_wrong_is_named(
     places: Callable[[str], str], run_ingot: RunIngot, arguments: tuple[str, ...], expected: str
 ) -> None:
     assert expected in refused(run_ingot("top", *map(places, arguments)))
+
+
+class Broken(Other):
+    """Claims to be Ingot, and sends something else."""
+
+    metrics = models = ""
+
+    def do_GET(self) -> None:
+        known = {"/v2": '{"version": "1"}', "/metrics": f"ingot_threads 4\n{self.metrics}\n"}
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # a client that has had enough
+            self.wfile.write(known.get(self.path, self.models or '{"model_stats": []}').encode())
+            while "endless" in self.metrics and self.path == "/metrics":
+                self.wfile.write(b"#" * (1 << 20))
+
+
+@contextlib.contextmanager
+def broken(**answers: str) -> Iterator[str]:
+    """Yield the URL of such a server."""
+    with HTTPServer(("127.0.0.1", 0), type("Handler", (Broken,), answers)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    ("metrics", "models"),
+    [
+        ("ingot_errors_total 4", ""),
+        ('ingot_errors_total{name="a",now="b",protocol="c",code="d"} 4', ""),
+        ("ingot_http_connections Inf", ""),
+        ('ingot_gpu_memory_bytes{gpu="x"} 1', ""),
+        ("ingot_trial_weight_percent 1", ""),
+        ("", '{"model_stats": "abc"}'),
+        ("", '{"model_stats": [{"name": ["a"], "version": {}, "ingot": []}]}'),
+        ("", '{"model_stats": [{"name": "a", "version": "1", "ingot": {}, "inference_stats": {"queue": 1}}]}'),
+        ("", "[" * 100_000),
+    ],
+)
+def test_a_broken_server_is_named(run_ingot: RunIngot, metrics: str, models: str) -> None:
+    with broken(metrics=metrics, models=models) as url:
+        text = refused(run_ingot("top", url, "--once", "--interval", "100ms"))
+    assert f"what answers at {url} is not the HTTP port of an Ingot server" in text
+
+
+def test_an_endless_answer_ends(run_ingot: RunIngot) -> None:
+    with broken(metrics="# endless") as url:
+        assert "has more than 64 MiB" in refused(run_ingot("top", url, "--once", "--interval", "100ms"))
+
+
+def test_names_of_a_server_do_not_control_the_terminal() -> None:
+    name = "a\x1b]0;b\x07"
+    described = {"state": name, "variant": "[/]", "device": name}
+    stats = {"model_stats": [{"name": name, "version": name, "ingot": described}]}
+    with broken(models=json.dumps(stats)) as url:
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "24"}
+        process = subprocess.Popen([*TOP, url, "--interval", "100ms"], stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"[/]") < 2 and process.poll() is None:
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        seen += read_all(ours)
+        assert process.wait(60) == 0
+        os.close(ours)
+    assert b"]0;b" in seen
+    assert b"\x1b]0" not in seen

@@ -215,9 +215,9 @@ def _model(found: Mapping[str, Any], now: Reading, before: Reading, first: Readi
     return ModelLoad(
         name=name,
         version=version,
-        state=described.get("state", "ready"),
-        variant=described.get("variant") or "",
-        device=described.get("device") or "",
+        state=str(described.get("state", "ready")),
+        variant=str(described.get("variant") or ""),
+        device=str(described.get("device") or ""),
         requests_per_s=requests / seconds,
         rows_per_s=rows / seconds,
         failed_per_s=max(0.0, requests - increase("ingot_requests_total", code="ok")) / seconds,
