@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
-from ingot.cli.output import duration, note, print_json, progress, stdout
+from ingot.cli.output import duration, note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -76,14 +76,16 @@ def _content(profile: Profile) -> dict[str, Any]:
 def _print(title: str, profiles: Sequence[Profile], by: str) -> None:
     from rich.table import Table
 
-    key: Callable[[OperatorTime], str] = (lambda each: each.operator) if by == "operator" else (lambda each: each.node)
+    def key(each: OperatorTime) -> str:
+        return printable(each.operator if by == "operator" else each.node)
+
     times: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(profiles))
     nodes: dict[str, float] = defaultdict(float)
     kinds: dict[str, str] = {}
     for index, each in enumerate(profiles):
         for operator in each.operators:
             times[key(operator)][index] += operator.seconds
-            kinds[key(operator)] = operator.operator
+            kinds[key(operator)] = printable(operator.operator)
             if index == len(profiles) - 1:
                 nodes[key(operator)] += operator.calls
     table = Table(title=title, caption="median times of an engine call, and shares of the time in operators")
@@ -106,7 +108,7 @@ def _print(title: str, profiles: Sequence[Profile], by: str) -> None:
     table.add_row(
         "rows per second", "", *(cell for each in profiles for cell in (f"{each.rows / each.seconds:,.0f}", ""))
     )
-    stdout().print(table)
+    stdout().print(table, markup=False)
 
 
 def _cells(seconds: float, profile: Profile) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 
 from tests.support import RunIngot, refused, succeeded
 
@@ -28,6 +29,18 @@ def test_the_nodes_as_a_table_and_as_json(run_ingot: RunIngot, digits_fp32: Path
     times = [each["seconds"] for each in found["operators"]]
     assert times == sorted(times, reverse=True)
     assert sum(each["operator"] == "Conv" for each in found["operators"]) == 3
+
+
+def test_names_of_nodes_do_not_control_the_terminal(run_ingot: RunIngot, tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Exp", ["x"], ["y"], name="[/a]\x1b]0;b\x07")], "g", values[:1], values[1:]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
+    succeeded(run_ingot("import", "odd.onnx", "odd:1"))
+    done = succeeded(run_ingot("profile", "odd:1", "--by", "node", "--batch", "1", "--calls", "3"))
+    assert "[/a]\\x1b]0;b\\x07" in done
 
 
 @pytest.mark.parametrize(
