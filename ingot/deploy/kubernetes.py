@@ -27,9 +27,10 @@ def environment(plan: Plan, **more: str) -> list[dict[str, Any]]:
     notes = {"INGOT_INSECURE": "No TLS and no keys: the NetworkPolicy decides who reaches the ports."}
     replica = {"name": "INGOT_REPLICA", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
-        replica,
+        *([replica] if "INGOT_REPLICA" not in found else []),
         *(
-            {**(comment(notes[name]) if name in notes else {}), "name": name, "value": value}
+            # Kubernetes reads $(NAME) as a variable, and $$ as $.
+            {**(comment(notes[name]) if name in notes else {}), "name": name, "value": value.replace("$", "$$")}
             for name, value in found.items()
         ),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from ingot.deploy.plan import Served
 from ingot.errors import InvalidArgument
 from ingot.model_store import Reference, Store
-from ingot.model_store.places import Located, locate
+from ingot.model_store.places import Located, locate, split_name
 from ingot.model_store.references import is_version, written_name
 
 
@@ -38,7 +38,7 @@ def resolve(
 
 
 def _model(text: str, registry: str | None, store: Store, *, shared: bool) -> Served:
-    name, _, source = text.rpartition("=")
+    name, source = split_name(text)
     located = locate(source, store)
     servers = "replicas" if shared else "pods"
     if located.reference is None:

@@ -177,6 +177,12 @@ class Plan:
                 f"'{self.name}' cannot name objects of Kubernetes; use --name with up to 53 lower-case letters, digits "
                 "and -, from a letter"
             )
+        named = {"--secret": self.secret, "--pull-secret": self.pull_secret, "--monitoring": self.monitoring}
+        for option, name in named.items():
+            if name is not None and re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name) is None:
+                raise InvalidArgument(
+                    f"{option} '{name}' is not a name of Kubernetes: write lower-case letters, digits, - and ."
+                )
 
     @property
     def cores(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from ingot.model_store.format.archive import Archive
 from ingot.model_store.references import Reference
 from ingot.model_store.store.store import Store
 from ingot.model_store.store.tags import ANY
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
 class Place(Protocol):
@@ -193,6 +196,12 @@ def is_file(text: str) -> bool:
     if "://" in text:
         return is_object(text)
     return text.endswith((".ingot", ".onnx")) or text.startswith((".", "/", "~"))
+
+
+def split_name(text: str) -> tuple[str | None, str]:
+    """Return the name of ``NAME=SOURCE``, or None, and the source."""
+    match = _NAMED.fullmatch(text)
+    return (match["name"], match["source"]) if match else (None, text)
 
 
 def split_variant(text: str) -> tuple[str, str | None]:

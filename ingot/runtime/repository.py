@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from ingot.model_store import Archive, Store
-from ingot.model_store.places import Located, is_file, locate, split_variant
+from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
 from ingot.runtime.catalog import Catalog
 from ingot.runtime.deployment import Deployment, is_onnx, stamp
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _CODE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_]\w*)")
 _INPUT = "'NAME:float32[batch,...]'"
 _REPLACED = 256
-_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
 class Repository(Catalog[Model]):
@@ -219,7 +218,7 @@ class Repository(Catalog[Model]):
         Raises:
             InvalidArgument: it is not a source.
         """
-        name, _ = split_variant(_split_name(source)[1])
+        name, _ = split_variant(split_name(source)[1])
         return not is_file(name) and Reference.parse(name).registry is None
 
     def renewed(self, deployment: Deployment) -> Model:
@@ -232,7 +231,7 @@ class Repository(Catalog[Model]):
         of_archive = functools.partial(self._of_archive, settings)
         if isinstance(source, Archive):
             return None, of_archive(source.name, "1", source, Reference(source.name))
-        name, source = _split_name(source)
+        name, source = split_name(source)
         with _exported_first(source):
             located = locate(source, self._store)
         if is_onnx(located):
@@ -296,12 +295,6 @@ def _exported_first(source: str) -> Iterator[None]:
                 f"-o {code['attribute']}.ingot first, then ingot serve {code['attribute']}.ingot"
             ) from error
         raise
-
-
-def _split_name(source: str) -> tuple[str | None, str]:
-    """Return the name of ``NAME=SOURCE``, or None, and the source."""
-    match = _NAMED.fullmatch(source)
-    return (match["name"], match["source"]) if match else (None, source)
 
 
 def _is_code(module: str) -> bool:

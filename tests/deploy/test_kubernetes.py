@@ -96,6 +96,15 @@ def test_settings_become_variables_and_decide_on_the_rest(deploy: Deploy, pushed
     assert [each["periodSeconds"] * each["failureThreshold"] for each in startup] == [302, 12]
 
 
+def test_settings_mean_the_same_in_a_container(deploy: Deploy, pushed: str) -> None:
+    options = ("--otlp", "http://$(INGOT_HOME)$$:4318", "--replica", "blue")
+    given = container(deploy("k8s", pushed, *options))["env"]
+    values = {each["name"]: each.get("value") for each in given}
+    assert values["INGOT_OTLP"] == "http://$$(INGOT_HOME)$$$$:4318"
+    assert values["INGOT_REPLICA"] == "blue"
+    assert len(values) == len(given)
+
+
 def test_certificates_keys_and_credentials_come_from_secrets(deploy: Deploy, pushed: str) -> None:
     objects = deploy("k8s", pushed, "--secret", "access", "--pull-secret", "pull", "--tls-cert", "/access/tls.crt",
                      "--tls-key", "/access/tls.key", "--auth", "/access/keys.toml", "--replicas", "3")  # fmt: skip
@@ -154,6 +163,10 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
         (["PUSHED", "--auth", "keys.toml"], "/access/keys.toml"),
         (["PUSHED", "--auth", "/access/keys.toml"], "--secret"),
         (["PUSHED", "--slo", "fast"], "--slo"),
+        (["a{{b}}=PUSHED"], "is not a model reference"),
+        (["PUSHED", "--secret", "{{ .Values.image }}"], "--secret '{{ .Values.image }}' is not a name of Kubernetes"),
+        (["PUSHED", "--pull-secret", "a: b"], "--pull-secret"),
+        (["PUSHED", "--monitoring", "Monitoring"], "--monitoring"),
     ],
     ids=lambda each: each[-1] if isinstance(each, list) else "",
 )
@@ -161,7 +174,7 @@ def test_what_would_not_run_is_refused(
     run_ingot: RunIngot, pushed: str, digits_archive: Path, arguments: list[str], says: str
 ) -> None:
     run_ingot("push", digits_archive, "digits:1")
-    wanted = [pushed if each == "PUSHED" else each for each in arguments]
+    wanted = [each.replace("PUSHED", pushed) for each in arguments]
     assert says in refused(run_ingot("deploy", "k8s", *wanted, "--image", IMAGE))
 
 
