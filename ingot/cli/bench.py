@@ -331,11 +331,12 @@ def read_times(path: Path) -> tuple[float, ...]:
     """Return the times of a file; the first field of each line counts, so that other columns may follow."""
     try:
         lines = path.read_text().splitlines()
-        found = sorted(float(line.replace(",", " ").split()[0]) for line in lines if line.strip() and line[0] != "#")
+        fields = [line.replace(",", " ").split() for line in lines if line[:1] != "#"]
+        found = sorted(float(field[0]) for field in fields if field)
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise InvalidArgument(f"{path} is not a file of times, a number of seconds in each line: {error}") from error
-    if not found or found[0] < 0 or found[-1] > 86400:
+    if not found or not all(0 <= time <= 86400 for time in found):
         raise InvalidArgument(f"{path} holds no times from 0 to 86400 seconds")
     return tuple(found)

@@ -99,11 +99,13 @@ def test_a_plan_from_measurements_here(run_ingot: RunIngot, digits_fp32: Path, m
         (["--rate", "9", *SLO, "--device", "cuda"], "were recorded on cpu, not on cuda; --measure"),
         (["--rate", "9", *SLO, "--cores", "1024", "--measure"], "--cores 1024 cannot be measured here"),
         (["--rate", "9", *SLO, "--arrivals", "nope"], "nope cannot be read"),
+        (["--rate", "9", *SLO, "--arrivals", "odd"], "odd holds no times from 0 to 86400 seconds"),
         (["--rate", "9", *SLO, "--variant", "int8"], "has no variant 'int8'"),
         (["--rate", "9", *SLO, "--report", "no/such/folder.html"], "no/such"),
     ],
 )
-def test_mistakes(run_ingot: RunIngot, digits_fp32: Path, arguments: list[str], message: str) -> None:
+def test_mistakes(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "odd").write_text("1\n,\nnan\n2\n")
     done = run_ingot("plan-capacity", digits_fp32, *arguments)
     # With --measure, progress comes before the error.
     done.stderr = done.stderr.removeprefix("Opening\n")
