@@ -51,7 +51,7 @@ def load_source(
         map_location: the device that tensors are loaded to, as in ``torch.load``.
         allow_code: run code that is part of a model: in a ``.pt2`` file, or in a transformers folder with an
             ``auto_map``.
-        remark: called with notes on the checkpoint.
+        remark: called with notes on the weights.
 
     Raises:
         NotFound: the file, the Python module or the attribute does not exist.
@@ -68,7 +68,10 @@ def load_source(
         return saved
     found = imported.find(source)
     if checkpoint is None:
-        return imported.make(found, source.partition(":")[2])
+        module = imported.make(found, source.partition(":")[2])
+        if isinstance(found, type) and next(module.parameters(), None) is not None:
+            remark(f"without --checkpoint, the weights are those that {found.__name__}() creates")
+        return module
     path = Path(checkpoint).expanduser()
     arguments = checkpoints.hyperparameters(path) if isinstance(found, type) else None
     module = imported.make(found, source.partition(":")[2], arguments)

@@ -43,6 +43,12 @@ class TestImportPath:
         assert isinstance(load_source(f"{HERE}:factory"), models.Net)
         assert load_source(f"{HERE}:net.body") is models.net.body
 
+    def test_a_class_without_a_checkpoint_is_noted(self) -> None:
+        remarks: list[str] = []
+        for name in ("net", "factory", "Net"):
+            load_source(f"{HERE}:{name}", remark=remarks.append)
+        assert remarks == ["without --checkpoint, the weights are those that Net() creates"]
+
     def test_only_exportable_names_are_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         code = (
             "import torch\nfrom torch import nn\nfrom pathlib import Path\nfrom torch.nn import Linear\n"
