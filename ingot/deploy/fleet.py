@@ -113,12 +113,19 @@ async def _look(server: Management, model: str) -> Replica:
         models = await server.ask("GET", "/v2/repository/status", timeout=_ANSWER_SECONDS)
     except Unavailable as error:
         return Replica(place=server.place, state=str(error))
+    try:
+        return _replica(server.place, models, model)
+    except (LookupError, TypeError, AttributeError):
+        return Replica(place=server.place, state="its answer is not that of an Ingot server of this version")
+
+
+def _replica(place: str, models: Any, model: str) -> Replica:
     found = next((each for each in models if f"{each['name']}:{each['version']}" == model), None)
     if found is None or not found["follows"]:
         served = ", ".join(f"{each['name']}:{each['version']}" for each in models) or "no model"
-        raise InvalidArgument(f"the replica {server.place} does not follow '{model}'; it serves {served}")
+        raise InvalidArgument(f"the replica {place} does not follow '{model}'; it serves {served}")
     return Replica(
-        place=server.place,
+        place=place,
         digest=found["digest"],
         state=found["state"],
         ahead=found["ahead"],
@@ -261,9 +268,9 @@ class Roll:
         path = f"/v2/models/{name}/versions/{alias}/stats"
         try:
             [found] = (await server.ask("GET", path, timeout=_ANSWER_SECONDS))["model_stats"]
-        except IngotError as error:
+            good, bad = (int(found["inference_stats"][kind]["count"]) for kind in ("success", "fail"))
+        except (IngotError, LookupError, TypeError, ValueError) as error:
             raise Refused(f"the replica {server.place} was changed, and does not answer: {error}") from error
-        good, bad = (found["inference_stats"][kind]["count"] for kind in ("success", "fail"))
         return good + bad, bad
 
     async def _return(self) -> str:

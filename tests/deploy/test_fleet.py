@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,24 @@ def test_real_servers_follow_a_registry_without_a_failed_request(
         assert all([round(factor, 4) for factor in client.seen] == [1, 1.0005] for client in clients)
         assert place.digest_of(address.name, "prod") == place.digest_of(address.name, "2")
         assert run_ingot("fleet", "status", str(address), *servers).returncode == 0
+
+
+@pytest.mark.parametrize("body", ["<html>", '{"a": 1}', '[{"name": "times", "version": "prod"}]'])
+def test_a_replica_with_other_answers_is_not_ready(run_ingot: RunIngot, store: Store, body: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        text = refused(run_ingot("fleet", "roll", "times:prod", "2", "--server", place, *QUICK))
+        server.shutdown()
+    assert "1 of 1 replicas are not ready" in text
+    assert "the answer is not" in text or "its answer is not that of an Ingot server" in text
+    assert store.tags("times")["prod"] == store.tags("times")["1"]

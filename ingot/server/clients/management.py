@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,9 +50,13 @@ class Management:
         socket = socket_of(self.place)
         transport = None if socket is None else httpx.AsyncHTTPTransport(uds=socket)
         try:
-            async with httpx.AsyncClient(transport=transport, timeout=timeout, **self._options) as client:
+            # httpx limits each part of an answer, and this all of it.
+            async with (
+                asyncio.timeout(timeout),
+                httpx.AsyncClient(transport=transport, timeout=timeout, **self._options) as client,
+            ):
                 answer = await client.request(method, path, json=body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise unreached(self.place, error) from error
         return content_of(answer)
 
@@ -86,11 +91,15 @@ def content_of(answer: httpx.Response) -> Any:
 
     Raises:
         IngotError: the server's.
+        Unavailable: it is not that of an Ingot server.
     """
     from ingot.server.http.codec import STATUS
 
     if answer.status_code == 200:
-        return answer.json()
+        try:
+            return answer.json()
+        except (ValueError, RecursionError) as error:
+            raise Unavailable("the answer is not JSON; is this the management listener?") from error
     try:
         text = answer.json()["error"]
     except (ValueError, LookupError, TypeError):
