@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tests import onnx_models
 from tests.browsers import Opened
@@ -157,3 +157,12 @@ _OUTSIDE = """
     }).map(text => text.textContent);
   }))
 """
+
+
+def test_nodes_of_a_cycle_are_counted(run_ingot: RunIngot, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    value = helper.make_tensor_value_info("b", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([*nodes, helper.make_node("Exp", ["x"], ["y"])], "g", [], [value])
+    (tmp_path / "odd.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    succeeded(run_ingot("graph", "odd.onnx", "-o", "odd.html"))
+    assert "2 further nodes are not drawn, as they depend on a cycle" in (tmp_path / "odd.html").read_text()

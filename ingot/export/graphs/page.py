@@ -63,6 +63,8 @@ def _panel(prefix: str, stage: Stage) -> str:
 
 def _line(stage: Stage, folded: Folded) -> str:
     parts = [f"{len(folded.nodes)} nodes, {len(stage.graph.weights)} weights"]
+    if lost := len(stage.graph.nodes) - len(folded.nodes):
+        parts.append(f"{lost} further nodes are not drawn, as they depend on a cycle")
     if stage.other:
         changes = drawing.mark_of(stage.marks, folded.nodes)
         said = ", ".join(
