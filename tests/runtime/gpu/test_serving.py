@@ -172,3 +172,31 @@ def test_over_http_and_grpc_until_the_last_device_fails(devices: list[SessionDev
             assert http.get("/v2/health/ready").status_code == ready
         assert http.get("/v2/health/live").status_code == 200
         assert 'ingot_lost_devices{device="cpu:0"} 1.0' in http.get("/metrics").text
+
+
+def test_an_engine_behind_a_proxy_stays_there(
+    devices: list[SessionDevice], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lanes of an engine are those of what stands for it, except the first."""
+    calls: list[int] = []
+
+    class Proxy:
+        def __init__(self, engine: Any):
+            self._engine = engine
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
+
+        def run(self, inputs: dict[str, Array]) -> Any:
+            calls.append(len(inputs["x"]))
+            return self._engine.run(inputs)
+
+    monkeypatch.setattr(loader, "open_engine", lambda path, **_: Proxy(pipelined(path, devices[0])))
+    settings = Settings(warm_time=0, isolate="none", lanes=2, limits=Limits(max_batch=4))
+    model = Model("m", "1", only(Runnable.of_file(onnx_models.affine(tmp_path), settings), settings), settings=settings)
+    model.load()
+    assert len(model.workers) == 2
+    calls.clear()
+    assert asyncio.run(ask(model, 200)) == right(200)
+    assert 0 < sum(calls) < 200
+    model.close()
