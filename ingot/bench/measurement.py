@@ -62,7 +62,9 @@ class Objective:
         if found is None or not seconds or not 0 < float(found[1]) < 100:
             raise InvalidArgument(f"'{text}' is not an objective; write it as p99=50ms")
         if found[2][-1] in "0123456789.":  # it could be meant as milliseconds
-            raise InvalidArgument(f"'{text}' has no unit; write it as p{found[1]}={found[2]}ms or p{found[1]}={found[2]}s")
+            raise InvalidArgument(
+                f"'{text}' has no unit; write it as p{found[1]}={found[2]}ms or p{found[1]}={found[2]}s"
+            )
         return cls(quantile=float(found[1]) / 100, seconds=seconds)
 
     def __str__(self) -> str:

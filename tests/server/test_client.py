@@ -66,7 +66,8 @@ def test_the_other_protocols_port_and_tls_without_tls_are_explained(server: Runn
         with (
             ingot.Client(f"{scheme}://127.0.0.1:{ports[name]}", timeout=10) as client,
             pytest.raises(
-                IngotError, match=rf"is TLS as the server has it .* is it the {other} port|is a server's {other} port; write {other.lower()}://"
+                IngotError,
+                match=rf"is TLS as the server has it .* is it the {other} port|is a server's {other} port; write {other.lower()}://",
             ),
         ):
             client.ready()

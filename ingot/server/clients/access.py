@@ -109,7 +109,9 @@ def unreachable(url: str, why: str) -> Unreached:
     gRPC reports the cause only in its text, so the text is read, for both protocols.
     """
     if "http1.x server" in why:
-        return Unreached(f"{url} is a server's HTTP port; write {url.replace('grpc', 'http', 1)}, or give its gRPC port")
+        return Unreached(
+            f"{url} is a server's HTTP port; write {url.replace('grpc', 'http', 1)}, or give its gRPC port"
+        )
     if re.search("mismatch|Hostname Verification", why):
         remedy = "ask by a name or address that the server's certificate is made for"
     elif re.search("self.signed|issuer", why):

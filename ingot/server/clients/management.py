@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ingot.errors import CLASSES, InternalError, Unreached
+from ingot.errors import CLASSES, InternalError, Unavailable, Unreached
 from ingot.server.clients.access import Access, unreachable
 
 if TYPE_CHECKING:
