@@ -166,3 +166,10 @@ def test_nodes_of_a_cycle_are_counted(run_ingot: RunIngot, tmp_path: Path) -> No
     (tmp_path / "odd.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     succeeded(run_ingot("graph", "odd.onnx", "-o", "odd.html"))
     assert "2 further nodes are not drawn, as they depend on a cycle" in (tmp_path / "odd.html").read_text()
+
+
+def test_a_graph_that_takes_too_long_to_draw_is_refused(run_ingot: RunIngot, tmp_path: Path) -> None:
+    names = [f"x{number}" for number in range(1001)]
+    nodes = [helper.make_node("Sum", names, [f"y{number}"]) for number in range(60)]
+    (tmp_path / "dense.onnx").write_bytes(helper.make_model(helper.make_graph(nodes, "g", [], [])).SerializeToString())
+    assert "60 nodes with 60,060 inputs, too many to draw" in refused(run_ingot("graph", "dense.onnx"))

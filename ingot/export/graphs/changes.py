@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from enum import Enum
 
@@ -26,12 +26,12 @@ def compare(before: GraphView, after: GraphView) -> tuple[dict[str, Change], dic
     old, new = ({node.name: node for node in graph.nodes} for graph in (before, after))
     for name in [name for name in old if name in new and _content(before, old[name]) == _content(after, new[name])]:
         del old[name], new[name]
-    waiting: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    waiting: dict[tuple[object, ...], deque[str]] = defaultdict(deque)
     for node in old.values():
         waiting[_content(before, node)].append(node.name)
     for node in list(new.values()):
         if alike := waiting[_content(after, node)]:
-            del old[alike.pop(0)], new[node.name]
+            del old[alike.popleft()], new[node.name]
     both = old.keys() & new.keys()
     return _marks(old, both, Change.REMOVED), _marks(new, both, Change.ADDED)
 

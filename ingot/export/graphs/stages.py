@@ -15,6 +15,8 @@ from ingot.model_store import Archive, Variant
 
 # The graphs of an export report that are drawn, by their titles. The rewritten ONNX graph is that of the variant.
 _CAPTURED = {"FX graph as captured": ("captured", "captured FX"), "FX graph rewritten": ("rewritten", "rewritten FX")}
+# Some ten seconds to draw.
+_MOST_NODES, _MOST_INPUTS = 20_000, 60_000
 _TRANSLATED, _REWRITTEN = "ONNX graph as translated", "ONNX graph rewritten"
 
 
@@ -41,10 +43,10 @@ def of_file(content: bytes, called: str) -> Stage:
     """Return the graph of an ONNX file.
 
     Raises:
-        InvalidArgument: it is not an ONNX model.
+        InvalidArgument: it is not an ONNX model, or too large to be drawn.
     """
     try:
-        return Stage("onnx", "ONNX", onnx.of_bytes("ONNX", content))
+        return _drawable(Stage("onnx", "ONNX", onnx.of_bytes("ONNX", content)))
     except DamagedError as error:
         raise InvalidArgument(f"{called} is not an ONNX model: {error}") from error
 
@@ -58,6 +60,7 @@ def of_archive(archive: Archive, exported: tuple[Variant, Report] | None) -> lis
 
     Raises:
         InvalidArchive: a graph is missing or damaged.
+        InvalidArgument: one is too large to be drawn.
     """
     views = {view.title: view for view in exported[1].graphs if view.nodes} if exported is not None else {}
     symbols = {symbol: name for view in views.values() for symbol, name in view.symbols.items()}
@@ -73,7 +76,17 @@ def of_archive(archive: Archive, exported: tuple[Variant, Report] | None) -> lis
         if first is None or variant.descriptor.digest != first.descriptor.digest:
             stages = list(_stored(variant, modules))
             found += [_compared([own[0], stage])[1] if len(own) == len(stages) == 1 else stage for stage in stages]
-    return [replace(stage, graph=stage.graph.with_names(symbols)) for stage in found]
+    return [replace(_drawable(stage), graph=stage.graph.with_names(symbols)) for stage in found]
+
+
+def _drawable(stage: Stage) -> Stage:
+    nodes, inputs = len(stage.graph.nodes), sum(len(node.inputs) for node in stage.graph.nodes)
+    if nodes > _MOST_NODES or inputs > _MOST_INPUTS:
+        raise InvalidArgument(
+            f"the graph '{stage.title}' has {nodes:,} nodes with {inputs:,} inputs, too many to draw: at most "
+            f"{_MOST_NODES:,} and {_MOST_INPUTS:,}; ingot profile lists the operators of a model"
+        )
+    return stage
 
 
 def _stored(variant: Variant, modules: Mapping[str, str]) -> Iterator[Stage]:
