@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, Unsupported
 from ingot.server.config import ServerConfig, given
 from tests.support import ROOT
 
@@ -199,3 +199,8 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
         read |= set(re.findall(r"[\"'](INGOT_[A-Z_]*[A-Z])[\"']", path.read_text()))
     settings = {f"INGOT_{name.upper()}" for name in SETTINGS}
     assert read - settings <= set(given.OTHER_VARIABLES)
+
+
+def test_an_engine_that_does_not_exist_is_refused_though_models_name_theirs() -> None:
+    with pytest.raises(Unsupported, match="unknown engine 'nonsense'; there are onnxruntime, openvino"):
+        assert ServerConfig(engine="nonsense").runtime

@@ -37,6 +37,7 @@ def other(name: str) -> Any:
             "cache": "64MB",
             "canary": "5,50",
             "device": "cuda:0,1",
+            "engine": "openvino",
             "memory_budget": "4GB",
             "sticky_header": "x-user",
         }

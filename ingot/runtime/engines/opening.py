@@ -104,6 +104,16 @@ def open_engine(
         raise missing_package("torch", f"running models of format '{format}'", "export") from error
 
 
+def check_engine(name: str) -> None:
+    """Check that there is an engine of a name for graphs of format ``onnx``.
+
+    Raises:
+        Unsupported: neither this package nor a plug-in has it.
+    """
+    if name not in ENGINES and name not in (others := plugins.names("ingot.engines")):
+        raise Unsupported(f"unknown engine '{name}'; there are {', '.join((*ENGINES, *others))}")
+
+
 def _plugin(name: str) -> Callable[..., Engine] | None:
     """Return what opens files with another package's engine; None if there is no such engine."""
     opener = None if name in ENGINES else plugins.find("ingot.engines", name)
@@ -121,10 +131,7 @@ def _plugin(name: str) -> Callable[..., Engine] | None:
 def _open_openvino(path: Path, engine: str, precision: str, device: str, threads: int | None) -> Engine:
     if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
         raise Unsupported(f"no engine of this version supports precision '{precision}' with '{engine}'")
-    if engine != "openvino":
-        raise Unsupported(
-            f"unknown engine '{engine}'; there are {', '.join((*ENGINES, *plugins.names('ingot.engines')))}"
-        )
+    check_engine(engine)
     if devices.kind_of(device) not in ("auto", "cpu", "cuda"):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
     if device not in ("auto", "cpu"):

@@ -126,14 +126,20 @@ class ServerConfig(Fields):
 
     @property
     def runtime(self) -> Settings:
-        """The settings that the runtime takes."""
+        """The settings that the runtime takes.
+
+        Raises:
+            Unsupported: there is no such engine.
+        """
         # --help does not need these.
         from ingot.runtime import Limits, Settings, memory
         from ingot.runtime.canary import Plan
         from ingot.runtime.dispatch.sequences import SequenceLimits
         from ingot.runtime.dispatch.states import parse_pairs
+        from ingot.runtime.engines.opening import check_engine
         from ingot.runtime.repeat import Repeat
 
+        check_engine(self.engine)  # also if all variants name theirs, so that it would have no effect
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
         return Settings(
             device=self.device,
