@@ -68,7 +68,7 @@ def main() -> None:
     engine, plain_engine = (OrtEngine(options.model, device=options.device, pipelined=each) for each in (True, False))
     if engine.signature.batch is None:
         raise InvalidArgument(f"{options.model} has no batch dimension, which must be called batch or N")
-    lanes = engine.lanes(options.lanes)
+    lanes = [engine, *engine.more_lanes(options.lanes - 1)]
     columns = ("rows", "plain", "lanes", "plain, samples/s", "lanes, samples/s", "ratio")
     table = Table(*columns, title=f"{options.model}, {len(lanes)} in flight")
     with ThreadPoolExecutor(len(lanes)) as threads:
