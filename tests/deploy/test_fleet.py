@@ -159,6 +159,7 @@ def test_failures_after_the_change_bring_the_replicas_back(
     assert versions(store, replicas) == ["1", "1", "1"]
 
 
+@pytest.mark.matrix
 def test_an_interrupted_roll_continues(
     run_ingot: RunIngot, store: Store, replicas: list[RunningServer], servers: list[str]
 ) -> None:

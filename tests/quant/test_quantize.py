@@ -176,6 +176,7 @@ class TestModels:
         assert 0.99 <= evidence.metric.after.value < 1
         assert {item.tensor for item in evidence.agreement} == {spec.name for spec in model.signature.outputs}
 
+    @pytest.mark.one_case
     def test_a_search_without_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         result = quantize(make())
         assert result.verdict == "quantized"

@@ -275,6 +275,7 @@ class Weighted(nn.Module):
         return x * self.weight + self.bias
 
 
+@pytest.mark.matrix
 def test_a_device_that_a_plug_in_adds_to_pytorch() -> None:
     """In another process, since PyTorch has one such backend."""
     made = lowered(Weighted(), "x:float32[batch,3]")
