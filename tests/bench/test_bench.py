@@ -129,11 +129,16 @@ class Peer(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class Peers(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """Print nothing of clients that leave: the command shares this process's stderr."""
+
+
 @pytest.mark.matrix
 def test_torchserve_and_responses_in_chunks(run_ingot: RunIngot, tmp_path: Path) -> None:
     body = tmp_path / "digit.bin"
     body.write_bytes(b"pixels")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Peer) as peer:
+    with Peers(("127.0.0.1", 0), Peer) as peer:
         threading.Thread(target=peer.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{peer.server_port}"
         options = ("--protocol", "torchserve", "--data", body, "-c", "2", *SHORT)

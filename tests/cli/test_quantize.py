@@ -339,7 +339,7 @@ class TestInterrupted:
 def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(archive: Archive, path: Path) -> None:
+    def full(archive: Archive, path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     small_models.make_faster(monkeypatch)
