@@ -26,7 +26,7 @@ class Interrupted(Exception):
     """The user stopped a roll."""
 
 
-class Refused(Unavailable):
+class _Refused(Exception):
     """A replica cannot run the version, or runs it worse than is allowed."""
 
 
@@ -161,7 +161,7 @@ class Roll:
 
         Raises:
             TagMoved: somebody else moved the alias; the replicas stay ahead of it until it moves again.
-            Refused: a replica could not be changed, or failed afterwards; those that were changed are back.
+            Unavailable: a replica could not be changed, or failed afterwards; those that were changed are back.
             Unavailable: too many replicas do not answer; those that were changed stay so.
             Interrupted: the user stopped it; those that were changed stay so.
         """
@@ -173,8 +173,8 @@ class Roll:
                 for fault in sorted(faults, key=lambda each: isinstance(each, Interrupted)):
                     raise fault
                 await self._watch()
-        except Refused as error:
-            raise Refused(f"{error}. {await self._return()}") from error
+        except _Refused as error:
+            raise Unavailable(f"{error}. {await self._return()}") from error
         await asyncio.to_thread(self.move)
         # Now no longer ahead of the alias; otherwise one that soon moved back would not have moved in their eyes.
         await asyncio.gather(*map(self._load, self.servers))
@@ -205,7 +205,9 @@ class Roll:
         for each in found:
             if each.place in self._changed and (not each.ready or each.digest != self.what.digest):
                 now = each.digest[:19] if each.ready else each.state
-                raise Refused(f"the replica {each.place} was changed, but is not at version {self.what.version}: {now}")
+                raise _Refused(
+                    f"the replica {each.place} was changed, but is not at version {self.what.version}: {now}"
+                )
 
     async def _change(self, server: Management) -> None:
         """Let one replica run the version."""
@@ -217,9 +219,9 @@ class Roll:
                 else:
                     await self._try(server, self.policy.canary)
         except TimeoutError as error:
-            raise Refused(f"the replica {server.place} was not changed {await self._state_of(server)}") from error
-        except IngotError as error:
-            raise Refused(f"the replica {server.place} was not changed: {error}") from error
+            raise _Refused(f"the replica {server.place} was not changed {await self._state_of(server)}") from error
+        except (IngotError, _Refused) as error:
+            raise _Refused(f"the replica {server.place} was not changed: {error}") from error
         if self.policy.errors is not None:
             self._counted[server.place] = await self._counts(server)
         self.say(f"{server.place}  runs version {self.what.version}")
@@ -235,7 +237,7 @@ class Roll:
             if replica.digest == self.what.digest:
                 return
             if replica.ready and not replica.tries(self.what.digest):
-                raise Refused((replica.trial or {}).get("reason") or "its trial was stopped by another client")
+                raise _Refused((replica.trial or {}).get("reason") or "its trial was stopped by another client")
             if await self._stopped(_LOOK_SECONDS):
                 await server.ask("DELETE", path)
                 raise Interrupted
@@ -257,7 +259,7 @@ class Roll:
         counts = zip(await self._counts(server), self._counted[server.place], strict=True)
         total, failed = (now - then for now, then in counts)
         if total >= _FEW and at_least(failed, total) > most:
-            raise Refused(
+            raise _Refused(
                 f"the replica {server.place} failed {failed} of {total} requests since the change; {most:g} % are "
                 "allowed"
             )
@@ -270,7 +272,7 @@ class Roll:
             [found] = (await server.ask("GET", path, timeout=_ANSWER_SECONDS))["model_stats"]
             good, bad = (int(found["inference_stats"][kind]["count"]) for kind in ("success", "fail"))
         except (IngotError, LookupError, TypeError, ValueError) as error:
-            raise Refused(f"the replica {server.place} was changed, and does not answer: {error}") from error
+            raise _Refused(f"the replica {server.place} was changed, and does not answer: {error}") from error
         return good + bad, bad
 
     async def _return(self) -> str:
