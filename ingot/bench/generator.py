@@ -33,6 +33,8 @@ AnyPlace = HttpConnection | Place
 
 # Seconds until a lost connection is opened again.
 _RETRY = 0.1
+# Seconds before a request is due in which epoll is too coarse to wait for it.
+_COARSE = 0.003
 # Calls in flight on a gRPC connection of an open loop.
 _CALLS = 100
 _PR_SET_TIMERSLACK = 29
@@ -109,9 +111,10 @@ class Load:
                     upcoming = next(due, float("inf"))
                 self._flush(list(self._connections) if self._plan.wire != "http" else ())
             wait = min(upcoming, report) - clock()
-            events = poll(0 if upcoming < now + 0.003 else max(wait, 0.0))
-            if not events and wait > 0:
-                select.select([self._epoll], (), (), wait)  # unlike epoll's, its timeout is not in milliseconds
+            # The timeout of epoll is in milliseconds and rounded up, so the last ones are left to select.
+            events = poll(max(wait - _COARSE, 0.0))
+            if not events and 0 < wait <= _COARSE:
+                select.select([self._epoll], (), (), wait)
             for descriptor, kind in events:
                 if descriptor == self._stop:
                     return

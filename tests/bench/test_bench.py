@@ -224,6 +224,14 @@ def test_the_highest_rate_that_holds_an_objective(server: RunningServer) -> None
         assert not any(held for _, held in bench.search(Objective(quantile=0.99, seconds=1e-9)))
 
 
+def test_requests_of_a_low_rate_are_sent_when_they_are_due(server: RunningServer) -> None:
+    with Target(server.http_url, "affine") as target:
+        payload = target.payload(None, {}, batch=1, seed=1)
+        plan = replace(target.plan(payload), arrivals="fixed")
+        total = Bench(target, plan, 1, Rule(window=1.0, warmup=0, windows=1)).opened(10.0).total
+    assert float(np.median(total.delays)) < 0.25 * 0.1  # of the time between two
+
+
 def point(latencies: list[float], failed: int = 0, overdue: int = 0) -> Point:
     times = np.array(latencies)
     errors = Counter({"HTTP 503": failed}) if failed else Counter[str]()
