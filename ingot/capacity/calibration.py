@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import Protocol, Target
-from ingot.capacity.server import Server
+from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Variant
@@ -36,6 +36,11 @@ _BUDGET = 0.2
 _MOST_INSIDE = 0.9
 # The most that a request can spend outside the server's process on one machine; more is a disturbance.
 _MOST_WIRE = 200e-6
+# The load at a rate, as a share of the highest: where the loop takes more of its requests at once than below.
+_OPEN = 0.8
+# The share of requests below which wakeups during calls do not count, and the most that one can take.
+_FEW_WAKEUPS = 0.1
+_MOST_WAKEUP = 200e-6
 _STAGES = ("compute_input", "compute_infer", "compute_output")
 
 
@@ -82,11 +87,11 @@ class Site:
 
 
 def measure(model: str, variant: Variant, site: Site, step: Callable[[str], None] = lambda _: None) -> Server:
-    """Measure a replica on this machine, in some twenty seconds.
+    """Measure a replica on this machine, in some twenty-five seconds.
 
     The engine is timed alone at each batch size. Then a server is started and loaded by 1, 8 and 64 clients: the
     kernel's count of its CPU time shows what a request and a call cost outside the engine, and its statistics by how
-    much its calls are slower than those of the engine alone.
+    much its calls are slower than those of the engine alone. A load at a rate shows what wakeups during calls cost.
 
     Args:
         model: how the variant is served: a file or reference with ``#variant``.
@@ -109,15 +114,19 @@ def measure(model: str, variant: Variant, site: Site, step: Callable[[str], None
         for clients in _CLIENTS:
             step(f"Loading a server with {clients} client{'s' if clients > 1 else ''}")
             found.append(_load(process.pid, url, site, clients, Latency(seconds)))
-    return Server(
-        seconds=_corrected(seconds, found),
-        overhead=_overhead(found),
-        cores=site.cores,
-        threads=threads,
-        batching=variant.signature.batch is not None,
-        max_batch=variant.signature.max_samples(64),
-        device=site.device,
-    )
+        server = Server(
+            seconds=_corrected(seconds, found),
+            overhead=_overhead(found),
+            cores=site.cores,
+            threads=threads,
+            batching=variant.signature.batch is not None,
+            max_batch=variant.signature.max_samples(64),
+            device=site.device,
+        )
+        rate = _OPEN * server.ceiling
+        step(f"Loading a server with {rate:,.0f} requests per second")
+        live = _load(process.pid, url, site, 0, Latency(seconds), rate)
+    return replace(server, overhead=replace(server.overhead, wakeup=_wakeup(server, rate, live)))
 
 
 @contextlib.contextmanager
@@ -183,16 +192,17 @@ class _Measured:
         return self.requests / self.calls
 
 
-def _load(process: int, url: str, site: Site, clients: int, timed: Latency) -> _Measured:
-    """Load a server; ``timed`` is the duration of the calls of the engine alone."""
+def _load(process: int, url: str, site: Site, clients: int, timed: Latency, rate: float = 0.0) -> _Measured:
+    """Load a server, by clients or at a rate; ``timed`` is the duration of the calls of the engine alone."""
     with Target(url, "model", protocol=site.protocol) as target:
         payload = target.payload(None, {}, 1, 1)
         plan, rule = target.plan(payload), Rule(warmup=1, windows=_SECONDS)
         # The server learns its batch sizes first.
-        Bench(target, plan, payload.samples, Rule(warmup=0, windows=1)).closed(clients)
+        if clients:
+            Bench(target, plan, payload.samples, Rule(warmup=0, windows=1)).closed(clients)
         bench = Bench(target, plan, payload.samples, rule)
         counts, spent = _counts(target), _cpu(process)
-        point = bench.closed(clients)
+        point = bench.closed(clients) if clients else bench.opened(rate)
         after, busy = _counts(target), _cpu(process)
     calls, engine = after[0] - counts[0], after[1] - counts[1]
     requests = after[2] - counts[2]
@@ -249,6 +259,15 @@ def _overhead(found: Sequence[_Measured]) -> Overhead:
     request = per_request[-1] - call / many.samples
     wire = few.latency - request - call - few.engine / few.calls
     return Overhead(request=float(request), call=call, wire=min(max(wire, 0.0), _MOST_WIRE))
+
+
+def _wakeup(server: Server, rate: float, live: _Measured) -> float:
+    """Return what the loop spends for a wakeup, by what it spends more at a rate than the simulation without them."""
+    simulated = server.run(Traffic().at(rate, _SECONDS))
+    if simulated.wakeups < _FEW_WAKEUPS * simulated.offered:
+        return 0.0
+    more = live.loop / live.requests - simulated.loop / simulated.offered
+    return min(max(0.0, more * simulated.offered / simulated.wakeups), _MOST_WAKEUP)
 
 
 def _corrected(seconds: Mapping[int, float], found: Sequence[_Measured]) -> dict[int, float]:

@@ -43,18 +43,23 @@ class Overhead:
     Attributes:
         request: CPU time of the event loop for a request, half of it before the request is queued: reading, checking,
             writing.
+        wakeup: CPU time of the event loop for a turn with arrivals only, while a call runs in a thread.
         call: CPU time of the event loop for an engine call: forming a batch, waking a thread.
         wire: time of a request that costs the server nothing: the kernel, the network.
     """
 
     request: float = 0.0
     call: float = 0.0
+    wakeup: float = 0.0
     wire: float = 0.0
 
 
 @dataclass
 class Result:
-    """The outcome of a trace. Times are in seconds; ``loop`` and ``engine`` are how long these were busy."""
+    """The outcome of a trace. Times are in seconds; ``loop`` and ``engine`` are how long these were busy.
+
+    ``wakeups`` are turns of the event loop with arrivals only, while a call ran in a thread.
+    """
 
     span: float = 0.0
     offered: int = 0
@@ -63,6 +68,7 @@ class Result:
     batches: list[int] = field(default_factory=list)
     loop: float = 0.0
     engine: float = 0.0
+    wakeups: int = 0
 
     @property
     def goodput(self) -> float:
@@ -172,8 +178,10 @@ class Replica:
         self._events = events
         self._policy = policy
         self._latency = Latency(seconds)
-        self._half, self._call = overhead.request / 2, overhead.call
-        self._inline = INLINE if inline and overhead.request else 0.0
+        self._half, self._call, self._wakeup = overhead.request / 2, overhead.call, overhead.wakeup
+        self.wakeups = 0
+        self._short = inline and overhead.request > 0
+        self._inline = False  # whether the last call ran in the loop
         self._shared = shared
         self._noise = noise
         self._choose = choose or random.Random(1)
@@ -196,7 +204,11 @@ class Replica:
         arrived, self._arrived = self._arrived, []
         ended, self._ended = self._ended, []
         answered = sum(len(call.batch) for call in ended)
-        self._work((len(arrived) + answered) * self._half + len(ended) * self._call, partial(self._do, arrived, ended))
+        seconds = (len(arrived) + answered) * self._half + len(ended) * self._call
+        if self._running and not ended:
+            self.wakeups += 1
+            seconds += self._wakeup
+        self._work(seconds, partial(self._do, arrived, ended))
 
     def _work(self, seconds: float, then: Callable[[], None]) -> None:
         """Let the loop be busy, and then do something."""
@@ -230,7 +242,8 @@ class Replica:
 
     def _answer(self, call: _Call, begin: float) -> None:
         self._idle += 1
-        self._policy.finish(call.batch, self._events.now, call.seconds)
+        # What the server's scheduler sees of a call contains the server's own work for it.
+        self._policy.finish(call.batch, self._events.now, call.seconds + self._call)
         self.replied = begin
         for entry in call.batch:
             self.replied += self._half
@@ -253,7 +266,7 @@ class Replica:
             self.batches.append(samples)
             self.busy_engine += taken
             call = _Call(batch, taken, now + taken)
-            if expected < self._inline:
+            if self._runs_inline(expected + self._call):
                 answering = self._call + len(batch) * self._half
                 self._work(taken + answering, partial(self._do, [], [call]))
                 self.busy_loop -= taken
@@ -264,6 +277,11 @@ class Replica:
         if self._idle and self._policy.wake is not None:
             self._wake = self._policy.wake
             self._events.at(self._wake, self._awake)
+
+    def _runs_inline(self, seconds: float) -> bool:
+        # As the dispatcher decides.
+        self._inline = self._short and seconds < (2 * INLINE if self._inline else INLINE)
+        return self._inline
 
     def _awake(self) -> None:
         if self._events.now >= self._wake:  # otherwise it was to be asked at another time
@@ -329,6 +347,7 @@ class Simulation:
         result, replica = self.result, self._replica
         result.span = max(self._events.now, last) - first
         result.batches, result.loop, result.engine = replica.batches, replica.busy_loop, replica.busy_engine
+        result.wakeups = replica.wakeups
         return result
 
     def _arrive(self, arrival: Arrival) -> None:

@@ -73,7 +73,7 @@ def plan_capacity(
         bool,
         typer.Option(
             "--measure",
-            help="Measure latencies and overhead on this machine, in some twenty seconds, with a server and load.",
+            help="Measure latencies and overhead on this machine, in some 25 seconds, with a server and load.",
             rich_help_panel=_BASIS,
         ),
     ] = False,

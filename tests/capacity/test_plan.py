@@ -11,7 +11,7 @@ from ingot.bench.measurement import Objective
 from ingot.capacity import report
 from ingot.capacity.plan import Plan, Request
 from ingot.capacity.server import Server, Traffic
-from ingot.capacity.simulation import Overhead, Simulation
+from ingot.capacity.simulation import Loop, Overhead, Simulation
 from ingot.capacity.traces import Arrival, poisson
 from ingot.errors import InvalidArgument
 from ingot.runtime.scheduling.latency_model import Latency
@@ -64,6 +64,26 @@ def test_a_short_call_runs_in_the_event_loop() -> None:
     overhead = Overhead(request=60e-6, call=40e-6, wire=10e-6)
     result = Simulation(scheduler({1: 100e-6}), {1: 100e-6}, noise=0, overhead=overhead).replay([Arrival(0.0)])
     assert result.latencies == [pytest.approx(60e-6 + 40e-6 + 100e-6 + 10e-6)]
+
+
+def test_a_wakeup_costs_the_loop_only_while_a_call_runs_in_a_thread() -> None:
+    overhead = Overhead(request=0.001, wakeup=0.002)
+    result = Simulation(scheduler({1: 0.010}), {1: 0.010}, noise=0, overhead=overhead).replay(
+        [Arrival(0.0), Arrival(0.005), Arrival(0.05)]
+    )
+    assert result.wakeups == 1
+    assert result.loop == pytest.approx(3 * 0.001 + 0.002)
+
+
+def test_batches_grow_where_the_servers_time_for_a_call_makes_them_pay() -> None:
+    """The engine alone is best at 8 samples."""
+    seconds = {1: 31e-6, 8: 176e-6, 16: 380e-6, 32: 790e-6, 64: 1600e-6}
+    found = []
+    for call in (1e-6, 120e-6):
+        policy = Scheduler(Limits(), batching=True, latency=Latency(seconds))
+        run = Simulation(policy, seconds, overhead=Overhead(request=26e-6, call=call))
+        found.append(run.closed(Loop(128, 30e-6, 4000)).batch)
+    assert found[0] < 12 < 24 < found[1]
 
 
 def test_more_requests_need_no_fewer_replicas_and_less_capacity_no_more_requests() -> None:
