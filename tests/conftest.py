@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -48,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if test in seen:
                 item.add_marker(pytest.mark.matrix)
             seen.add(test)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from walking modules and collected tests, which stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
