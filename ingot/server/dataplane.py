@@ -13,7 +13,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
-from ingot.runtime import Cancellable, Catalog, Metrics, Servable
+from ingot.runtime import Cancellable, Catalog, Metrics, Servable, devices
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
@@ -120,11 +120,17 @@ class DataPlane:
             "model_repository": managed,
             "model_repository(unload_dependents)": managed,
             "system_shared_memory": self._memory is not None,
+            "cuda_shared_memory": self.shares_cuda,
             "logging": self.logs.changeable or managed,
             "trace": self.traces.path is not None,
         }
         extensions = [*_EXTENSIONS, *(name for name, works in options.items() if works)]
         return {"name": "ingot", "version": __version__, "extensions": sorted(extensions)}
+
+    @property
+    def shares_cuda(self) -> bool:
+        """Whether clients may register memory of GPUs."""
+        return self._memory is not None and devices.has_cuda()
 
     @property
     def memory(self) -> SharedMemory:
@@ -199,7 +205,7 @@ class DataPlane:
 
     def forget(self, model: Servable) -> None:
         """Drop what is kept for a model that answers no longer; its counts stay."""
-        for protocol in _PROTOCOLS:
+        for protocol in (*_PROTOCOLS, "python"):
             self._counters.pop((model, protocol), None)
 
     async def infer(self, request: InferRequest, protocol: str) -> InferResponse:

@@ -74,3 +74,19 @@ class Device(Protocol):
     def copy_out(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy from the device's memory to the host's."""
         ...
+
+    def copy_across(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy within the device's memory."""
+        ...
+
+    def open_shared(self, handle: bytes) -> tuple[int, int]:
+        """Map memory of the device that another process has exported; return its address and its bytes.
+
+        Raises:
+            InvalidArgument: the handle cannot be opened.
+        """
+        ...
+
+    def close_shared(self, address: int) -> None:
+        """Unmap memory of :meth:`open_shared`; no work may use it any more."""
+        ...

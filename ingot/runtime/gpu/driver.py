@@ -6,20 +6,29 @@ of the driver is also one of the library.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any
 
-from ingot.errors import EngineLost, IngotError, InternalError, TooLarge, Unsupported
+from ingot.errors import EngineLost, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 
 # Values of cuda.h.
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream, which other libraries may use
 _EVENT_FLAGS = 1 | 2  # CU_EVENT_BLOCKING_SYNC: waiting does not spin; CU_EVENT_DISABLE_TIMING
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned in every context of the process
 _MEMORY_POOLS = 115  # CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag of cuIpcOpenMemHandle, which requires it
+_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _OUT_OF_MEMORY = 2
 # Errors after which every call in the process fails for this GPU: uncorrectable memory, a lost or broken context,
 # illegal addresses and instructions, kernels that failed or took too long, and the unknown error.
 _FATAL = frozenset((46, 201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999))
+
+
+class _Handle(ctypes.Structure):
+    """``CUipcMemHandle``, which is passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * _HANDLE_BYTES),)
 
 
 class CudaDevice:
@@ -89,6 +98,32 @@ class CudaDevice:
     def copy_out(self, target: int, source: int, nbytes: int, stream: int) -> None:
         places = ctypes.c_void_p(target), ctypes.c_uint64(source)
         self._call("cuMemcpyDtoHAsync_v2", *places, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+
+    def copy_across(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        places = ctypes.c_uint64(target), ctypes.c_uint64(source)
+        self._call("cuMemcpyDtoDAsync_v2", *places, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+
+    def open_shared(self, handle: bytes) -> tuple[int, int]:
+        if len(handle) != _HANDLE_BYTES:
+            raise InvalidArgument(f"a handle of CUDA memory has {_HANDLE_BYTES} bytes, not {len(handle)}")
+        library, made = self._library, ctypes.c_uint64()
+        # A handle that is open already is counted once more, and has the same address.
+        code = library.cuCtxSetCurrent(self._context) or library.cuIpcOpenMemHandle_v2(
+            ctypes.byref(made), _Handle.from_buffer_copy(handle), ctypes.c_uint(_PEER_ACCESS)
+        )
+        if code:  # of any kind: a wrong handle does not mean that the device has failed
+            reason = f"{_described(library, code)} in cuIpcOpenMemHandle"
+            raise InvalidArgument(f"the handle of CUDA memory cannot be opened on {self.name}: {reason}")
+        address = made.value
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close_shared, address)
+            start, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(nbytes), ctypes.c_uint64(address))
+            on_error.pop_all()
+        return address, start.value + nbytes.value - address
+
+    def close_shared(self, address: int) -> None:
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def _created(self, function: str, *arguments: Any) -> int:
         made = ctypes.c_uint64()

@@ -95,7 +95,8 @@ class Fields:
     shared_memory: str | None = _field(
         None,
         "Names of POSIX shared memory that clients may register, as shell patterns separated by commas; * for all",
-        more="Tensors then need not be sent. See [shared memory](protocols.md#shared-memory).",
+        more="Tensors then need not be sent. It also lets clients register [memory of GPUs](protocols.md#cuda-memory). "
+        "See [shared memory](protocols.md#shared-memory).",
         group=ACCESS,
         unset="off",
     )

@@ -17,6 +17,7 @@ from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.management import ELSEWHERE
 from ingot.server.requests import CLIENT, InferRequest, InferResponse
+from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.server.triton.placement import refuse
 from ingot.tensors import TensorSpec
 
@@ -97,18 +98,20 @@ class Service:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_memory_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        self._plane.memory.cuda_status(request.name)
-        return pb.CudaSharedMemoryStatusResponse()
+        regions = self._plane.memory.status(CLIENT.get(), request.name, CudaRegion)
+        return _filled(pb.CudaSharedMemoryStatusResponse(), {"regions": {each["name"]: each for each in regions}})
 
     async def register_cuda_memory(
         self, request: pb.CudaSharedMemoryRegisterRequest
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        self._plane.memory.register_cuda()
+        memory = self._plane.memory
+        memory.register_cuda(CLIENT.get(), request.name, request.raw_handle, request.device_id, request.byte_size)
+        return pb.CudaSharedMemoryRegisterResponse()
 
     async def unregister_cuda_memory(
         self, request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        self._plane.memory.cuda_status()  # there is none to unregister
+        self._plane.memory.unregister(CLIENT.get(), request.name, CudaRegion)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:

@@ -22,6 +22,7 @@ from ingot.server.http.page import add_page
 from ingot.server.http.parser import InferHead
 from ingot.server.http.repository import add_routes
 from ingot.server.limits import Budget, Reservation, bodies_budget, check_size
+from ingot.server.triton.cuda_memory import CudaRegion, handle_of
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -246,19 +247,31 @@ def _add_shared_memory(app: FastAPI, plane: DataPlane, max_body_bytes: int, budg
         plane.memory.unregister(_client(request), request.path_params.get("region", ""))
         return _json({})
 
-    @app.get("/v2/cudasharedmemory/region/{region}/status", include_in_schema=False)
-    @app.get("/v2/cudasharedmemory/status", include_in_schema=False)
+    listed = plane.shares_cuda
+
+    @app.get(
+        "/v2/cudasharedmemory/region/{region}/status",
+        openapi_extra=schema.REGION,
+        response_model=list[schema.CudaRegion],
+        include_in_schema=listed,
+    )
+    @app.get("/v2/cudasharedmemory/status", response_model=list[schema.CudaRegion], include_in_schema=listed)
     async def cuda_memory_status(request: Request) -> Response:
-        return _json(plane.memory.cuda_status(request.path_params.get("region", "")))
+        return _json(plane.memory.status(_client(request), request.path_params.get("region", ""), CudaRegion))
 
-    @app.post("/v2/cudasharedmemory/region/{region}/register", include_in_schema=False)
-    async def register_cuda_memory() -> Response:
-        plane.memory.register_cuda()
+    @app.post(
+        "/v2/cudasharedmemory/region/{region}/register", openapi_extra=schema.REGISTER_CUDA, include_in_schema=listed
+    )
+    async def register_cuda_memory(request: Request, region: str) -> Response:
+        with budget.reserve() as reservation:
+            content = codec.decode_object(await _read(request, max_body_bytes, reservation))
+        plane.memory.register_cuda(_client(request), region, *handle_of(content))
+        return _json({})
 
-    @app.post("/v2/cudasharedmemory/region/{region}/unregister", include_in_schema=False)
-    @app.post("/v2/cudasharedmemory/unregister", include_in_schema=False)
-    async def unregister_cuda_memory() -> Response:
-        plane.memory.cuda_status()
+    @app.post("/v2/cudasharedmemory/region/{region}/unregister", openapi_extra=schema.REGION, include_in_schema=listed)
+    @app.post("/v2/cudasharedmemory/unregister", include_in_schema=listed)
+    async def unregister_cuda_memory(request: Request) -> Response:
+        plane.memory.unregister(_client(request), request.path_params.get("region", ""), CudaRegion)
         return _json({})
 
 

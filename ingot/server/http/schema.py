@@ -95,6 +95,28 @@ class Registration(BaseModel):
     byte_size: int
 
 
+class CudaRegion(BaseModel):
+    """A region of a GPU's memory; its size is in bytes."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+class RawHandle(BaseModel):
+    """A ``cudaIpcMemHandle_t`` in Base64."""
+
+    b64: str
+
+
+class CudaRegistration(BaseModel):
+    """Body of /v2/cudasharedmemory/region/{region}/register."""
+
+    raw_handle: RawHandle
+    device_id: int
+    byte_size: int
+
+
 class LogSettings(BaseModel):
     """Answer of /v2/logging, and the body that changes some of it."""
 
@@ -214,6 +236,9 @@ REGION: dict[str, Any] = {
 }
 REGISTER: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(Registration)}}}
+}
+REGISTER_CUDA: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(CudaRegistration)}}}
 }
 MODEL: dict[str, Any] = {
     "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
+from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.server.triton.placement import OFF, Delivery, Place
 from ingot.server.triton.shared_memory import Region, SharedMemory
 from ingot.tensors import Array, DType, TensorSpec
@@ -22,7 +23,7 @@ AT_ONCE = 1 << 15
 
 class _Target(NamedTuple):
     where: str
-    region: Region
+    region: Region | CudaRegion
     place: Place
 
 

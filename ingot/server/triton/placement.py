@@ -44,6 +44,15 @@ class Place:
             raise InvalidArgument(f"'{_REGION}' of {where} must be the name of a region")
         return cls(region, _bytes(where, parameters, _OFFSET, 0), _bytes(where, parameters, _SIZE, None))
 
+    def check_room(self, where: str, nbytes: int) -> None:
+        """Refuse a tensor that is larger than its place.
+
+        Raises:
+            InvalidArgument: it is.
+        """
+        if nbytes > self.size:
+            raise InvalidArgument(f"{where} has {nbytes} bytes, and '{_SIZE}' provides {self.size}")
+
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters of an output in a response."""

@@ -1,7 +1,8 @@
-"""Shared memory that clients register, so that tensors need not be sent: Triton's extension system_shared_memory.
+"""Shared memory that clients register, so that tensors need not be sent: Triton's extensions for it.
 
-Regions are read and written by system calls and never mapped: an access to a mapping of memory that its client has
-shrunk would end the process by SIGBUS. An input is copied before it is checked, so no client can change it afterwards.
+Regions of system_shared_memory are here, those of cuda_shared_memory in cuda_memory.py. System shared memory is read
+and written by system calls and never mapped: an access to a mapping of memory that its client has shrunk would end the
+process by SIGBUS. Such an input is copied before it is checked, so no client can change it afterwards.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import re
 import stat
 import threading
 from collections.abc import Hashable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
-from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, TooManyRequests, Unsupported
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, TooManyRequests
 from ingot.server.limits import check_size
+from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.server.triton.placement import Place, Read
 
 _FOLDER = "/dev/shm"
@@ -50,6 +52,11 @@ class Region:
         # Between a check and its use, another thread must not close the descriptor, whose number may be used again.
         self._lock = threading.Lock()
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a client registered, as Triton describes it."""
+        return {"key": self.key, "offset": self.offset, "byte_size": self.size}
+
     def read(self, where: str, place: Place) -> bytes:
         """Return a tensor's bytes.
 
@@ -70,10 +77,7 @@ class Region:
             InvalidArgument: the bytes are more than the place has, the place does not lie within the region, or not
                 within the memory any more.
         """
-        if len(content) > place.size:
-            raise InvalidArgument(
-                f"{where} has {len(content)} bytes, and 'shared_memory_byte_size' provides {place.size}"
-            )
+        place.check_room(where, len(content))
         with self._lock:
             self._check(where, place)
             start = self.offset + place.offset
@@ -100,24 +104,27 @@ class Region:
             raise InvalidArgument(f"{where} {_OUTSIDE}")
 
 
+Kind = type[Region] | type[CudaRegion]
+
+
 class SharedMemory:
     """The regions that clients have registered. A client with a key sees and uses only its own.
 
     Args:
-        allowed: shell patterns of the names that may be registered.
+        allowed: shell patterns of the names of system shared memory that may be registered.
         limit: the most bytes that the inputs of one request may have in shared memory.
     """
 
     def __init__(self, allowed: Iterable[str], limit: int):
         self._allowed = tuple(allowed)
         self._limit = limit
-        self._regions: dict[tuple[str, str], Region] = {}
+        self._regions: dict[tuple[str, str], Region | CudaRegion] = {}
 
     def __len__(self) -> int:
         return len(self._regions)
 
     def register(self, client: Hashable, name: str, key: str, offset: int, size: int) -> None:
-        """Register a region.
+        """Register a region of system shared memory.
 
         Args:
             client: who registers it, as in :class:`ingot.server.requests.InferRequest`.
@@ -132,13 +139,7 @@ class SharedMemory:
             PermissionDenied: the key is not among those that the server allows.
             TooManyRequests: there are too many regions.
         """
-        owner = _owner(client)
-        if not name:
-            raise InvalidArgument("a region of shared memory must have a name")
-        if (owner, name) in self._regions:
-            raise AlreadyExists("a region of this name is already registered; unregister it first")
-        if len(self) >= _MOST_REGIONS or len(self._of(owner)) >= (_MOST_OF_CLIENT if owner else _MOST_REGIONS):
-            raise TooManyRequests("too many regions of shared memory are registered; unregister some")
+        owner = self._admit(client, name)
         if _KEY.fullmatch(key) is None:
             raise InvalidArgument("'key' is not the name of a POSIX shared memory object, such as '/input'")
         file = key.removeprefix("/")
@@ -146,48 +147,55 @@ class SharedMemory:
             raise PermissionDenied("'key' is not among the names that this server's --shared-memory allows")
         self._regions[owner, name] = Region(key, offset, size, _opened(file, offset, size))
 
-    def unregister(self, client: Hashable, name: str = "") -> None:
+    def register_cuda(self, client: Hashable, name: str, handle: bytes, device: int, size: int) -> None:
+        """Register a region of CUDA memory.
+
+        Args:
+            client: as for :meth:`register`.
+            name: by which requests refer to it; no region of either kind may have it.
+            handle: a ``cudaIpcMemHandle_t``.
+            device: the GPU's number.
+            size: of the region, in bytes.
+
+        Raises:
+            AlreadyExists: the client has a region of this name.
+            InvalidArgument: there is no such GPU, the handle cannot be opened, or its memory has fewer bytes.
+            TooManyRequests: there are too many regions.
+            Unsupported: this machine has no GPU.
+        """
+        owner = self._admit(client, name)
+        self._regions[owner, name] = CudaRegion(handle, device, size)
+
+    def unregister(self, client: Hashable, name: str = "", kind: Kind = Region) -> None:
         """Forget a region of a client, or all of them without a name; one that is not registered is ignored."""
         owner = _owner(client)
-        for each in [name] if name else list(self._of(owner)):
-            region = self._regions.pop((owner, each), None)
-            if region is not None:
-                region.close()
+        for each in [name] if name else list(self._of(owner, kind)):
+            if isinstance(self._regions.get((owner, each)), kind):
+                self._regions.pop((owner, each)).close()
 
-    def status(self, client: Hashable, name: str = "") -> list[dict[str, Any]]:
+    def status(self, client: Hashable, name: str = "", kind: Kind = Region) -> list[dict[str, Any]]:
         """Describe a region of a client, or all of them without a name.
 
         Raises:
             NotFound: it is not registered.
         """
-        regions = self._of(_owner(client))
+        regions = self._of(_owner(client), kind)
         if name and name not in regions:
             raise NotFound("there is no region of this name; register it first")
-        return [
-            {"name": each, "key": region.key, "offset": region.offset, "byte_size": region.size}
-            for each, region in sorted(regions.items())
-            if name in ("", each)
-        ]
+        return [{"name": each, **region.described} for each, region in sorted(regions.items()) if name in ("", each)]
 
-    def cuda_status(self, name: str = "") -> list[dict[str, Any]]:
-        """Describe the regions of CUDA's shared memory, of which there are none.
+    def _admit(self, client: Hashable, name: str) -> str:
+        """Return the owner of a new region, if it may have one of this name."""
+        owner = _owner(client)
+        if not name:
+            raise InvalidArgument("a region of shared memory must have a name")
+        if (owner, name) in self._regions:
+            raise AlreadyExists("a region of this name is already registered; unregister it first")
+        if len(self) >= _MOST_REGIONS or len(self._of(owner)) >= (_MOST_OF_CLIENT if owner else _MOST_REGIONS):
+            raise TooManyRequests("too many regions of shared memory are registered; unregister some")
+        return owner
 
-        Raises:
-            NotFound: a name is given.
-        """
-        if name:
-            raise NotFound("there is no region of CUDA's shared memory of this name")
-        return []
-
-    def register_cuda(self) -> NoReturn:
-        """Refuse a region of CUDA's shared memory.
-
-        Raises:
-            Unsupported: always.
-        """
-        raise Unsupported("this server does not use CUDA's shared memory; register system shared memory instead")
-
-    def find(self, client: Hashable, where: str, place: Place) -> Region:
+    def find(self, client: Hashable, where: str, place: Place) -> Region | CudaRegion:
         """Return the region of a tensor.
 
         Raises:
@@ -219,8 +227,13 @@ class SharedMemory:
             region.close()
         self._regions.clear()
 
-    def _of(self, owner: str) -> dict[str, Region]:
-        return {name: region for (whose, name), region in self._regions.items() if whose == owner}
+    def _of(self, owner: str, kind: Kind | None = None) -> dict[str, Region | CudaRegion]:
+        """Return the regions of a client by name: of both kinds, or of one."""
+        return {
+            name: region
+            for (whose, name), region in self._regions.items()
+            if whose == owner and isinstance(region, kind or (Region, CudaRegion))
+        }
 
 
 def _owner(client: Hashable) -> str:

@@ -286,11 +286,11 @@ def test_the_metric(server: RunningServer, both: dict[str, Triton], make: Make) 
     assert "ingot_shared_memory_regions 0.0" in httpx.get(f"{server.http_url}/metrics", trust_env=False).text
 
 
-def test_cuda_memory_is_refused(triton: Triton) -> None:
+def test_without_a_gpu_cuda_memory_is_refused(triton: Triton) -> None:
     triton.client.unregister_cuda_shared_memory()  # of which there is none
     found = triton.client.get_cuda_shared_memory_status()
     assert not (found if isinstance(found, list) else found.regions)
-    with pytest.raises(InferenceServerException, match="does not use CUDA's shared memory"):
+    with pytest.raises(InferenceServerException, match="sees no NVIDIA GPU"):
         triton.client.register_cuda_shared_memory("r", base64.b64encode(bytes(64)), 0, 64)
     extensions = triton.client.get_server_metadata()
     named = extensions["extensions"] if isinstance(extensions, dict) else extensions.extensions
