@@ -29,6 +29,7 @@ FLOORS = {
     "arrays": 3,
     "bounds": 3,
     "demo": 3,
+    "dlpack": 3,
     "padding": 3,
     "faultlog": 2,
     "foreign": 2,

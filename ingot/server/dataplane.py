@@ -223,7 +223,7 @@ class DataPlane:
 
         Args:
             request: the decoded request.
-            protocol: ``http`` or ``grpc``, for the metrics.
+            protocol: ``http``, ``grpc`` or ``python``, for the metrics.
             reply: called once, in a later tick of the event loop, with the response or the error.
 
         Returns:

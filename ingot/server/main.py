@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from ingot.errors import IngotError, InternalError, InvalidArgument
@@ -22,12 +23,14 @@ from ingot.model_store import Archive, Store
 from ingot.report.units import written
 from ingot.runtime import Repository
 from ingot.runtime.loading.downloads import Transferring, logged
+from ingot.server.clients import arguments
 from ingot.server.config.configuration import Configuration
 from ingot.server.dataplane import attempt_async
 from ingot.server.lifecycle import Server
 from ingot.server.listeners import Ports
 from ingot.server.models.reconfiguration import Reconfiguration
 from ingot.server.models.rollout import Rollout, Rollouts
+from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +200,43 @@ class RunningServer:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The server's event loop."""
         return self._runner.get_loop()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, str | float] | None = None,
+    ) -> dict[str, Array]:
+        """Infer in this process, without a connection; requests of clients share the batch.
+
+        Args:
+            model: its name.
+            inputs: an array for each input, with its batch dimension: numpy's, or a tensor of another library (DLPack).
+                They must not change until the answer is there.
+            version: which version; by default the highest.
+            outputs: which outputs; by default all.
+            parameters: request parameters, such as ``timeout`` in microseconds.
+
+        Raises:
+            InvalidArgument: an argument has a wrong type, the inputs do not fit the model, or the server is closed.
+            IngotError: what the model raises.
+        """
+        request = arguments.request(model, inputs, version, outputs, parameters)
+        if self._server.plane.recorder is not None:  # which reads them after the answer
+            request.inputs = {name: np.array(array) for name, array in request.inputs.items()}
+        answer = self._server.plane.infer(request, "python")
+        try:
+            future = asyncio.run_coroutine_threadsafe(answer, self.loop)
+        except RuntimeError as error:
+            answer.close()
+            raise InvalidArgument("this server is closed; infer in its 'with' block") from error
+        try:
+            return {name: array for name, _, array in future.result().outputs}
+        finally:
+            future.cancel()  # no effect unless this thread was interrupted
 
     def reload(self, name: str | None = None) -> list[Rollout]:
         """Load what the sources of models mean now, if that differs; see :meth:`Rollouts.reload`.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot import dlpack
 from ingot.errors import InvalidArgument
 from ingot.server.requests import InferRequest, Template
 from ingot.tensors import Array, DType
@@ -83,7 +84,9 @@ def _parameter(name: str, value: object) -> bool | int | float | str:
 
 def _array(name: str, value: object) -> Array:
     try:
-        array = np.asarray(value)
+        array = dlpack.to_array(name, value) if dlpack.exports(value) else np.asarray(value)
+    except InvalidArgument:
+        raise
     except Exception as error:  # the caller's object converts itself, and may raise anything
         raise InvalidArgument(f"input '{name}' cannot be made an array: {error}") from error
     try:
