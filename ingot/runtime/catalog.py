@@ -10,6 +10,7 @@ from ingot.model_store.references import version_key
 from ingot.runtime.dispatch.pending import Cancellable, Submit
 from ingot.runtime.dispatch.sequences import Step
 from ingot.runtime.dispatch.statistics import BatchTimes, Statistics
+from ingot.runtime.gpu.array import Direct
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Reply
@@ -42,6 +43,8 @@ class Servable(Protocol):
     def sequential(self) -> bool: ...
     @property
     def repeat(self) -> Repeat | None: ...
+    @property
+    def direct(self) -> Direct: ...
 
     def drop_sequence(self, step: Step) -> None: ...
 

@@ -26,6 +26,7 @@ from ingot.runtime.dispatch.sequences import Sequences, Step
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.gpu.array import Direct
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.labels import read_labels
 from ingot.runtime.loading.admission import Admission
@@ -455,6 +456,14 @@ class Model:
         if self.state is not State.READY or self._dispatcher is None:
             return self._refuse
         return self._dispatcher.submit
+
+    @property
+    def direct(self) -> Direct:
+        """The tensors of requests that need not leave a device: none unless its engines accept the requests at once."""
+        dispatcher = self._dispatcher
+        if dispatcher is None or self.submit is not self._own or self._cache is not None or self._sequences is not None:
+            return Direct()
+        return dispatcher.direct
 
     @property
     def last_use(self) -> float:

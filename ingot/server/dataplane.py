@@ -15,6 +15,7 @@ from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsup
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable, devices
 from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.gpu.array import DeviceArray, Direct, Placed, reachable
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server import compression
@@ -318,9 +319,20 @@ class DataPlane:
 
     def _route(self, model: Servable, request: InferRequest) -> _Route:
         template = request.template
-        if template.deliveries:  # which are not remembered, so the client is that of this request
-            return _DeliveryRoute(model, template, self._memory, request.client)
-        return _Route(model, template)
+        on_device = any(isinstance(array, DeviceArray) for array in request.inputs.values())
+        if not on_device and not template.deliveries:
+            return _Route(model, template)
+        # Templates with either are not remembered, so all of this concerns this request.
+        direct = model.direct if self.recorder is None else Direct()
+        if on_device:
+            request.inputs = reachable(request.inputs, direct.inputs)
+        if not template.deliveries:
+            return _Route(model, template)
+        route = _DeliveryRoute(model, template, self._memory, request.client)
+        # The calls of a request with several answers have one route.
+        if not template.repeated and (targets := route.deliveries.targets(direct.outputs)):
+            request.inputs = Placed(request.inputs, targets)
+        return route
 
 
 class _Route(Route):

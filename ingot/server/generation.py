@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, InvalidArgument
+from ingot.runtime.gpu.array import reachable
 from ingot.runtime.repeat import Repeat
 from ingot.server.dataplane import DataPlane
 from ingot.server.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
+from ingot.tensors import Array
 
 # Parameters of the request as a whole, not of each call.
 _WHOLE = frozenset(("max_steps", "sequence_end", "sequence_start", "timeout", "triton_enable_empty_final_response"))
@@ -50,7 +52,7 @@ async def answers(
     common = {name: value for name, value in parameters.items() if name not in _WHOLE}
     begun = {**common, "sequence_start": True} if parameters.get("sequence_start") else common
     first, others = (_template(template, each) for each in (begun, common))
-    inputs = request.inputs
+    inputs: Mapping[str, Array] = reachable(request.inputs, {})
     try:
         for step in range(1, steps + 1):
             left = None if deadline is None else deadline - time.monotonic()

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from ingot.dlpack import to_array
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.report.units import written
 from ingot.runtime import Repository
+from ingot.runtime.device_tensors import resident
 from ingot.runtime.loading.downloads import Transferring, logged
 from ingot.server.clients import arguments
 from ingot.server.config.configuration import Configuration
@@ -214,8 +216,8 @@ class RunningServer:
 
         Args:
             model: its name.
-            inputs: an array for each input, with its batch dimension: numpy's, or a tensor of another library (DLPack).
-                They must not change until the answer is there.
+            inputs: an array for each input, with its batch dimension: numpy's, or a tensor of another library (DLPack),
+                also on a GPU. They must not change until the answer is there.
             version: which version; by default the highest.
             outputs: which outputs; by default all.
             parameters: request parameters, such as ``timeout`` in microseconds.
@@ -224,7 +226,7 @@ class RunningServer:
             InvalidArgument: an argument has a wrong type, the inputs do not fit the model, or the server is closed.
             IngotError: what the model raises.
         """
-        request = arguments.request(model, inputs, version, outputs, parameters)
+        request = arguments.request(model, inputs, version, outputs, parameters, _tensor)
         if self._server.plane.recorder is not None:  # which reads them after the answer
             request.inputs = {name: np.array(array) for name, array in request.inputs.items()}
         answer = self._server.plane.infer(request, "python")
@@ -295,6 +297,12 @@ class RunningServer:
             await stopping
             await self._server.stop()
         stopping.cancel()
+
+
+def _tensor(name: str, value: Any) -> Any:
+    """Return a tensor of another library: one of a GPU where it is."""
+    found = resident(name, value)
+    return to_array(name, value) if found is None else found
 
 
 async def _ended_first(starting: asyncio.Task[None], stopping: asyncio.Task[Any]) -> bool:

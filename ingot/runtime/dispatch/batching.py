@@ -19,6 +19,7 @@ from ingot.report import units
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.engine import Engine
+from ingot.runtime.gpu.array import Direct, Placed, Range
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -150,6 +151,7 @@ class Batcher:
         self._soonest = limit.nbytes / _FASTEST
         self._texts = any(spec.dtype is DType.BYTES for spec in signature.outputs)
         self._buffers = Buffers(engine)
+        self._delivers = bool(getattr(engine, "direct", Direct()).outputs)
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._input_axes = signature.batch_axes(signature.inputs)
         self._promised = {spec.name for spec in signature.outputs}
@@ -227,7 +229,9 @@ class Batcher:
         spent.joining += joined - began
         spent.calls += 1
         try:
-            outputs = self._engine.run(inputs)
+            targets = self._targets(entries) if self._delivers else None
+            # Engines that deliver have a second argument for that.
+            outputs = self._engine.run(inputs, targets) if targets else self._engine.run(inputs)  # type: ignore[call-arg]
         finally:
             ran = time.perf_counter()
             spent.running += ran - joined
@@ -243,6 +247,19 @@ class Batcher:
         if self._texts or (ran - joined > self._soonest and sum([a.nbytes for a in outputs.values()]) > limit.nbytes):
             return [limit.checked(answer) for answer in answers]
         return [*answers]
+
+    def _targets(self, entries: Sequence[Entry]) -> dict[str, list[Range]]:
+        """Return where requests want their samples of outputs on the device, by the name of the output."""
+        found: dict[str, list[Range]] = {}
+        start = 0
+        for entry in entries:
+            stop = start + entry.samples
+            if isinstance(entry.inputs, Placed):
+                for name, target in entry.inputs.targets.items():
+                    samples = Range(start, None if len(entries) == 1 else stop, target)
+                    found.setdefault(name, []).append(samples)
+            start = stop
+        return found
 
     def _join(self, entries: Sequence[Entry]) -> dict[str, Array]:
         first = entries[0].inputs

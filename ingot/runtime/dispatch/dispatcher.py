@@ -24,11 +24,12 @@ from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
+from ingot.runtime.gpu.array import Direct
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import REASONS, Scheduler
-from ingot.tensors import Array, Signature
+from ingot.tensors import Array, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,10 @@ class Dispatcher:
         crowded: whether engine calls occupy all available cores.
         inline: whether short calls may run in the event loop, which a call without bounds could block.
         lost: called with the reason when the devices of all engines have failed.
+
+    Attributes:
+        in_flight: number of requests that are accepted and not answered.
+        direct: the tensors of requests that need not leave a device.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class Dispatcher:
             for index, engine in enumerate(engines)
         ]
         self._idle = list(self._instances)
+        self.direct = Direct() if padding is not None else _direct(engines, signature)
         self._spread = len({engine.device for engine in engines}) > 1
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump_due = False
@@ -504,6 +510,25 @@ class Dispatcher:
                 "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
             }
         return counted.copy(queued, summary)
+
+
+def _direct(engines: Sequence[Engine], signature: Signature) -> Direct:
+    """Return the tensors that all engines read from the same device or write there, if requests can be joined there."""
+    first, *others = [getattr(engine, "direct", Direct()) for engine in engines]
+    if any(other != first for other in others):
+        return Direct()
+
+    axis = None if signature.batch is None else 0
+
+    def kept(specs: Sequence[TensorSpec], devices: Mapping[str, str]) -> dict[str, str]:
+        # Values are checked on the host, and those of inputs that all samples share are compared there.
+        return {
+            spec.name: devices[spec.name]
+            for spec in specs
+            if spec.name in devices and spec.values is None and spec.axis(signature.batch) == axis
+        }
+
+    return Direct(kept(signature.inputs, first.inputs), kept(signature.outputs, first.outputs))
 
 
 def _listed(latency: Latency) -> list[dict[str, float]]:

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, I
 from ingot.runtime import devices
 from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap
 from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane, copied
+from ingot.runtime.gpu.array import Direct, Range
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.plugins import open_device
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec, dim_name
@@ -140,13 +142,20 @@ class OrtEngine:
             return np.empty(shape, spec.dtype.numpy)
         return self._pipeline.pool.empty(shape, spec.dtype.numpy)
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    @property
+    def direct(self) -> Direct:
+        """The tensors that a call reads from a device or writes there: inputs that are there are not copied before."""
+        return Direct() if self._lane is None else self._lane.direct
+
+    def run(
+        self, inputs: Mapping[str, Array], targets: Mapping[str, Sequence[Range]] = MappingProxyType({})
+    ) -> dict[str, Array]:
         feed = {spec.name: _to_ort(spec, inputs[spec.name]) for spec in self._inputs}
         if self._terminated:  # an earlier call: its options would end this one too
             self._terminated, self._run_options = False, self._new_options()
         options = self._run_options
         try:
-            outputs = self._call(feed, options)
+            outputs = self._call(feed, options, targets)
         except self._errors as error:
             if options.terminate:
                 raise EngineTimeout("the engine call was ended") from error
@@ -157,7 +166,7 @@ class OrtEngine:
                 raise failure from error
             # There may have been enough memory in regions of the arena that were too small.
             try:
-                outputs = self._call(feed, options)
+                outputs = self._call(feed, options, targets)
             except self._errors:
                 raise failure from error
         except TooLarge:  # for the inputs
@@ -227,9 +236,9 @@ class OrtEngine:
             options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{self.device.partition(':')[2]}")
         return options
 
-    def _call(self, feed: Mapping[str, Array], options: Any) -> Sequence[Array]:
+    def _call(self, feed: Mapping[str, Array], options: Any, targets: Mapping[str, Sequence[Range]]) -> Sequence[Array]:
         if self._lane is not None:
-            return self._lane.run(feed, options)
+            return self._lane.run(feed, options, targets)
         if self._by_value:
             return self._run_values(feed, options)
         outputs: list[Array] = self._session.run(self._output_names, feed, options)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from ingot.runtime.gpu.array import Direct, Range
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
 from ingot.tensors import Array, DType, TensorSpec
 
@@ -64,14 +66,22 @@ class OrtLane:
         self.asynchronous = all(self._at[spec.name] == place for spec in outputs)
         self._plain = not any(spec.dtype is DType.BF16 for spec in (*inputs, *outputs))
         self._options: Any = None
-        self._lane = Lane(pipeline, self._launch, [spec.name for spec in inputs if self._at[spec.name] == place])
+        device = pipeline.device.name
+        self.direct = Direct(
+            {spec.name: device for spec in inputs if self._at[spec.name] == place},
+            {spec.name: device for spec in outputs if self._at[spec.name] == place},
+        )
+        self._lane = Lane(pipeline, self._launch, [*self.direct.inputs])
 
-    def run(self, feed: Mapping[str, Array], options: Any) -> list[Array]:
+    def run(
+        self, feed: Mapping[str, Array], options: Any, targets: Mapping[str, Sequence[Range]] = MappingProxyType({})
+    ) -> list[Array]:
         """Return the outputs, in order.
 
         Args:
             feed: an array for each input.
             options: an ``onnxruntime.RunOptions``; with the entry :data:`ASYNCHRONOUS` if that is allowed.
+            targets: places on the device for samples of outputs.
 
         Raises:
             Exception: the errors of the session's ``run``; the next call is not affected.
@@ -79,7 +89,9 @@ class OrtLane:
             EngineLost: the device has failed.
         """
         self._options = options
-        return self._lane.run(feed)
+        if not targets:
+            return self._lane.run(feed)
+        return self._lane.run(feed, {at: targets.get(spec.name, ()) for at, spec in enumerate(self._outputs)})
 
     def close(self) -> None:
         """Free the lane's memory of the device."""
@@ -101,7 +113,7 @@ class OrtLane:
             if self._options.terminate or not self._plain or NO_MEMORY.search(str(error)):
                 raise
             # Errors of bound runs do not distinguish bad values from engine failures; plain runs, which wait, do.
-            feed = {spec.name: inputs[spec.name] for spec in self._inputs}
+            feed = {spec.name: np.asarray(inputs[spec.name]) for spec in self._inputs}
             return list(self._session.run(names, feed))
         finally:
             # Do not keep the callers' arrays and the outputs' memory until the next call.

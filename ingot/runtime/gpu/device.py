@@ -12,7 +12,8 @@ class Device(Protocol):
     order and after the calls that enqueued it return; work of different streams is only ordered by events.
 
     Every method may raise EngineLost once the device has failed for good; ``lost`` is then the reason, and empty
-    otherwise. Other failures are InternalError.
+    otherwise. Other failures are InternalError. ``copy_across``, ``open_shared`` and ``close_shared`` are called for
+    NVIDIA's GPUs only: for tensors of clients and other libraries in their memory.
     """
 
     name: str

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import IngotError
+from ingot.runtime.gpu.array import DeviceArray, JoinedArray
 from ingot.runtime.gpu.device import Device
 from ingot.tensors import Array
 
@@ -67,8 +68,13 @@ class PinnedPool:
         array: Array = np.frombuffer(memoryview(memory).cast("B"), dtype, math.prod(shape)).reshape(shape)
         return array
 
-    def placed(self, array: Array) -> Array:
-        """Return an array with the values of one of numbers, contiguous and pinned: itself if it is both."""
+    def placed(self, array: Any) -> Any:
+        """Return an array with the values of one of numbers, contiguous and pinned: itself if it is both.
+
+        One that is on a device, or of which parts are, is returned as it is.
+        """
+        if isinstance(array, DeviceArray | JoinedArray):
+            return array
         address = array.ctypes.data
         if array.flags.c_contiguous and any(0 <= address - start < size for start, size in self._blocks):
             return array

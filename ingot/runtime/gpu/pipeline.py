@@ -12,17 +12,24 @@ three steps of a batch, and only its own thread waits for its end::
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from types import MappingProxyType
+
+import numpy as np
 
 from ingot.errors import IngotError
+from ingot.runtime.gpu.array import DeviceArray, JoinedArray, Range
 from ingot.runtime.gpu.device import Device
 from ingot.runtime.gpu.pinned import PinnedPool
 from ingot.tensors import Array, DType
 
 POOL_LIMIT = 1 << 30
 """Most bytes of pinned memory of one pipeline."""
+
+NO_TARGETS: Mapping[int, Sequence[Range]] = MappingProxyType({})
 
 # Bytes by which addresses of inputs are aligned: no kernel expects more.
 _ALIGNED = 256
@@ -97,18 +104,20 @@ class Lane:
         self._inputs: Mapping[str, Array] = {}
         self._outputs: Sequence[OnDevice | Array] = ()
         self._results: list[Array] = []
+        self._delivered: list[Range] = []
 
-    def run(self, inputs: Mapping[str, Array]) -> list[Array]:
+    def run(self, inputs: Mapping[str, Array], targets: Mapping[int, Sequence[Range]] = NO_TARGETS) -> list[Array]:
         """Compute a batch; see :meth:`start`."""
-        self.start(inputs)
+        self.start(inputs, targets)
         return self.finish()
 
-    def start(self, inputs: Mapping[str, Array]) -> None:
+    def start(self, inputs: Mapping[str, Array], targets: Mapping[int, Sequence[Range]] = NO_TARGETS) -> None:
         """Enqueue a batch: copies in, computation and copies out.
 
         Args:
             inputs: an array for each; they must not change until :meth:`finish` returns. Those that are not pinned
-                are copied to pinned memory first.
+                are copied to pinned memory first; those on the device are copied there.
+            targets: places on the device for samples of outputs, by the outputs' order.
 
         Raises:
             TooLarge: the device has not enough memory for it. Later batches are not affected.
@@ -117,6 +126,9 @@ class Lane:
         """
         pipeline, device = self._pipeline, self._device
         copied, computed, done = self._events
+        for ranges in targets.values():
+            for each in ranges:
+                each.target.done = False  # of a batch that failed, and runs in parts
         self._inputs = {**inputs, **{name: pipeline.pool.placed(inputs[name]) for name in self._copied}}
         try:
             addresses = self._copy_in()
@@ -126,7 +138,9 @@ class Lane:
                 self._outputs = self._launch(self._inputs, addresses)
                 device.record(computed, pipeline.compute)
                 device.wait(pipeline.copy_out, computed)
-                self._results = [self._copy_out(output) for output in self._outputs]
+                self._results = [
+                    self._copy_out(output, targets.get(index, ())) for index, output in enumerate(self._outputs)
+                ]
                 device.record(done, pipeline.copy_out)
         except BaseException:  # whatever ends the launch, its work still uses the memory
             self._settle()
@@ -135,11 +149,15 @@ class Lane:
     def finish(self) -> list[Array]:
         """Wait for the batch of :meth:`start`, and return its outputs in the order of the launch.
 
+        An output of which all samples have been copied to targets has its shape, but not its values.
+
         Raises:
             EngineLost: the device has failed.
         """
         self._device.synchronize(self._events[2])
-        results, self._results = self._results, []
+        for each in self._delivered:
+            each.target.done = True
+        results, self._results, self._delivered = self._results, [], []
         self._inputs, self._outputs = {}, ()
         return results
 
@@ -162,19 +180,33 @@ class Lane:
             self._block, self._size = self._device.allocate(block, self._pipeline.copy_in), block
         addresses = {name: self._block + offset for name, offset in offsets.items()}
         for name, address in addresses.items():
-            array = self._inputs[name]
-            if array.nbytes:
+            array: Array | DeviceArray | JoinedArray = self._inputs[name]
+            if isinstance(array, DeviceArray | JoinedArray):
+                array.copy_to(address, self._device, self._pipeline.copy_in)
+            elif array.nbytes:
                 self._device.copy_in(address, array.ctypes.data, array.nbytes, self._pipeline.copy_in)
         return addresses
 
-    def _copy_out(self, output: OnDevice | Array) -> Array:
-        """Enqueue the copy of an output, and return the array that it will be in."""
+    def _copy_out(self, output: OnDevice | Array, targets: Sequence[Range]) -> Array:
+        """Enqueue the copies of an output, and return the array that it will be in."""
         if not isinstance(output, OnDevice):
             return output
+        if targets and self._deliver(output, targets):
+            return np.broadcast_to(np.zeros((), output.dtype.numpy), output.shape)
         array = self._pipeline.pool.empty(output.shape, output.dtype.numpy)
         if array.nbytes:
             self._device.copy_out(array.ctypes.data, output.address, array.nbytes, self._pipeline.copy_out)
         return array
+
+    def _deliver(self, output: OnDevice, targets: Sequence[Range]) -> bool:
+        """Enqueue the copies of an output's samples to targets; return whether they are all of its samples."""
+        stream, nbytes = self._pipeline.copy_out, math.prod(output.shape) * output.dtype.numpy.itemsize
+        delivered = [each for each in targets if each.copy_from(output.address, output.shape, nbytes, stream)]
+        self._delivered += delivered
+        if len(delivered) < len(targets):
+            return False
+        samples = [each.stop - each.start for each in delivered if each.stop is not None]
+        return len(samples) < len(delivered) or sum(samples) == output.shape[0]
 
     def _settle(self) -> None:
         """Wait for what a batch that failed has enqueued, since its memory is used again."""
@@ -183,7 +215,7 @@ class Lane:
                 self._device.record(event, stream)
             for event in self._events:
                 self._device.synchronize(event)
-        self._inputs, self._outputs, self._results = {}, (), []
+        self._inputs, self._outputs, self._results, self._delivered = {}, (), [], []
 
     def _free(self) -> None:
         # The lane's last batch is finished, so nothing but work of the copy stream can use the block.

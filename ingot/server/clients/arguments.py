@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,21 @@ from ingot.errors import InvalidArgument
 from ingot.server.requests import InferRequest, Template
 from ingot.tensors import Array, DType
 
+Tensors = Callable[[str, Any], Any]
+"""Returns a tensor of another library, by the name of the input, as an array, or as one in a GPU's memory."""
 
-def request(model: object, inputs: object, version: object, outputs: object, parameters: object) -> InferRequest:
+
+def request(
+    model: object,
+    inputs: object,
+    version: object,
+    outputs: object,
+    parameters: object,
+    tensors: Tensors = dlpack.to_array,
+) -> InferRequest:
     """Return a request; the arguments are those of :meth:`ingot.Client.infer`.
+
+    ``tensors`` converts inputs of other libraries than numpy.
 
     Raises:
         InvalidArgument: one of them has a wrong type; the message names it.
@@ -28,7 +40,8 @@ def request(model: object, inputs: object, version: object, outputs: object, par
         raise InvalidArgument(f"parameters is {_kind(parameters)}; give values by name: {{'timeout': 50_000}}")
     names = tuple(text("an output's name", output) for output in outputs)
     template = Template(text("model", model), version_text(version), names, _parameters(parameters or {}))
-    return InferRequest(template, {text("an input's name", name): _array(name, inputs[name]) for name in inputs})
+    arrays = {text("an input's name", name): _array(name, inputs[name], tensors) for name in inputs}
+    return InferRequest(template, arrays)
 
 
 def repeatable(request: InferRequest) -> bool:
@@ -82,11 +95,12 @@ def _parameter(name: str, value: object) -> bool | int | float | str:
     return next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
 
 
-def _array(name: str, value: object) -> Array:
+def _array(name: str, value: object, tensors: Tensors) -> Array:
+    if dlpack.exports(value):
+        found: Array = tensors(name, value)
+        return found
     try:
-        array = dlpack.to_array(name, value) if dlpack.exports(value) else np.asarray(value)
-    except InvalidArgument:
-        raise
+        array = np.asarray(value)
     except Exception as error:  # the caller's object converts itself, and may raise anything
         raise InvalidArgument(f"input '{name}' cannot be made an array: {error}") from error
     try:

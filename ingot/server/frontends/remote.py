@@ -17,6 +17,7 @@ from ingot.ipc import records
 from ingot.runtime import Catalog, InputKey, Metrics, key_of
 from ingot.runtime.dispatch.sequences import Step
 from ingot.runtime.dispatch.statistics import BatchTimes, Statistics
+from ingot.runtime.gpu.array import Direct
 from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
 from ingot.server.dataplane import DataPlane, attempt
@@ -209,6 +210,10 @@ class RemoteModel:
     @property
     def repeat(self) -> Repeat | None:
         return self.state.repeat
+
+    @property
+    def direct(self) -> Direct:
+        return Direct()  # a device's memory is known in the main process only
 
     @property
     def platform(self) -> str:

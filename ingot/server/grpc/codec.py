@@ -67,7 +67,7 @@ def decode_request(
     Args:
         message: the request.
         find: called with the model's name and version before anything else is checked.
-        read: returns the bytes of inputs in shared memory.
+        read: returns the inputs in shared memory.
 
     Raises:
         NotFound: from ``find``: there is no such model.
@@ -100,8 +100,10 @@ def decode_request(
     contents = iter(raw)
     tensors = []
     for tensor, place in zip(message.inputs, places, strict=True):
-        content = next(contents, None) if place is None else read(f"tensor '{tensor.name}'", place)
-        tensors.append(_tensor(tensor, content))
+        if place is None:
+            tensors.append(_tensor(tensor, next(contents, None)))
+        else:
+            tensors.append((tensor.name, read(tensor.name, place, *_kind(tensor))))
     return InferRequest(template, named(tensors), message.id)
 
 
@@ -176,15 +178,22 @@ def encode_parameter(parameter: pb.InferParameter, value: object) -> None:
 def _tensor(
     tensor: pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor, raw: bytes | None
 ) -> tuple[str, Array]:
+    dtype, shape = _kind(tensor)
+    if raw is None:
+        return tensor.name, _typed(tensor.name, dtype, shape, tensor.contents)
+    return tensor.name, arrays.from_bytes(tensor.name, dtype, shape, raw)
+
+
+def _kind(
+    tensor: pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor,
+) -> tuple[DType, tuple[int, ...]]:
+    """Return a tensor's datatype and shape."""
     try:
         dtype = DType(tensor.datatype)
     except ValueError:
         known = ", ".join(dtype.value for dtype in DType)
         raise InvalidArgument(f"tensor '{tensor.name}' has datatype '{tensor.datatype}'; known: {known}") from None
-    shape = arrays.check_shape(tensor.name, list(tensor.shape))
-    if raw is None:
-        return tensor.name, _typed(tensor.name, dtype, shape, tensor.contents)
-    return tensor.name, arrays.from_bytes(tensor.name, dtype, shape, raw)
+    return dtype, arrays.check_shape(tensor.name, list(tensor.shape))
 
 
 def _typed(name: str, dtype: DType, shape: Sequence[int], contents: pb.InferTensorContents) -> Array:

@@ -83,7 +83,7 @@ def decode_request(
         body: the whole body.
         header_length: the JSON's length if raw buffers follow it, as the header says; None for plain JSON.
         loads: parses JSON; :func:`ingot.server.http.large.loads` if it is large.
-        read: returns the bytes of inputs in shared memory.
+        read: returns the inputs in shared memory.
 
     Returns:
         The request, the format of its response, and its JSON.
@@ -362,7 +362,7 @@ def _input(item: Any, buffers: _Buffers, read: Read = refuse) -> tuple[str, Arra
         if place is not None and (size is not None or "data" in item):
             raise InvalidArgument(f"tensor '{name}' is in shared memory, and has 'data' or binary_data_size too")
         if place is not None:
-            return name, arrays.from_bytes(name, dtype, shape, read(f"tensor '{name}'", place))
+            return name, read(name, place, dtype, shape)
     if size is not None:
         if "data" in item:
             raise InvalidArgument(f"tensor '{name}' has both 'data' and binary_data_size")

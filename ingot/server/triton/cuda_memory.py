@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.runtime import devices
-from ingot.runtime.gpu.array import SharedBlock
+from ingot.runtime.gpu.array import DeviceArray, SharedBlock, Target
 from ingot.runtime.plugins import open_device
 from ingot.server.triton.placement import Place
+from ingot.tensors import DType
 
 
 class CudaRegion:
@@ -47,6 +49,18 @@ class CudaRegion:
     def described(self) -> dict[str, Any]:
         """What a client registered, as Triton describes it."""
         return {"device_id": self.device, "byte_size": self.size}
+
+    def array(self, place: Place, dtype: DType, shape: tuple[int, ...]) -> DeviceArray | None:
+        """Return a tensor where it is; None if it does not fill its place, or its bytes must be checked on the host."""
+        kind = dtype.numpy
+        if dtype in (DType.BYTES, DType.BOOL) or not place.size or place.size != math.prod(shape) * kind.itemsize:
+            return None
+        return self._block.array(place.offset, shape, kind)
+
+    def target(self, place: Place) -> Target:
+        """Return a place, which lies within the region, for an output."""
+        block = self._block
+        return Target(block.device, block.address + place.offset, place.size, block)
 
     def read(self, where: str, place: Place) -> bytes:
         """Return a copy of a tensor's bytes; the tensor lies within the region."""

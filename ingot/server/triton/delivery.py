@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
+from ingot.runtime.gpu.array import Target
 from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.server.triton.placement import OFF, Delivery, Place
 from ingot.server.triton.shared_memory import Region, SharedMemory
@@ -25,6 +26,7 @@ class _Target(NamedTuple):
     where: str
     region: Region | CudaRegion
     place: Place
+    direct: Target | None
 
 
 class Deliveries:
@@ -71,12 +73,27 @@ class Deliveries:
             if delivery.place is not None:
                 if memory is None:
                     raise Unsupported(f"{where} is to be written to shared memory, but {OFF}")
-                self._targets[spec.name] = _Target(where, memory.find(client, where, delivery.place), delivery.place)
+                region = memory.find(client, where, delivery.place)
+                direct = region.target(delivery.place) if isinstance(region, CudaRegion) else None
+                self._targets[spec.name] = _Target(where, region, delivery.place, direct)
             specs.append(spec)
         self.outputs = tuple(specs)
 
+    def targets(self, devices: Mapping[str, str]) -> dict[str, Target]:
+        """Return the places on devices that an engine can copy outputs to.
+
+        Args:
+            devices: on which it has outputs, by their names.
+        """
+        direct = {name: target.direct for name, target in self._targets.items()}
+        return {
+            name: target
+            for name, target in direct.items()
+            if target is not None and target.device.name == devices.get(name)
+        }
+
     def deliver(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the response's arrays, and write those that have a place in shared memory.
+        """Return the response's arrays, and write those that have a place in shared memory and are not there yet.
 
         Raises:
             InvalidArgument: an output does not fit into its place.
@@ -86,7 +103,8 @@ class Deliveries:
         for name, (count, batched) in self._classes.items():
             found[name] = best_classes(name, outputs[name], count, self._labels, batched=batched)
         for name, target in self._targets.items():
-            target.region.write(target.where, target.place, arrays.to_bytes(outputs[name]))
+            if target.direct is None or not target.direct.done:
+                target.region.write(target.where, target.place, arrays.to_bytes(outputs[name]))
         return found
 
 

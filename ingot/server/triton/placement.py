@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ingot.errors import InvalidArgument, Unsupported
+from ingot.tensors import DType
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 _CLASSES = "classification"
@@ -82,20 +83,20 @@ class Delivery:
         return cls(classes, place) if classes or place is not None else None
 
 
-Read = Callable[[str, Place], bytes]
-"""Returns a tensor's bytes; the first argument names the tensor in errors."""
+Read = Callable[[str, Place, DType, tuple[int, ...]], Any]
+"""Returns a tensor, from its name, place, datatype and shape: an array, or one in a GPU's memory."""
 
 Reader = Callable[[Hashable], Read]
 """Returns how the inputs of one request of a client are read."""
 
 
-def refuse(where: str, place: Place) -> bytes:
+def refuse(name: str, place: Place, dtype: DType, shape: tuple[int, ...]) -> NoReturn:
     """Refuse a tensor in shared memory.
 
     Raises:
         Unsupported: always.
     """
-    raise Unsupported(f"{where} is in shared memory, but {OFF}")
+    raise Unsupported(f"tensor '{name}' is in shared memory, but {OFF}")
 
 
 def _bytes(where: str, parameters: Mapping[str, Any], name: str, default: int | None) -> int:

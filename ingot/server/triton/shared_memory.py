@@ -15,10 +15,12 @@ import threading
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+from ingot import arrays
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, TooManyRequests
 from ingot.server.limits import check_size
 from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.server.triton.placement import Place, Read
+from ingot.tensors import DType
 
 _FOLDER = "/dev/shm"
 # shm_open(3): a slash and a name.
@@ -212,12 +214,15 @@ class SharedMemory:
         """Return how the inputs of one request are read."""
         total = 0
 
-        def read(where: str, place: Place) -> bytes:
+        def read(name: str, place: Place, dtype: DType, shape: tuple[int, ...]) -> Any:
             nonlocal total
+            where = f"tensor '{name}'"
             region = self.find(client, where, place)
             total += place.size
             check_size(total, self._limit)
-            return region.read(where, place)
+            if isinstance(region, CudaRegion) and (array := region.array(place, dtype, shape)) is not None:
+                return array
+            return arrays.from_bytes(name, dtype, shape, region.read(where, place))
 
         return read
 

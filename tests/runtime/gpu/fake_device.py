@@ -67,6 +67,9 @@ class FakeDevice:
     Attributes:
         now: virtual time of the host, in seconds.
         stalls: calls that wait for the whole device on a real one.
+        acrosses: copies within the device.
+        shared: memory of other processes, by its address.
+        early: for each unmapping of such memory that work may still use, why.
     """
 
     def __init__(
@@ -78,6 +81,9 @@ class FakeDevice:
         self.stalls = 0
         self.memory = memory
         self.pinnable = pinnable
+        self.acrosses = 0
+        self.shared: dict[int, Array] = {}
+        self.early: list[str] = []
         self.blocks: dict[int, Array] = {}
         self.pinned: dict[int, Array] = {}
         self._copy_seconds = copy_seconds
@@ -180,7 +186,32 @@ class FakeDevice:
             stream, [(source, nbytes)], [(target, nbytes)], self._copy_seconds[1], lambda: move(target, source, nbytes)
         )
 
+    def copy_across(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        for address in (target, source):
+            self._check_device((address, nbytes))
+        self.acrosses += 1
+        self.work(stream, [(source, nbytes)], [(target, nbytes)], 0, lambda: move(target, source, nbytes))
+
+    def open_shared(self, handle: bytes) -> tuple[int, int]:
+        address = int.from_bytes(handle, "little")
+        self.blocks[address] = self.shared[address]
+        return address, len(self.shared[address])
+
+    def close_shared(self, address: int) -> None:
+        with self._lock:
+            del self.blocks[address]
+            try:
+                self.touch((address, len(self.shared[address])), writes=True)
+            except UnorderedAccess as error:  # garbage collection, which unmaps memory, must not raise
+                self.early.append(str(error))
+
     # For tests.
+
+    def share(self, array: Array) -> bytes:
+        """Let another process have an array in memory of the device; return the handle."""
+        block = np.frombuffer(bytearray(array.tobytes()), np.uint8)
+        self.shared[block.ctypes.data] = block
+        return block.ctypes.data.to_bytes(8, "little")
 
     def fail(self, reason: str) -> None:
         """Let the device fail for good: its work ends, and all later calls fail."""
