@@ -44,7 +44,7 @@ def test_a_plan_for_programs(run_ingot: RunIngot, digits_fp32: Path, tmp_path: P
     assert plan["rate"] == pytest.approx(200, rel=0.01)
     assert plan["replicas"] == 1
     assert plan["one_lost"] is None
-    assert plan["replica"]["overhead"] == pytest.approx({"request": 60e-6, "call": 0.0, "wire": 0.0})
+    assert plan["replica"]["overhead"] == pytest.approx({"request": 60e-6, "call": 0.0, "wakeup": 0.0, "wire": 0.0})
     assert plan["replica"]["latency"]["1"] == latency.seconds
     assert plan["each"]["p50"] < plan["each"]["p99"] < 0.02
     more = json.loads(succeeded(run_ingot(*command, "--rate", "100000")))
