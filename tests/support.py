@@ -24,7 +24,7 @@ def matrix(*values: Any) -> list[Any]:
 # a second, or three where PyTorch is imported.
 _IN_PROCESS = """
 bench compare config ctl deploy diff export fleet fsck gc graph history import infer inspect keygen keys list load
-plan-capacity promote pull push remove rollback save sign top verify
+plan-capacity promote pull push quantize remove rollback save sign top verify
 """
 IN_PROCESS = frozenset(_IN_PROCESS.split())
 

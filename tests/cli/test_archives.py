@@ -13,7 +13,7 @@ import torch
 from ingot.demo.digits import Data, Digits
 from ingot.model_store import Archive
 from tests import onnx_models
-from tests.support import RunIngot, refused, succeeded
+from tests.support import RunIngot, refused, run_in_process, succeeded
 
 
 @pytest.mark.matrix
@@ -184,10 +184,13 @@ class TestRefusedArchives:
         ],
     )
     def test_each_with_its_remedy(
-        self, run_ingot: RunIngot, archive: Path, tmp_path: Path, command: list[str], message: str
+        self, monkeypatch: pytest.MonkeyPatch, archive: Path, tmp_path: Path, command: list[str], message: str
     ) -> None:
+        # In this process, which saves a second for each: no server is started.
+        monkeypatch.setattr("ingot.cli.serve.configure_logging", lambda *_: None)
+        monkeypatch.setattr("ingot.server.main.run", lambda *_: pytest.fail("the server was started"))
         files = "digits.txt", "x.mar", "x.pth", "here.py", "bert/config.json", "hub/hubconf.py", "triton/a/config.pbtxt"
         for file in files:
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).write_text("some text")
-        assert message in refused(run_ingot(*command))
+        assert message in refused(run_in_process(command, tmp_path, tmp_path / "home"))
