@@ -90,6 +90,7 @@ def test_one_signal_ends_the_command(tmp_path: Path, scratch: Path, endless: End
     assert not list(scratch.glob("ingot-*"))
 
 
+@pytest.mark.matrix
 def test_ctrl_c_is_confirmed_while_an_engine_is_working(tmp_path: Path, scratch: Path) -> None:
     onnx_models.endless_load(tmp_path / "odd.onnx")
     patient = PROGRAM.replace("main()", "from ingot.cli import interrupts\ninterrupts.GRACE = 600\nmain()")

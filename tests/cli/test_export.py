@@ -201,6 +201,7 @@ logging.getLogger("torch.onnx").error("error of torch.onnx")
 """
 
 
+@pytest.mark.matrix
 def test_warnings_of_other_packages_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(NOISY)
     command = [sys.executable, "-m", "ingot", "export", "noisy:Net", "--input", ROWS, "--out", "a.ingot"]

@@ -115,6 +115,7 @@ def test_mistakes(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path, argume
     assert message in refused(run_ingot("graph", *arguments))
 
 
+@pytest.mark.matrix
 def test_the_page_in_a_browser(browser: Any, run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
     """Nothing is loaded, no text leaves its box, no boxes overlap, and a phone does not scroll sideways."""
     succeeded(run_ingot("graph", digits_archive))

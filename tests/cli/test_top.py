@@ -99,6 +99,7 @@ def test_it_shows_a_candidate_that_is_tried(store: Store, run_ingot: RunIngot) -
         assert "times:1  canary 50 %: " in succeeded(run_ingot("top", "--once", "--interval", "100ms"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("by_url", matrix(False, True))
 def test_it_follows_a_server_that_is_started_again(tmp_path: Path, by_url: bool) -> None:
     model = onnx_models.affine(tmp_path)

@@ -243,6 +243,7 @@ class TestDimensions:
     def test_a_loop_over_the_batch_becomes_vmap(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
+    @pytest.mark.matrix
     def test_a_loop_rewritten_to_vmap_is_exported(self, bench: Workbench) -> None:
         body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
         repaired = bench.repair(body, ROWS[:1])

@@ -358,6 +358,7 @@ class TestRefusals:
             export_model(models.net, inputs=ROWS)
 
 
+@pytest.mark.matrix
 def test_large_weights_are_stored_next_to_the_graph() -> None:
     module = nn.Linear(600, 600)
     archive = export_model(module, inputs=["input:float32[batch,600]"])

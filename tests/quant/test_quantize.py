@@ -164,6 +164,7 @@ NAMES = ["classifier", "half precision", "pictures", "texts of several lengths",
 class TestModels:
     """Several inputs and outputs, integers, several lengths, no batch, another type: by search and by recipes."""
 
+    @pytest.mark.one_case
     def test_a_search_with_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         model = make()
         result = quantize(model, data())

@@ -92,6 +92,7 @@ def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
         assert unescape(document).count(shown) == 2  # in the list, and in the note
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [

@@ -243,6 +243,7 @@ class TestOnnx:
             assert [item.partition(" ")[2] for item in found.unknown] == ["(MatMul)"]
             assert len(found.last_good) == 1
 
+    @pytest.mark.matrix
     def test_a_changed_attribute_is_found(self, good: Case, model: ir.Model) -> None:
         changed = model.clone()
         for index, node in enumerate([node for node in changed.graph if node.op_type == "LayerNormalization"]):

@@ -129,6 +129,7 @@ def test_the_graph_is_in_half_precision(classifier: Archive) -> None:
         assert value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
+@pytest.mark.matrix
 def test_generated_inputs_are_reported(classifier: Archive) -> None:
     result: Quantized = quantize(classifier, config=BFloat16())
     assert "measured on generated inputs only: pass real ones for a reliable result" in result.report.notes

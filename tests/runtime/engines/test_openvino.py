@@ -149,6 +149,7 @@ class TestPrecision:
         answer = load(product(tmp_path, nodes, constants)).run({"x": x})["y"]
         assert np.allclose(answer, x @ (weight * scale), atol=1e-3)
 
+    @pytest.mark.matrix
     def test_int8_convolutions_answer_as_those_of_onnx_runtime(
         self, digits: tuple[Digits, Data, Data], digits_archive: Path
     ) -> None:
