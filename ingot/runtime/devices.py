@@ -60,46 +60,16 @@ def gpu_count() -> int:
     return count.value
 
 
-def gpu_memory_used() -> int:
-    """Return the bytes in use on the visible GPUs, by all processes; 0 without any."""
-    return sum(0 if found is None else int(found.used) for found in map(_gpu_memory, range(gpu_count())))
+def gpu_identifier(index: int) -> uuid.UUID:
+    """Return the unique identifier of a visible GPU, or of an instance of one.
 
-
-def roomiest_gpu() -> int:
-    """Return the index of the visible GPU with the most free memory; the first one if that is unknown."""
-    free = [0 if found is None else int(found.free) for found in map(_gpu_memory, range(gpu_count()))]
-    return free.index(max(free)) if free else 0
-
-
-def _gpu_memory(index: int) -> _NvmlMemory | None:
-    """Ask NVIDIA's management library, which numbers all GPUs, for a visible one: by its unique identifier."""
-    nvml = _nvml()
-    if nvml is None or not has_cuda():
-        return None
+    Raises:
+        LookupError: there is no such GPU.
+    """
     cuda, device, identifier = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceGetUuid_v2(ctypes.byref(identifier), device):
-        return None
-    found, handle = _NvmlMemory(), ctypes.c_void_p()
-    for kind in ("GPU", "MIG"):  # an instance of a GPU has its own identifier and memory
-        name = f"{kind}-{uuid.UUID(bytes=bytes(identifier))}".encode()
-        if nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0:
-            return None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) else found
-    return None
-
-
-class _NvmlMemory(ctypes.Structure):
-    """``nvmlMemory_t``."""
-
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-@cache
-def _nvml() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    return library if library.nvmlInit_v2() == 0 else None
+        raise LookupError(f"NVIDIA's driver has no GPU {index}")
+    return uuid.UUID(bytes=bytes(identifier))
 
 
 @cache

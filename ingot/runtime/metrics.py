@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ingot.runtime.gpu.metrics import Gpus
+from ingot.runtime.gpu.nvml import Gpus
 from ingot.runtime.memory import resident
 
 _MODEL = ("model", "version")

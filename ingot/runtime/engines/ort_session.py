@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
+from ingot.runtime.gpu import nvml
 from ingot.runtime.gpu.pipeline import Pipeline
 
 # Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
@@ -136,7 +137,7 @@ def place_of(ort: Any, device: str) -> str:
         raise Unsupported(f"device '{device}' is not available: {lacking}")
     if device == "cpu" or not usable:
         return "cpu"
-    return device if ":" in device else f"cuda:{devices.roomiest_gpu()}"
+    return device if ":" in device else f"cuda:{nvml.roomiest()}"
 
 
 def providers_of(ort: Any, place: str, pipeline: Pipeline | None) -> list[str | tuple[str, dict[str, str]]]:

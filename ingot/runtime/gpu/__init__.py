@@ -1,4 +1,4 @@
 """GPUs: streams, events and memory of a device, and the pipeline that keeps it busy. Start in pipeline.py.
 
-``metrics.py`` reads the memory and utilization of all GPUs when metrics are scraped.
+``nvml.py`` reads the memory and utilization of GPUs, for the choice of one, memory budgets and metrics.
 """

@@ -15,6 +15,7 @@ from ingot.errors import IngotError, Unavailable, shortened
 from ingot.report import units
 from ingot.runtime import InputKey, Metrics, Model, Repository, State, devices, memory
 from ingot.runtime.engines import ort_arena
+from ingot.runtime.gpu import nvml
 from ingot.runtime.scheduling.entry import Reply, size_of
 from ingot.server.models.loading import Tasks, in_thread, load_model
 from ingot.server.models.waiting import Waiting
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Reason = Literal["start", "demand", "rollout"]
 
-_MEASURES: Mapping[str, Callable[[], int]] = {"cpu": memory.proportional, "cuda": devices.gpu_memory_used}
+_MEASURES: Mapping[str, Callable[[], int]] = {"cpu": memory.proportional, "cuda": nvml.memory_used}
 # Seconds after a failed load in which requests are refused instead of trying again.
 _PAUSE = 5.0
 # Seconds that a model which leaves waits for an engine call that no request waits for.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.runtime import devices
 from ingot.runtime.engines import ort, ort_session
 from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.gpu import nvml
 from ingot.runtime.gpu.pipeline import Pipeline
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import FakeDevice
@@ -21,13 +23,13 @@ from tests.runtime.gpu.fake_device import FakeDevice
 GIB = 1 << 30
 
 
-class Libraries:
-    """NVIDIA's driver and management library: GPUs by their identifiers, with their free and used bytes."""
+class Driver:
+    """NVIDIA's driver, of GPUs by their identifiers."""
 
-    def __init__(self, visible: dict[str, tuple[int, int]]):
+    def __init__(self, visible: list[str]):
         self._visible = visible
 
-    def cuInit(self, flags: int) -> int:  # noqa: N802 - the libraries' names
+    def cuInit(self, flags: int) -> int:  # noqa: N802 - the library's names
         return 0
 
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
@@ -36,51 +38,75 @@ class Libraries:
 
     def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
         device._obj.value = index
-        return 0
+        return 0 if index < len(self._visible) else 101
 
     def cuDeviceGetUuid_v2(self, identifier: Any, device: Any) -> int:  # noqa: N802
-        text = list(self._visible)[device.value]
+        text = self._visible[device.value]
         ctypes.memmove(identifier._obj, uuid.UUID(text.partition("-")[2]).bytes, 16)
         return 0
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        return 0
 
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:  # noqa: N802
-        if name.decode() not in self._visible:
-            return 6
-        handle._obj.value = 1 + list(self._visible).index(name.decode())
-        return 0
+class Management(ModuleType):
+    """``pynvml`` of the same GPUs: their free and used bytes, and their utilization in percent."""
 
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, found: Any) -> int:  # noqa: N802
-        found._obj.free, found._obj.used = list(self._visible.values())[handle.value - 1]
-        return 0
+    nvmlMemory_v2 = 0x02000028  # noqa: N815 - as the package names it
+
+    def __init__(self, gpus: dict[str, tuple[int, int]]):
+        super().__init__("pynvml")
+        self.gpus = gpus
+        self.percent: dict[int, int] = {}
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:  # noqa: N802
+        if name not in self.gpus:
+            raise RuntimeError("Not Found")
+        return list(self.gpus).index(name)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int) -> Any:  # noqa: N802
+        assert version == self.nvmlMemory_v2
+        free, used = list(self.gpus.values())[handle]
+        return SimpleNamespace(total=free + used, reserved=0, free=free, used=used)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        if list(self.gpus)[handle].startswith("MIG"):
+            raise RuntimeError("Not Supported")
+        return SimpleNamespace(gpu=self.percent.get(handle, 0))
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts GPUs into the machine, whose memory is given in GiB."""
+    """Puts GPUs into the machine, whose free and used memory is given in GiB."""
+    library = ctypes.CDLL
 
-    def put(*gpus: tuple[str, int, int]) -> None:
+    def put(*gpus: tuple[str, int, int]) -> Management:
         found = {f"{kind}-{uuid.uuid4()}": (free * GIB, used * GIB) for kind, free, used in gpus}
-        libraries = Libraries(found)
-        monkeypatch.setattr(ctypes, "CDLL", lambda name: libraries)
+        driver, management = Driver(list(found)), Management(found)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: driver if name == "libcuda.so.1" else library(name))
         monkeypatch.setattr(devices, "has_cuda", lambda: bool(found))
-        monkeypatch.setattr(devices, "_nvml", lambda: libraries)
+        monkeypatch.setitem(sys.modules, "pynvml", management)
+        return management
 
     return put
 
 
-def test_the_gpu_with_the_most_free_memory_is_chosen(machine: Any) -> None:
-    machine(("GPU", 10, 70), ("GPU", 60, 20), ("GPU", 40, 40))
-    assert devices.roomiest_gpu() == 1
-    assert devices.gpu_memory_used() == 130 * GIB
+def test_the_memory_of_visible_gpus(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(("GPU", 10, 70), ("GPU", 60, 20), ("GPU", 40, 40)).percent[1] = 35
+    assert nvml.roomiest() == 1
+    assert nvml.memory_used() == 130 * GIB
+    assert nvml.utilization_of(1) == 0.35
+    assert nvml.memory_of(3) is nvml.utilization_of(3) is None
     machine(("MIG", 7, 3))
-    assert devices.roomiest_gpu() == 0
-    assert devices.gpu_memory_used() == 3 * GIB
+    assert nvml.roomiest() == 0
+    assert nvml.memory_used() == 3 * GIB
+    assert nvml.utilization_of(0) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert nvml.memory_of(0) is None
+    assert (nvml.roomiest(), nvml.memory_used()) == (0, 0)
     machine()
-    assert devices.roomiest_gpu() == 0
-    assert devices.gpu_memory_used() == 0
+    assert nvml.roomiest() == 0
+    assert nvml.memory_used() == 0
 
 
 CUDA = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])

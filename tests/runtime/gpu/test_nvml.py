@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import ingot
 from ingot.runtime.engines.ort import OrtEngine
-from ingot.runtime.gpu.metrics import Gpus
+from ingot.runtime.gpu.nvml import Gpus
 from ingot.runtime.loading import loader
 from tests import onnx_models
 
