@@ -10,9 +10,10 @@ from typing import Any
 import onnx_ir as ir
 from torch import nn
 
-from ingot import padding
+from ingot import foreign, padding
 from ingot.errors import InvalidArgument
 from ingot.export.capture.ladder import Legacy
+from ingot.export.estimate import cost
 from ingot.export.lower.packed import Packed, precision_of
 from ingot.export.proof.parity import Remembered
 from ingot.export.proof.probe import unchanged
@@ -140,6 +141,8 @@ def _export_module(context: Context, subject: Subject) -> Archive:
             raise InvalidArgument(f"a TorchScript model can become ONNX only, not '{context.options.target}'")
         return _finish_onnx(context, captured.model, captured.signature)
     program = rewrite_program(context, captured, subject, tidy=not to_onnx)
+    batch = context.options.batch_dim or "batch"
+    context.memory = foreign.attempt(lambda: cost.plan_memory(program, subject, batch))
     if to_onnx:
         model, program = lower_to_onnx(context, program, subject, rewritten=program is not captured)
         return _finish_onnx(context, model, program.signature)

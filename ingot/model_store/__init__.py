@@ -5,7 +5,7 @@ Start in format/archive.py for the archive, store/store.py for the local store, 
 
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format.archive import Archive
-from ingot.model_store.format.evidence import BatchLatency, Evidence, ParityEvidence, Provenance
+from ingot.model_store.format.evidence import BatchLatency, Evidence, MemoryEvidence, ParityEvidence, Provenance
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Serving
 from ingot.model_store.format.variant import Variant, add_variant
@@ -18,6 +18,7 @@ __all__ = [
     "BlobFolder",
     "Evidence",
     "Golden",
+    "MemoryEvidence",
     "ParityEvidence",
     "Provenance",
     "Reference",

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, InvalidArgument
+from ingot.export import export_model
 from ingot.export.estimate.cost import Cost
 from ingot.export.estimate.plan import Estimate, Support, Weights, lines, plan
 from ingot.export.source import load_source
+from ingot.model_store import Archive, MemoryEvidence
 from tests.export import models
 from tests.export.source.test_imported import torchscript
 
@@ -104,6 +106,27 @@ def test_batches_stay_within_their_range() -> None:
     for bounds, wanted in (("..9", [1, 8]), ("3..4", [3])):
         costs = plan(models.Net, inputs=f"x:float32[rows={bounds},4]", batch_dim="rows").costs
         assert [cost.sizes["rows"] for cost in costs] == wanted
+
+
+def test_an_archive_has_the_memory_plan_of_its_captured_graph(tmp_path: Path) -> None:
+    row = 64 * 4
+    archive = export_model(Wide(), inputs=X64)
+    archive.save(tmp_path / "wide.ingot")
+    found = Archive.open(tmp_path / "wide.ingot").variant().serving.evidence.memory
+    assert found == MemoryEvidence(fixed=0, per_row=3 * row)
+    assert found.at(64) == 64 * 3 * row
+    parts = torch.ones(100, 64)
+    mixed = models.Function(lambda x: torch.cat([x, parts * 2]).sum(0, keepdim=True) + x)
+    found = export_model(mixed, inputs=X64).variant().serving.evidence.memory
+    # The product is there even if the batch is empty, and then twice: while it is concatenated.
+    assert found == MemoryEvidence(fixed=2 * 100 * row, per_row=2 * row)
+
+
+@pytest.mark.parametrize("route", ["auto", "trace"])
+def test_a_graph_whose_values_become_sizes_has_no_memory_plan(route: str) -> None:
+    chosen = models.Function(lambda x: x[x[:, 0] > 0] if route == "auto" else x * 2)
+    archive = export_model(chosen, inputs=X4, capture=route)
+    assert archive.variant().serving.evidence.memory is None
 
 
 class Huge(nn.Module):

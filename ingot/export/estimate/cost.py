@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.arguments import to_torch
-from ingot.export.capture import functions
-from ingot.export.program import quiet
+from ingot.export.capture import exported, functions
+from ingot.export.program import Program, quiet
 from ingot.export.source.subject import Subject
 from ingot.export.torch_internals import (
     FakeCopyMode,
@@ -39,6 +39,7 @@ from ingot.export.torch_internals import (
     pytree,
     version,
 )
+from ingot.model_store import MemoryEvidence
 from ingot.tensors import Signature
 
 BATCHES = (1, 8, 32)
@@ -133,11 +134,11 @@ def fake_inputs(subject: Subject, sizes: Mapping[str, int], mode: FakeTensorMode
     return tuple(mode.from_tensor(to_torch(arrays[spec.name])) for spec in subject.inputs)
 
 
-def cases(subject: Subject, batch: str) -> list[dict[str, int]]:
-    """Return the sizes to measure at: the highest of each dimension's range, and several of the batch."""
+def cases(subject: Subject, batch: str, *, highest: bool = True) -> list[dict[str, int]]:
+    """Return the sizes to measure at: several of the batch; of other dimensions the highest of their range, or one."""
     signature = Signature(subject.inputs, (), ranges=subject.ranges)
-    highest = {name: signature.range(name).high for name in signature.symbols}
-    sizes = {name: highest[name] or size for name, size in subject.examples.default_sizes.items()}
+    ends = {name: signature.range(name).high if highest else None for name in signature.symbols}
+    sizes = {name: ends[name] or size for name, size in subject.examples.default_sizes.items()}
     if batch not in sizes:
         return [sizes]
     wanted = [rows for rows in BATCHES if rows in signature.range(batch)] or [signature.range(batch).low]
@@ -153,6 +154,30 @@ def measure(subject: Subject, sizes: Mapping[str, int], mode: FakeTensorMode) ->
     with quiet(), torch.no_grad(), functions.dynamic(subject.eager.module), mode, memory, flops:
         subject.eager.module(*args, **kwargs)
     return Cost(dict(sizes), flops.get_total_flops(), memory.peak)
+
+
+def plan_memory(program: Program, subject: Subject, batch: str) -> MemoryEvidence:
+    """Plan the memory of calls of a captured graph, as a linear function of the batch.
+
+    The graph runs on fake tensors at several sizes of the batch. Each result counts until its last use.
+
+    Raises:
+        Exception: the graph does not run on fake tensors, as where values become sizes.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with quiet():
+        graph = _faked(exported.unguarded(program.exported), mode)
+    peaks: dict[int, int] = {}
+    for sizes in cases(subject, batch, highest=False):
+        tensors = fake_inputs(subject, sizes, mode)
+        memory = _Memory(tensors, tensors_of(graph))
+        with quiet(), torch.no_grad(), mode, memory:
+            graph(*tensors)
+        peaks[sizes.get(batch, 1)] = memory.peak
+    fewest, most = min(peaks), max(peaks)
+    slope = -((peaks[fewest] - peaks[most]) // (most - fewest)) if most > fewest else 0
+    # No size that was tried takes more than the plan.
+    return MemoryEvidence(fixed=max(0, *(peak - slope * rows for rows, peak in peaks.items())), per_row=max(0, slope))
 
 
 def writes(subject: Subject, mode: FakeTensorMode) -> list[str]:

@@ -10,7 +10,7 @@ from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove
 from ingot.export.report import Journal, Rewrite
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
-from ingot.model_store import BlobFolder, Golden, ParityEvidence
+from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence
 from ingot.padding import Padding
 from ingot.tensors import Array, Signature
 
@@ -44,6 +44,7 @@ class Context:
         blobs: the files of the archive.
         conditions: conditions on sizes that held at every size tested, where not every declared size was tested.
         search_limit: a remark that the search for such sizes used up its budget, or empty.
+        memory: the plan of a call's memory; None where there is no captured graph, or it does not run without data.
     """
 
     options: Options
@@ -54,6 +55,7 @@ class Context:
     blobs: BlobFolder = field(default_factory=BlobFolder.scratch)
     conditions: tuple[str, ...] = ()
     search_limit: str = ""
+    memory: MemoryEvidence | None = None
 
     def prove(
         self, candidate: Runner, signature: Signature, most: int | None = None

@@ -57,7 +57,7 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
             batches = [rows for rows in profile.BATCHES if _affordable(context, signature, rows)]
             latency = profile.measure(engine, signature, goldens[0].inputs, batches, budget=0.1, least=1)
     worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
-    evidence = Evidence(machine=devices.describe(), parity=stage.parity, latency=latency)
+    evidence = Evidence(machine=devices.describe(), parity=stage.parity, latency=latency, memory=context.memory)
     # Another processor rounds differently: goldens may differ by 10 times what this one showed.
     return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))
 

@@ -106,11 +106,26 @@ class BoundsEvidence(Record):
     peak: str = ""
 
 
+class MemoryEvidence(Record):
+    """The plan of a call's memory, in bytes: inputs and intermediate results, as PyTorch runs the captured graph.
+
+    Weights come on top. Dimensions other than the batch have the sizes of the examples.
+    """
+
+    fixed: Count
+    per_row: Count
+
+    def at(self, rows: int) -> int:
+        """Return the bytes for so many rows."""
+        return self.fixed + self.per_row * rows
+
+
 class Evidence(Record):
     """Measurements of a variant, and the machine they are from; and what its graph shows.
 
     ``baseline`` is the latency of the variant's origin, measured in the same run. ``holds`` is whether the requested
-    accuracy budget was kept; None if none was requested. ``bounds`` is None for other formats than ONNX.
+    accuracy budget was kept; None if none was requested. ``bounds`` is None for other formats than ONNX, and ``memory``
+    where the model does not run without data.
     """
 
     machine: str = ""
@@ -121,6 +136,7 @@ class Evidence(Record):
     holds: bool | None = None
     metric: MetricEvidence | None = None
     bounds: BoundsEvidence | None = None
+    memory: MemoryEvidence | None = None
 
     def speedups(self) -> dict[int, float]:
         """Return the speed-up over the baseline for each batch size."""
