@@ -24,6 +24,7 @@ from ingot.errors import IngotError
 from ingot.runtime.gpu.array import DeviceArray, JoinedArray, Range
 from ingot.runtime.gpu.device import Device
 from ingot.runtime.gpu.pinned import PinnedPool
+from ingot.runtime.gpu.turns import Turn, turns_of
 from ingot.tensors import Array, DType
 
 POOL_LIMIT = 1 << 30
@@ -69,6 +70,8 @@ class Pipeline:
         self.pool = PinnedPool(device, limit)
         self.copy_in, self.compute, self.copy_out = (device.stream() for _ in range(3))
         self.order = Lock()
+        self.turns = turns_of(device)
+        self.share = self.turns.join()
 
     @property
     def streams(self) -> tuple[int, int, int]:
@@ -77,6 +80,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Return the memory to the device and the system; pinned memory of outputs when nothing refers to them."""
+        self.turns.leave(self.share)
         self.pool.close()
         with contextlib.suppress(IngotError):  # the device has failed, and its memory is lost
             for stream in self.streams:
@@ -105,6 +109,7 @@ class Lane:
         self._outputs: Sequence[OnDevice | Array] = ()
         self._results: list[Array] = []
         self._delivered: list[Range] = []
+        self._turn: Turn | None = None  # while several engines share the device
 
     def run(self, inputs: Mapping[str, Array], targets: Mapping[int, Sequence[Range]] = NO_TARGETS) -> list[Array]:
         """Compute a batch; see :meth:`start`."""
@@ -133,6 +138,8 @@ class Lane:
         try:
             addresses = self._copy_in()
             device.record(copied, pipeline.copy_in)
+            if pipeline.turns.shared:
+                self._turn = pipeline.turns.enter(pipeline.share)
             with pipeline.order:
                 device.wait(pipeline.compute, copied)
                 self._outputs = self._launch(self._inputs, addresses)
@@ -154,7 +161,10 @@ class Lane:
         Raises:
             EngineLost: the device has failed.
         """
-        self._device.synchronize(self._events[2])
+        try:
+            self._device.synchronize(self._events[2])
+        finally:
+            self._end_turn()
         for each in self._delivered:
             each.target.done = True
         results, self._results, self._delivered = self._results, [], []
@@ -216,6 +226,12 @@ class Lane:
             for event in self._events:
                 self._device.synchronize(event)
         self._inputs, self._outputs, self._results, self._delivered = {}, (), [], []
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._pipeline.turns.finish(self._turn)
+            self._turn = None
 
     def _free(self) -> None:
         # The lane's last batch is finished, so nothing but work of the copy stream can use the block.
