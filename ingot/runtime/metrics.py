@@ -296,6 +296,19 @@ class Metrics:
             (*_MODEL, "device"),
             registry=registry,
         )
+        self.model_device_memory = Gauge(
+            "ingot_model_device_memory_bytes",
+            "Memory of a GPU for a model, by kind: planned (weights and the activations of its largest batch), or "
+            "measured (that its load took, warm-up included)",
+            (*_MODEL, "device", "kind"),
+            registry=registry,
+        )
+        self.context_memory = Gauge(
+            "ingot_gpu_context_bytes",
+            "Memory of a GPU that the process took to use it, before any model",
+            ("device",),
+            registry=registry,
+        )
         self.model_loads = Counter(
             "ingot_model_loads",
             "Loads of a model, by reason: start, rollout, or demand (a request came)",

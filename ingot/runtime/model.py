@@ -33,6 +33,7 @@ from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.loading.engine_set import EngineSet, Learned
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
+from ingot.runtime.loading.placement import Placement, contexts
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.repeat import Repeat
@@ -128,6 +129,7 @@ class Model:
         self._uncertain: str | None = None
         self._choice_reason: Reason | None = None
         self._learned: Learned | None = None
+        self._placement: Placement | None = None
         self._published = False
         self.parkable = self.parked = False
         self._counted = Statistics()
@@ -224,12 +226,14 @@ class Model:
             metrics.cache_bytes.labels(*labels).set_function(lambda: self.cached_bytes)
         self._published = True
         self._show_variant()
+        self._show_memory()
         if self._sequences is not None:
             self._sequences.publish()
 
     def withdraw(self, *, successor: bool) -> None:
         """End what :meth:`publish` began; with a successor only what that does not replace."""
         metrics, labels = self._metrics, (self.name, self.version)
+        self._show_memory(shown=False)
         self._published = False
         if self.variant and self._choice_reason is not None:
             metrics.variant_info.remove(*labels, self.variant, self._choice_reason)
@@ -279,6 +283,9 @@ class Model:
             self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
             if kind_of(self.device) == "cuda":
                 self._metrics.gpus.use()
+            elif self._placement is not None:
+                self._placement.release()
+                self._placement = None
             self.state = State.TESTING
             engines.test()
             self.state = State.WARMING
@@ -291,7 +298,7 @@ class Model:
                 self.repeat.check(self.signature)
             dispatcher = self._dispatch(engines, choice.runnable, sizes)
             measures = engines.supervise(self._engine_lost, self._engine_changed)
-            self.properties = {**self.properties, **measures}
+            self.properties = {**self.properties, **measures, **self._measure_memory()}
             self._isolated, self._engine_swap = engines.isolated, engines.swap
             self._cache = self._make_cache(choice.runnable, dispatcher.submit)
         except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
@@ -299,6 +306,7 @@ class Model:
                 if engines.swap is not None:
                     engines.swap.close()
                 (dispatcher or engines).close()
+            self._leave_devices()
             self.state, self.reason = State.FAILED, str(error)
             if isinstance(error, IngotError):
                 raise
@@ -325,13 +333,14 @@ class Model:
         self._admission.check()
         choice = self._choose()
         self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
-        self.size = choice.runnable.size
+        self.size, self._placement = choice.runnable.size, choice.runnable.placement
         return choice
 
     def _choose_again(self, runnable: Runnable) -> Choice:
         """Open an engine of the variant that was chosen before, with as many threads."""
         threads = self._settings.threads if self._learned is None else self._learned.threads
-        engine, tested = runnable.start(self._settings.devices[0], threads, self.name)
+        runnable = runnable.placed(self._settings, self.name)
+        engine, tested = runnable.start(threads, self.name)
         return Choice(
             runnable,
             engine,
@@ -357,7 +366,10 @@ class Model:
     def _dispatch(self, engines: EngineSet, runnable: Runnable, sizes: Sequence[int]) -> Dispatcher:
         """Warm the engines, and return the dispatcher that serves them."""
         settings, signature, found = self._settings, engines.signature, engines.engines
-        limits = replace(settings.limits, max_batch=signature.max_samples(settings.limits.max_batch))
+        most = settings.limits.max_batch
+        if (placement := runnable.placement) is not None:
+            most = min(most, placement.max_batch)
+        limits = replace(settings.limits, max_batch=signature.max_samples(most))
         scheduler = Scheduler(
             limits,
             batching=signature.batch is not None and runnable.batchable,
@@ -385,6 +397,35 @@ class Model:
             inline=not runnable.doubt,
             lost=self._devices_lost,
         )
+
+    def _measure_memory(self) -> dict[str, str]:
+        """Measure the memory of GPUs that the load has taken; return the properties that clients see."""
+        if self._placement is None:
+            return {}
+        spent = self._metrics.engine_seconds.labels(self.name, self.version)
+        self._placement.ready(lambda: spent.total)
+        for device, nbytes in contexts.items():
+            self._metrics.context_memory.labels(device).set(nbytes)
+        self._show_memory()
+        return {"placement": self._placement.reason} if self._placement.reason else {}
+
+    def _show_memory(self, *, shown: bool = True) -> None:
+        """Let the metrics show the memory of GPUs, or not any more."""
+        if self._published and self._placement is not None:
+            for kind, found in (("planned", self._placement.planned), ("measured", self._placement.measured)):
+                for device, nbytes in found.items():
+                    labels = (self.name, self.version, device, kind)
+                    if shown:
+                        self._metrics.model_device_memory.labels(*labels).set(nbytes)
+                    else:
+                        self._metrics.model_device_memory.remove(*labels)
+
+    def _leave_devices(self) -> None:
+        """Stop counting on GPUs."""
+        if self._placement is not None:
+            self._placement.release()
+            self._show_memory(shown=False)
+            self._placement = None
 
     def _engine_lost(self, ending: str) -> None:
         signal = re.search(r"SIG\w+", ending)
@@ -622,6 +663,7 @@ class Model:
         if dispatcher is not None:
             dispatcher.close(timeout)
         self._isolated = ()
+        self._leave_devices()
         self._own, self._cache = self._refuse, None
         if self.state is not State.FAILED:
             self.state = State.UNLOADED

@@ -42,6 +42,7 @@ class Settings:
     ``labels`` is a file with the names of classes, in the order of an output's values.
     ``canary`` is how a new version is tried before it takes over; without steps, it takes over at once.
     ``cache_bytes`` is the memory for responses that answer equal requests again; 0 for none.
+    ``memory_budget`` is the most memory of models in bytes, by kind of device.
     ``load_timeout`` is how many seconds such a process may take until its model is ready; None is unlimited.
     """
 
@@ -70,6 +71,7 @@ class Settings:
     labels: Path | None = None
     canary: Plan = field(default_factory=Plan)
     cache_bytes: int = 0
+    memory_budget: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def devices(self) -> list[str]:

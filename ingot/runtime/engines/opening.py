@@ -47,7 +47,8 @@ def open_engine(
     Args:
         path: the graph, with its external data or parts next to it.
         format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
-        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, ``auto`` for a GPU if there is one, or a plug-in's.
+        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, ``auto`` for a GPU if there is one, ``auto:1`` for the
+            second if it can be used, or a plug-in's.
         threads: CPU threads per call; by default one per usable core, or PyTorch's own default.
         allow_code: load formats that can run their author's code: all but ``onnx``.
         ort_library: native library of custom operators, which ONNX Runtime loads for every graph.

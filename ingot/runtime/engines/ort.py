@@ -37,7 +37,8 @@ class OrtEngine:
 
     Args:
         path: the graph, with its external data in the same folder.
-        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, or ``auto``.
+        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, ``auto``, or ``auto:1`` for the second GPU if it can
+            be used.
         threads: CPU threads per call; by default one per core.
         library: a native library of custom operators, whose kernels replace functions of the same names.
         optimized: the graph was written by :func:`.ort_session.save_prepacked`.
@@ -82,7 +83,7 @@ class OrtEngine:
             if self._pipeline is not None:
                 on_error.callback(self._pipeline.close)
             self._open(ort, path, options)
-            if self.device == "cpu" and device not in ("auto", "cpu"):
+            if self.device == "cpu" and devices.kind_of(device) not in ("auto", "cpu"):
                 raise Unsupported(f"device '{device}' is not available: {_NO_GPU}")
             on_error.pop_all()
         self.loaded = time.perf_counter() - began

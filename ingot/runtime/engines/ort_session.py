@@ -128,16 +128,17 @@ def place_of(ort: Any, device: str) -> str:
         InvalidArgument: there is no such device.
         Unsupported: it is not available.
     """
-    if device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", device):
+    kind, _, index = device.partition(":")
+    if device != "cpu" and not re.fullmatch(r"(auto|cuda)(:\d+)?", device):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU")
     built = "CUDAExecutionProvider" in ort.get_available_providers()
     usable = built and devices.has_cuda()
-    if device not in ("auto", "cpu") and not usable:
+    if kind == "cuda" and not usable:
         lacking = "no NVIDIA driver or GPU found" if built else "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
         raise Unsupported(f"device '{device}' is not available: {lacking}")
     if device == "cpu" or not usable:
         return "cpu"
-    return device if ":" in device else f"cuda:{nvml.roomiest()}"
+    return f"cuda:{index or nvml.roomiest()}"
 
 
 def providers_of(ort: Any, place: str, pipeline: Pipeline | None) -> list[str | tuple[str, dict[str, str]]]:

@@ -115,7 +115,8 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     """Return the device to load to.
 
     Args:
-        device: the request: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, or one that a plug-in adds to PyTorch.
+        device: the request: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``auto:1`` for the second GPU if it can be used,
+            or one that a plug-in adds to PyTorch.
         built_for: the only device that the model can run on, or None.
 
     Raises:
@@ -128,7 +129,8 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     if built_for is not None and kind not in ("auto", built_for):
         raise Unsupported(f"the model was compiled for '{built_for}' and cannot run on '{device}'; export it for that")
     usable = torch.cuda.is_available()
-    chosen = built_for or ("cuda" if usable and device == "auto" else device.replace("auto", "cpu"))
+    found = device.replace("auto", "cuda") if usable else "cpu" if kind == "auto" else device
+    chosen = built_for or found
     if chosen.startswith("cuda") and not usable:
         raise Unsupported(f"device '{chosen}' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA")
     return chosen

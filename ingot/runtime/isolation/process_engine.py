@@ -58,7 +58,7 @@ class ProcessEngine:
         self.isolation = isolation
         written = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         device = options.get("device", "auto")
-        gpu = devices.has_cuda() if device == "auto" else device != "cpu"
+        gpu = devices.has_cuda() if devices.kind_of(device) == "auto" else device != "cpu"
         limits = {"memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
         how = {"path": str(path), "options": written, "gpu": gpu, **limits}
         self._supervisor = Supervisor(how, isolation.load_timeout)

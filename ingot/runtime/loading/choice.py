@@ -63,8 +63,9 @@ def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", 
     settings = settings or Settings()
 
     def choose() -> Choice:
-        engine, tested = form.start(settings.devices[0], settings.threads, model)
-        return Choice(form, engine, reason=reason, tested=tested)
+        placed = form.placed(settings, model)
+        engine, tested = placed.start(settings.threads, model)
+        return Choice(placed, engine, reason=reason, tested=tested)
 
     return choose
 
@@ -212,9 +213,9 @@ class Chooser:
         return None
 
     def _tested(self, variant: Variant, *, timed: bool) -> tuple[Runnable, Engine]:
-        form = Runnable.of_variant(variant, self._settings)
-        device, threads = self._settings.devices[0], self._settings.threads
-        engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
+        form = Runnable.of_variant(variant, self._settings).placed(self._settings, self._model)
+        threads = self._settings.threads
+        engine, tested = (form.open(form.device(), threads), False) if timed else form.start(threads, self._model)
         with contextlib.ExitStack() as on_error:
             on_error.callback(engine.close)
             if devices_of(variant) == {"cuda"} and engine.device == "cpu":

@@ -90,11 +90,9 @@ class EngineSet:
             tuned = Tuned(first, self._learned.threads, self._learned.threads_why)
         self.engines[0] = tuned.engine
         self.threads, self._threads_why = tuned.threads, tuned.why
-        places = settings.devices
-        self.instances = settings.instances * len(places)
+        self.instances = settings.instances * len(settings.devices)
         while len(self.engines) < self.instances:
-            device = places[len(self.engines) % len(places)]
-            self.engines.append(self._runnable.start(device, tuned.threads, self._name)[0])
+            self.engines.append(self._runnable.start(tuned.threads, self._name, len(self.engines))[0])
         # Lanes of different engines take turns, so that the first batches use all devices.
         rows = [_lanes(engine, settings.lanes) for engine in self.engines]
         self.engines = [lane for row in itertools.zip_longest(*rows) for lane in row if lane is not None]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from importlib import metadata
 from pathlib import Path
 from typing import Unpack
 
 from ingot.errors import Unsupported
 from ingot.model_store import Variant
+from ingot.runtime import devices
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines import ort_session
 from ingot.runtime.engines.opening import ENGINES, EngineOptions, open_engine
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
 
@@ -45,6 +48,22 @@ def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Un
 def engine_of(variant: Variant, default: str = ENGINES[0]) -> str:
     """Return which engine runs a variant of format ``onnx``: the one in which it was measured, if any."""
     return variant.serving.requires.get("engine") or default
+
+
+def uses_cuda(form: str, engine: str) -> bool:
+    """Return whether an engine can use the NVIDIA GPUs of this machine, as far as that is known before it is opened.
+
+    Args:
+        form: the format of its file. A compiled package (``aoti``) runs on the GPU that it was compiled for.
+        engine: for graphs of format ``onnx``.
+
+    Raises:
+        Unsupported: the package of the engine is not installed.
+    """
+    if form == "onnx":
+        cuda = "CUDAExecutionProvider"
+        return engine == ENGINES[0] and devices.has_cuda() and cuda in ort_session.package().get_available_providers()
+    return form in ("pt2", "partitioned") and devices.has_cuda() and "+cpu" not in metadata.version("torch")
 
 
 def precision_of(variant: Variant) -> str:

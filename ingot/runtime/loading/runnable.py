@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ingot import arrays
+from ingot import arrays, tensors
 from ingot.bounds import Bounds, bounds_of
 from ingot.bounds.randomness import random_of
 from ingot.errors import InternalError
@@ -17,7 +18,8 @@ from ingot.runtime.isolation.policy import doubt_of, isolation_of
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
-from ingot.runtime.loading.loader import engine_of, load_engine, precision_of
+from ingot.runtime.loading.loader import engine_of, load_engine, precision_of, uses_cuda
+from ingot.runtime.loading.placement import Need, Placement, place
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
 from ingot.runtime.profile import zeros
@@ -37,7 +39,8 @@ class Runnable:
     describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
     ``latency`` what was recorded on this machine. ``isolation`` is why and how engines run in separate processes,
     and ``doubt`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
-    ``bounds`` are its bounds. ``size`` is that of its files, in bytes.
+    ``bounds`` are its bounds. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance
+    needs on a GPU, and ``placement`` is where instances run, once that is decided.
     """
 
     open: OpenEngine
@@ -54,6 +57,8 @@ class Runnable:
     bounds: Bounds | None = None
     size: int = 0
     graph: Path | None = None
+    needed: Callable[[], Need | None] = lambda: None
+    placement: Placement | None = None
 
     @classmethod
     def of_file(cls, path: Path, settings: Settings) -> Runnable:
@@ -61,6 +66,7 @@ class Runnable:
         bounds = bounds_of(path)
         doubt = doubt_of(settings, "onnx", bounds)
         isolation = isolation_of(settings, doubt)
+        size = path.stat().st_size
         return cls(
             lambda device, threads: load_engine(
                 path, device=device, threads=threads, engine=settings.engine, isolation=isolation
@@ -68,8 +74,9 @@ class Runnable:
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
-            size=path.stat().st_size,
+            size=size,
             graph=path,
+            needed=lambda: _need("onnx", settings.engine, weights=size, own=isolation is None),
         )
 
     @classmethod
@@ -83,6 +90,21 @@ class Runnable:
         bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
         doubt = doubt_of(settings, form, bounds)
         isolation = isolation_of(settings, doubt)
+        goldens = variant.goldens()
+
+        def needed() -> Need | None:
+            if variant.serving.requires.get("device") == "cpu":
+                return None
+            batching = variant.serving.batchable and variant.signature.batch is not None
+            return _need(
+                form,
+                engine_of(variant, settings.engine),
+                weights=variant.size,
+                activations=_activations(variant, bounds, goldens),
+                most=variant.signature.max_samples(settings.limits.max_batch) if batching else 1,
+                own=isolation is None,
+            )
+
         return cls(
             # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
             lambda device, threads: load_engine(
@@ -96,7 +118,7 @@ class Runnable:
                 engine=engine_of(variant, settings.engine),
                 precision=precision_of(variant),
             ),
-            variant.goldens(),
+            goldens,
             tolerance=variant.serving.golden_tolerance,
             variant=variant.name,
             batchable=variant.serving.batchable,
@@ -109,14 +131,28 @@ class Runnable:
             bounds=bounds,
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
+            needed=needed,
         )
+
+    def placed(self, settings: Settings, model: str) -> Runnable:
+        """Return this with its placement; see :func:`ingot.runtime.loading.placement.place`.
+
+        Raises:
+            Unavailable: there is too little memory on the devices.
+        """
+        return replace(self, placement=place(model, self.needed, settings))
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""
         return "its format is not ONNX, so it may be random" if self.graph is None else random_of(self.graph)
 
-    def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
-        """Open the engine that is ready soonest; return it and whether it was tested.
+    def device(self, instance: int = 0) -> str:
+        """Return the device of an instance, once it is placed."""
+        places = self.placement.devices if self.placement is not None else ("auto",)
+        return places[instance % len(places)]
+
+    def start(self, threads: int, model: str, instance: int = 0) -> tuple[Engine, bool]:
+        """Open the engine of an instance that is ready soonest; return it and whether it was tested.
 
         A tested engine may be slow with batches until :class:`~ingot.runtime.loading.engine_swap.EngineSwap` replaces
         it.
@@ -125,7 +161,7 @@ class Runnable:
             early = self.prepacked.open_early(threads, lambda engine: self.test(engine, model))
             if early is not None:
                 return early, True
-        return self.open(device, threads), False
+        return self.open(self.device(instance), threads), False
 
     def tune(self, engine: Engine, settings: Settings, signature: Signature) -> Tuned:
         """Return the engine with the number of CPU threads that pays off, given one with all threads.
@@ -178,3 +214,23 @@ class Runnable:
                     f"departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine computes "
                     "something else, so the model is not served"
                 )
+
+
+def _need(form: str, engine: str, **needed: Any) -> Need | None:
+    """Return what an instance needs on a GPU; None if its engine cannot use one."""
+    return Need(**needed) if uses_cuda(form, engine) else None
+
+
+def _activations(variant: Variant, bounds: Bounds | None, goldens: Sequence[Golden]) -> Callable[[int], int]:
+    """Return the planned bytes of a call, by its samples: recorded, or else by the bounds of the graph.
+
+    Other dimensions have the sizes of the goldens. Without both, nothing is planned.
+    """
+    signature = variant.signature
+    if (plan := variant.serving.evidence.memory) is not None:
+        return plan.at
+    if bounds is None or not bounds.bounded or not goldens:
+        return lambda samples: 0
+    sizes = tensors.check_inputs(signature, goldens[0].inputs)
+    batch = signature.batch
+    return lambda samples: bounds.peak(sizes if batch is None else {**sizes, batch: samples})

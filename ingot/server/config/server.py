@@ -162,6 +162,7 @@ class ServerConfig(Fields):
             load_timeout=self.load_timeout or None,
             labels=self.labels,
             cache_bytes=units.parse_size(self.cache or "0") or 0,
+            memory_budget=self.memory_by_device,
             canary=Plan(
                 steps=Plan.parse_steps(self.canary),
                 every=self.canary_every,

@@ -9,18 +9,27 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from ingot.errors import InvalidArgument, Unsupported
-from ingot.runtime import devices
+import ingot
+from ingot.errors import InvalidArgument, Unavailable, Unsupported
+from ingot.model_store import Evidence, MemoryEvidence
+from ingot.runtime import Settings, devices
 from ingot.runtime.engines import ort, ort_session
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.gpu import nvml
 from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.runtime.loading import loader, placement, runnable
+from ingot.runtime.loading.placement import Need, Placement
+from ingot.runtime.loading.runnable import Runnable
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import FakeDevice
+from tests.runtime.variants import SIZE, Made, archive
 
 GIB = 1 << 30
+# 2 GiB of weights, and 2.25 GiB to 18 GiB with the activations of 1 to 64 samples.
+NEED = Need(weights=2 * GIB, activations=lambda samples: samples * GIB // 4, most=64)
 
 
 class Driver:
@@ -115,9 +124,9 @@ CPU = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
 
 def test_where_a_session_runs(machine: Any) -> None:
     machine(("GPU", 10, 70), ("GPU", 60, 20))
-    named = {"auto": "cuda:1", "cuda": "cuda:1", "cuda:0": "cuda:0", "cpu": "cpu"}
+    named = {"auto": "cuda:1", "cuda": "cuda:1", "cuda:0": "cuda:0", "auto:0": "cuda:0", "cpu": "cpu"}
     assert {device: ort_session.place_of(CUDA, device) for device in named} == named
-    assert ort_session.place_of(CPU, "auto") == "cpu"
+    assert ort_session.place_of(CPU, "auto") == ort_session.place_of(CPU, "auto:1") == "cpu"
     with pytest.raises(Unsupported, match="lacks CUDA"):
         ort_session.place_of(CPU, "cuda:0")
     with pytest.raises(InvalidArgument, match="unknown device 'npu:0'"):
@@ -167,3 +176,202 @@ def test_with_a_driver_that_is_too_old_a_model_has_one_batch_in_flight(
     monkeypatch.setattr(ort, "open_device", refuse)
     assert ort._pipeline_of("cuda:0") is None
     assert "models on cuda:0 have one batch in flight: NVIDIA's driver cannot" in caplog.text
+
+
+def place(device: str = "auto", need: Need | None = NEED, **settings: Any) -> Placement:
+    return placement.place("m", lambda: need, Settings(device=device, **settings))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The GPUs whose context was opened."""
+    names: list[str] = []
+    monkeypatch.setattr(placement, "open_device", names.append)
+    placement.contexts.clear()
+    return names
+
+
+@pytest.mark.usefixtures("opened")
+def test_the_gpu_on_which_a_model_fits_and_that_is_least_busy_is_chosen(
+    machine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    machine(("GPU", 60, 20), ("GPU", 40, 40), ("GPU", 10, 70)).percent.update({0: 90, 1: 30})
+    found = place()
+    assert found.devices == ["auto:1"]
+    assert found.max_batch == 64
+    assert found.planned == {"cuda:1": 18 * GIB}
+    others = "cuda:0 (60 GiB free, 90% busy), cuda:2 (10 GiB free, 0% busy)"
+    reason = f"cuda:1 (40 GiB free, 30% busy) rather than {others}"
+    assert found.reason == reason
+    assert f"model m: placed on {reason}" in caplog.text
+    # Memory that is planned for the first model, which is still loaded, is not free.
+    second = place("cuda")
+    assert second.devices == ["cuda:1"]
+    third = place("cuda")
+    assert third.devices == ["cuda:0"]
+    second.release()
+    assert place("cuda").devices == ["cuda:1"]
+    found.release()
+    third.release()
+    machine(("GPU", 10, 70))
+    assert place(need=Need(weights=GIB)).reason == ""
+
+
+@pytest.mark.usefixtures("opened")
+def test_instances_are_spread(machine: Any) -> None:
+    machine(("GPU", 30, 50), ("GPU", 50, 30))
+    assert place(instances=2).devices == ["auto:1", "auto:0"]
+    found = place("cuda", need=Need(weights=GIB), instances=5)
+    assert found.devices == ["cuda:1", "cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert found.planned == {"cuda:0": 2 * GIB, "cuda:1": 3 * GIB}
+    named = place("cuda:1,0", need=Need(weights=GIB), instances=2)
+    assert named.devices == ["cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+    assert named.reason == ""
+
+
+def test_without_a_usable_gpu_devices_are_those_of_the_setting(machine: Any) -> None:
+    machine(("GPU", 30, 50), ("GPU", 50, 30))
+    assert place("auto", None, instances=2).devices == ["auto", "auto"]
+    assert place("cpu").devices == ["cpu"]
+    assert place("slate:0,1").devices == ["slate:0", "slate:1"]
+    machine()
+    assert place("cuda").devices == ["cuda"]
+
+
+@pytest.mark.usefixtures("opened")
+def test_batches_are_limited_to_what_fits(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    machine(("GPU", 10, 70))
+    found = place()
+    assert found.max_batch == 32
+    assert found.planned == {"cuda:0": 10 * GIB}
+    assert [record.message for record in caplog.records] == [
+        "model m: batches have at most 32 samples: it needs 18 GiB for batches of 64 (2 GiB of weights, 16 GiB "
+        "of activations) in each instance, and 10 GiB are free on cuda:0; set --max-batch 32, or choose another "
+        "--device"
+    ]
+    found.release()
+    assert place(instances=2).max_batch == 12
+    with pytest.raises(Unavailable, match=r"needs 2\.25 GiB for batches of 1 .* 2 GiB are free on cuda:0; choose"):
+        place(instances=5)
+    budget = {"cuda": 4 * GIB}
+    assert place(memory_budget=budget).max_batch == 8
+    with pytest.raises(Unavailable, match=r"'m' does not fit: .* and 2 GiB are its budget; raise --memory-budget"):
+        place(instances=2, memory_budget=budget)
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_budget_counts_memory_of_models_that_can_leave_as_free(machine: Any) -> None:
+    management = machine(("GPU", 20, 0))
+    first = place()
+    gpu = next(iter(management.gpus))
+    management.gpus[gpu] = (2 * GIB, 18 * GIB)
+    first.ready(lambda: 0.0)
+    assert first.measured == {"cuda:0": 18 * GIB}
+    with pytest.raises(Unavailable, match=r"2 GiB are free on cuda:0"):
+        place()
+    assert place(memory_budget={"cuda": 20 * GIB}).max_batch == 64
+
+
+@pytest.mark.usefixtures("opened")
+def test_the_load_of_a_gpu_is_that_of_its_models_and_without_traffic_the_drivers(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(("GPU", 50, 30), ("GPU", 50, 30)).percent.update({0: 50, 1: 70})
+    clock, seconds = [100.0], [7.0]
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    first = place(need=Need(weights=GIB))
+    assert first.devices == ["auto:0"]
+    first.ready(lambda: seconds[0])
+    clock[0], seconds[0] = 110.0, 16.0
+    second = place(need=Need(weights=GIB))
+    assert second.devices == ["auto:1"]
+    assert "cuda:0 (49 GiB free, 90% busy)" not in second.reason  # it is in use by now, so not counted twice
+    assert "cuda:0 (50 GiB free, 90% busy)" in second.reason
+    clock[0] = 120.0
+    assert place(need=Need(weights=GIB)).devices == ["auto:0"]  # no traffic in the last 10 s
+
+
+def test_a_variants_need_is_recorded_or_follows_from_the_bounds_of_its_graph(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(("GPU", 1, 1))
+    monkeypatch.setattr(ort_session, "package", lambda: CUDA)
+    plan = Evidence(memory=MemoryEvidence(fixed=1000, per_row=2000))
+    cpu = Made("cpu", requires={"device": "cpu"})
+    variants = archive([Made("planned", evidence=plan), Made("bounded"), Made("bare", goldens=()), cpu]).variants
+    needs = {each.name: Runnable.of_variant(each, Settings(isolate="none")).needed() for each in variants}
+    assert needs.pop("cpu") is None
+    found = {name: (need.of(1), need.of(64)) for name, need in needs.items() if need is not None}
+    size = variants[0].size
+    assert found.pop("planned") == (size + 3000, size + 129000)
+    assert found.pop("bare") == (size, size)
+    (one, most), row = found.pop("bounded"), SIZE * 4
+    assert 2 * row <= one - size <= 4 * row
+    assert most - size == 64 * (one - size)
+    assert [need.most for need in needs.values() if need is not None] == [64, 64, 64]
+    assert [need.own for need in needs.values() if need is not None] == [True] * 3
+    monkeypatch.setattr(ort_session, "package", lambda: CPU)
+    assert Runnable.of_variant(variants[0], Settings()).needed() is None
+
+
+def test_unknown_memory_limits_nothing(machine: Any, monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> None:
+    machine(("GPU", 1, 1), ("GPU", 1, 1))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = place()
+    assert found.devices == ["auto:0"]
+    assert found.max_batch == 64
+    assert "cuda:0 (an unknown amount free, 0% busy)" in found.reason
+    found.ready(lambda: 0.0)
+    assert found.measured == {}
+    assert opened == ["cuda:0"]
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_server_places_its_models_and_shows_it(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str], usable: bool
+) -> None:
+    management = machine(("GPU", 10, 70), ("GPU", 60, 20))
+    gpu = list(management.gpus)[1]
+    wanted: list[str] = []
+
+    def open_engine(path: Path, **options: Any) -> OrtEngine:
+        engine = OrtEngine(path, device="cpu", threads=options["threads"])
+        wanted.append(options["device"])
+        if usable:
+            engine.device = options["device"].replace("auto", "cuda")
+            management.gpus[gpu] = (57 * GIB, 23 * GIB)
+        return engine
+
+    def open_context(name: str) -> str:
+        opened.append(name)
+        management.gpus[gpu] = (59 * GIB, 21 * GIB)
+        return name
+
+    monkeypatch.setattr(loader, "open_engine", open_engine)
+    monkeypatch.setattr(placement, "open_device", open_context)
+    monkeypatch.setattr(runnable, "uses_cuda", lambda *_: True)
+    path = onnx_models.affine(tmp_path)
+    with (
+        ingot.serve(path, http_port=0, grpc_port=0, threads=1) as server,
+        httpx.Client(base_url=server.http_url, trust_env=False) as http,
+    ):
+        properties = http.get("/v2/models/affine").json().get("properties", {})
+        metrics = http.get("/metrics").text
+    assert wanted == ["auto:1"]
+    assert opened == ["cuda:1"]
+    lines = [line.rpartition(" ") for line in metrics.splitlines() if not line.startswith("#")]
+    shown = {
+        name: float(value) for name, _, value in lines if name.startswith(("ingot_model_dev", "ingot_gpu_context"))
+    }
+    labels = 'device="cuda:1",kind="{}",model="affine",version="1"'
+    assert shown == (
+        {
+            f"ingot_model_device_memory_bytes{{{labels.format('planned')}}}": path.stat().st_size,
+            f"ingot_model_device_memory_bytes{{{labels.format('measured')}}}": 2 * GIB,
+            'ingot_gpu_context_bytes{device="cuda:1"}': GIB,
+        }
+        if usable
+        else {}
+    )
+    assert ("cuda:1 (60 GiB free, 0% busy)" in properties.get("placement", "")) == usable
