@@ -1,11 +1,13 @@
-"""An engine process: ``python -m ingot.runtime.isolation.child PARENT CONNECTION CONTROL WRITTEN READ``.
+"""An engine process: ``python -m ingot.runtime.isolation.child PARENT (CONNECTION WRITTEN READ)... CONTROL``.
 
-The arguments are the server's process id, and file descriptors: the connection, the one that asks to end a call, and
-the arenas that this process writes and reads. It ends when the connection ends.
+The arguments are the server's process id, and file descriptors: for each call that may run at a time a connection and
+the arenas that this process writes and reads, and the one that asks to end a call. It ends when a connection ends.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import math
 import os
@@ -15,8 +17,9 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -52,20 +55,23 @@ class _Kept(logging.Handler):
 
 def main() -> None:
     """Run an engine process."""
-    parent, connection, control, written, read = map(int, sys.argv[1:])
+    parent, *handles, control = map(int, sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the server ends this process
-    incoming = Incoming(read, lambda _: None, writable=True)
-    link = Link(socket.socket(fileno=connection), Outgoing(written), incoming)
-    os.close(written)
-    os.close(read)
+    links = []
+    for connection, written, read in zip(*[iter(handles)] * 3, strict=True):
+        incoming = Incoming(read, lambda _: None, writable=True)
+        links.append(Link(socket.socket(fileno=connection), Outgoing(written), incoming))
+        os.close(written)
+        os.close(read)
     try:
-        _serve(link, socket.socket(fileno=control), parent)
+        _serve(links, socket.socket(fileno=control), parent)
     except (EOFError, OSError):  # the server has closed the connection, or ended
         os._exit(0)
 
 
-def _serve(link: Link, control: socket.socket, parent: int) -> None:
+def _serve(links: Sequence[Link], control: socket.socket, parent: int) -> None:
+    link = links[0]
     kept = _Kept()
     logging.getLogger().addHandler(kept)
     how: dict[str, Any] = orjson.loads(link.receive()[1])
@@ -82,10 +88,28 @@ def _serve(link: Link, control: socket.socket, parent: int) -> None:
         return
     measures += confinement.after_loading()
     logging.getLogger().removeHandler(kept)
-    link.send(Kind.OPENED, description.dumps(opened, measures, kept.records))
+    lanes = calls.lanes
+    link.send(Kind.OPENED, description.dumps(opened, measures, kept.records, len(lanes)))
+    # Where a process that follows another has fewer lanes, several connections share one.
+    for other, lane in zip(links[1:], itertools.cycle([*lanes[1:], lanes[0]]), strict=False):
+        threading.Thread(target=_serve_lane, args=(other, calls, lane), daemon=True).start()
+    _answer_all(link, calls, lanes[0])
+
+
+def _serve_lane(link: Link, calls: _EngineCalls, lane: _Lane) -> None:
+    """Answer the calls of a further lane, and end the process as the main thread does."""
+    ended = foreign.outcome(functools.partial(_answer_all, link, calls, lane))
+    if isinstance(ended, EOFError | OSError):
+        os._exit(0)
+    print(foreign.typed(ended), file=sys.stderr)
+    os._exit(1)
+
+
+def _answer_all(link: Link, calls: _EngineCalls, lane: _Lane) -> NoReturn:
     while True:
         _, body = link.receive()
-        _answer(link, calls, opened, body)
+        with lane.running:
+            _answer(link, calls, lane.engine, body)
 
 
 def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -> None:
@@ -96,18 +120,27 @@ def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -
     outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
     if isinstance(outcome, IngotError):
         link.send(Kind.ERROR, dump_error(outcome))
-    if (now := time.monotonic()) - began > _LONG:  # shorter calls do not grow this process by much
+    # Shorter calls do not grow this process by much; other lanes may use memory that looks unused.
+    if (now := time.monotonic()) - began > _LONG and len(calls.lanes) == 1:
         calls.sweeper.check(now, idle=True)
 
 
+class _Lane:
+    """An engine that runs one call at a time."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.running = threading.Lock()
+
+
 class _EngineCalls:
-    """The engine, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit.
+    """The engine's lanes, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit.
 
     Without a limit, the memory of each call is limited once the engine is open.
     """
 
     def __init__(self, limit: int | None):
-        self.engine: Engine | None = None
+        self.lanes: list[_Lane] = []
         self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
         self._limit = limit
         self._setting = "its engine process may have", "--engine-memory-mb"
@@ -117,14 +150,16 @@ class _EngineCalls:
         if options.get("ort_library") is not None:
             options["ort_library"] = Path(options["ort_library"])
         ort_arena.share(math.inf)
-        self.engine = open_engine(Path(how["path"]), **options)
+        engine = open_engine(Path(how["path"]), **options)
+        more_lanes = getattr(engine, "more_lanes", None) if how["lanes"] > 1 else None
+        self.lanes = [*map(_Lane, [engine, *([] if more_lanes is None else more_lanes(how["lanes"] - 1))])]
         self.sweeper.check(time.monotonic(), idle=True)
         graph = options.get("format", "onnx") == "onnx"  # the memory of other formats is their author's decision
-        if graph and how["call_mb"] is not None and self._limit is None and self.engine.device == "cpu":
+        if graph and how["call_mb"] is not None and self._limit is None and engine.device == "cpu":
             self._limit = how["call_mb"] << 20
             self._setting = "a call may take", "--max-call-mb"
             confinement.limit_calls(self._limit)
-        return self.engine
+        return engine
 
     def attempt(self, call: Any, cause: str = "this input") -> Any:
         """Return the result of a call, or its failure as an IngotError; ``cause`` is named if memory is lacking.
@@ -147,21 +182,22 @@ class _EngineCalls:
             return InternalError(f"the engine failed: {foreign.typed(outcome)}")
         return outcome
 
-    def terminate(self) -> None:
-        """End the running call, if there is one and the engine can."""
-        if self.engine is not None:
-            self.engine.terminate()
+    def terminate(self, lane: int) -> None:
+        """End the running call of a lane, if there is one and the engine can."""
+        for each in self.lanes[lane : lane + 1]:
+            each.engine.terminate()
 
 
 def _obey(control: socket.socket, calls: _EngineCalls) -> None:
-    """Pass on the server's requests to end a call; end with the server, also during one."""
+    """Pass on the server's requests to end a call, each of which is a lane; end with the server, also during one."""
     while True:
         try:
-            if not control.recv(4096):  # repeated requests mean the same call
+            if not (lanes := control.recv(4096)):
                 os._exit(0)
         except OSError:
             os._exit(0)
-        calls.terminate()
+        for lane in set(lanes):  # repeated requests mean the same call
+            calls.terminate(lane)
 
 
 if __name__ == "__main__":

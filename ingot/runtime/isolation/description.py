@@ -17,8 +17,8 @@ _TRAITS = ("loaded", "compiles", "compiles_shapes", "packed")
 class Description(BaseModel):
     """The members of an engine, and the measures that confine its process.
 
-    ``traits`` are the engine's optional attributes, and ``log`` the level, logger and text of each record logged while
-    it was opened.
+    ``traits`` are the engine's optional attributes, ``lanes`` is how many calls it runs at a time, and ``log`` has the
+    level, logger and text of each record logged while it was opened.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -30,9 +30,10 @@ class Description(BaseModel):
     traits: Mapping[str, float | bool]
     measures: tuple[str, ...]
     log: tuple[tuple[int, str, str], ...] = ()
+    lanes: int = 1
 
 
-def dumps(engine: Engine, measures: list[str], log: list[tuple[int, str, str]]) -> bytes:
+def dumps(engine: Engine, measures: list[str], log: list[tuple[int, str, str]], lanes: int) -> bytes:
     """Return the description of an engine as JSON."""
     return orjson.dumps(
         {
@@ -43,5 +44,6 @@ def dumps(engine: Engine, measures: list[str], log: list[tuple[int, str, str]]) 
             "traits": {name: getattr(engine, name) for name in _TRAITS if getattr(engine, name, None) is not None},
             "measures": measures,
             "log": log,
+            "lanes": lanes,
         }
     )

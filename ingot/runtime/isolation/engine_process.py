@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -43,6 +43,22 @@ class Ended(Exception):
     """The process ended, or was killed because it did not behave. The text completes "the engine process ... "."""
 
 
+class _Channel:
+    """One of the calls that a process can run at a time: its connection, and an arena for each direction.
+
+    Args:
+        connection: a connected stream socket.
+        inputs: the arena that the server writes.
+        outputs: the file descriptor of the one that the process writes.
+    """
+
+    def __init__(self, connection: socket.socket, inputs: Outgoing, outputs: int):
+        self.freed: deque[int] = deque()
+        self.link = Link(connection, inputs, Incoming(outputs, self.freed.append))
+        self.calling = threading.Lock()
+        self.timed = False
+
+
 class EngineProcess:
     """A running engine process.
 
@@ -50,33 +66,35 @@ class EngineProcess:
 
     Args:
         how: the file and the options of :func:`ingot.runtime.engines.opening.open_engine`, and the memory limit.
-        inputs: the arena for inputs, which the server writes.
-        handle: the file descriptor of that arena.
+        inputs: an arena for the inputs of each call that may run at a time, which the server writes.
+        handles: the file descriptors of these arenas.
     """
 
-    def __init__(self, how: Mapping[str, Any], inputs: Outgoing, handle: int):
+    def __init__(self, how: Mapping[str, Any], inputs: Sequence[Outgoing], handles: Sequence[int]):
         self._how = how
-        self._freed: deque[int] = deque()
         self._killed = ""
-        self._timed = False
-        self._calling = threading.Lock()
+        self._channels: list[_Channel] = []
         self._reaping = threading.Lock()
         self.ending = ""
-        ours, theirs = socket.socketpair()
         self._control, control = socket.socketpair()
-        outputs = arena.create(ARENA)
         self._errors, errors = os.pipe()
         for end in (self._errors, errors):
             os.set_blocking(end, False)  # a full pipe loses text instead of blocking
-        with contextlib.ExitStack() as on_error, contextlib.closing(theirs), contextlib.closing(control):
-            for close in (ours.close, self._control.close, lambda: os.close(self._errors)):
-                on_error.callback(close)
-            try:
-                self._process = _start((theirs.fileno(), control.fileno(), outputs, handle), errors)
-                self._link = Link(ours, inputs, Incoming(outputs, self._freed.append))
-            finally:
-                os.close(outputs)
-                os.close(errors)
+        with contextlib.ExitStack() as on_error, contextlib.ExitStack() as passed:
+            on_error.callback(self._control.close)
+            on_error.callback(os.close, self._errors)
+            passed.callback(control.close)
+            passed.callback(os.close, errors)
+            given: list[int] = []
+            for written, handle in zip(inputs, handles, strict=True):
+                ours, theirs = socket.socketpair()
+                on_error.callback(ours.close)
+                passed.callback(theirs.close)
+                outputs = arena.create(ARENA)
+                passed.callback(os.close, outputs)
+                self._channels.append(_Channel(ours, written, outputs))
+                given += (theirs.fileno(), outputs, handle)
+            self._process = _start((*given, control.fileno()), errors)
             on_error.pop_all()
 
     def open(self, timeout: float | None) -> Description:
@@ -86,7 +104,8 @@ class EngineProcess:
             Ended: the process ended, or took longer.
             IngotError: the engine cannot be opened.
         """
-        kind, body = self._exchange(lambda: self._link.send(Kind.OPEN, orjson.dumps(self._how)), timeout)
+        first = self._channels[0]
+        kind, body = self._exchange(first, lambda: first.link.send(Kind.OPEN, orjson.dumps(self._how)), timeout)
         if kind != Kind.OPENED:
             raise self._error(body)
         try:
@@ -97,31 +116,34 @@ class EngineProcess:
             log.log(level, "%s: %s", _printable(name), _printable(text))
         return found
 
-    def run(self, inputs: Mapping[str, Array], timeout: float | None) -> dict[str, Array]:
-        """Run one batch.
+    def run(self, inputs: Mapping[str, Array], timeout: float | None, lane: int = 0) -> dict[str, Array]:
+        """Run one batch; lanes run one each at a time.
 
         Raises:
             Ended: the process ended, or took longer than ``timeout`` seconds.
             IngotError: that of the engine.
         """
-        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        channel = self._channels[lane]
+        link, released = channel.link, channel.freed
+        freed = [released.popleft() for _ in range(len(released))]
         head = struct.pack(f"<I{len(freed)}Q", len(freed), *freed)
         taken: list[int] = []
         try:
-            kind, body = self._exchange(lambda: taken.extend(self._link.send_tensors(Kind.RUN, head, inputs)), timeout)
+            send = lambda: taken.extend(link.send_tensors(Kind.RUN, head, inputs))  # noqa: E731
+            kind, body = self._exchange(channel, send, timeout)
         finally:
-            self._link.free(taken)
+            link.free(taken)
         if kind != Kind.OUTPUTS:
             raise self._error(body)
-        outputs = foreign.outcome(lambda: self._link.tensors(body))
+        outputs = foreign.outcome(lambda: link.tensors(body))
         if isinstance(outputs, Exception):
             raise self._invalid(outputs)
         return outputs
 
-    def terminate(self) -> None:
-        """Ask the engine to end its call."""
+    def terminate(self, lane: int = 0) -> None:
+        """Ask the engine to end its call in a lane."""
         with contextlib.suppress(OSError):  # a process that does not read has been asked before
-            self._control.send(b"t", socket.MSG_DONTWAIT)
+            self._control.send(bytes([lane]), socket.MSG_DONTWAIT)
 
     def kill(self, why: str) -> None:
         """End the process at once."""
@@ -150,13 +172,14 @@ class EngineProcess:
 
     def release(self) -> None:
         """Close the connections to a process that has ended."""
-        with self._calling:
-            self._link.connection.close()
-            self._control.close()
-            os.close(self._errors)
+        for channel in self._channels:
+            with channel.calling:
+                channel.link.connection.close()
+        self._control.close()
+        os.close(self._errors)
 
     def _disconnect(self) -> None:
-        for connection in (self._link.connection, self._control):
+        for connection in (*(channel.link.connection for channel in self._channels), self._control):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -166,26 +189,27 @@ class EngineProcess:
             handle = os.pidfd_open(self._process.pid)
         except ProcessLookupError:  # kill() has noticed that it ended
             return
+        connection = self._channels[0].link.connection  # the process closes all when it ends
         with contextlib.closing(_Handle(handle)) as process:
             poll = select.poll()
             poll.register(process.fileno(), select.POLLIN)
-            poll.register(self._link.connection.fileno(), 0)  # POLLHUP, which is always reported
+            poll.register(connection.fileno(), 0)  # POLLHUP, which is always reported
             ready = dict(poll.poll())
             if process.fileno() in ready:
                 return
-            poll.unregister(self._link.connection.fileno())
+            poll.unregister(connection.fileno())
             if not poll.poll(_END_SECONDS * 1000):
                 self.kill("closed its connection and was killed")
                 poll.poll()
 
-    def _exchange(self, send: Any, timeout: float | None) -> tuple[int, memoryview]:
-        with self._calling:
+    def _exchange(self, channel: _Channel, send: Any, timeout: float | None) -> tuple[int, memoryview]:
+        with channel.calling:
             try:
-                if timeout is not None or self._timed:  # setting it costs a system call
-                    self._link.connection.settimeout(timeout)
-                    self._timed = timeout is not None
+                if timeout is not None or channel.timed:  # setting it costs a system call
+                    channel.link.connection.settimeout(timeout)
+                    channel.timed = timeout is not None
                 send()
-                received = foreign.outcome(self._link.receive)
+                received = foreign.outcome(channel.link.receive)
                 if not isinstance(received, Exception):
                     return received
                 if not isinstance(received, EOFError | OSError):

@@ -29,6 +29,7 @@ def isolation_of(settings: Settings, doubt: str) -> Isolation | None:
         memory_mb=settings.engine_memory_mb,
         load_timeout=settings.load_timeout,
         call_mb=settings.engine_call_mb if doubt else None,  # otherwise it is predicted
+        lanes=settings.lanes,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class Isolation:
     ``required`` is whether the engine may not be opened in this process if no other can, such as for operators that
     only this program defines.
     ``call_mb`` is the most that a call may add to what the process holds once it is ready, if ``memory_mb`` is None.
+    ``lanes`` is how many calls may run at a time on a GPU.
     """
 
     why: str
@@ -33,6 +35,7 @@ class Isolation:
     memory_mb: int | None = None
     load_timeout: float | None = None
     call_mb: int | None = None
+    lanes: int = 1
 
 
 class ProcessEngine:
@@ -60,7 +63,8 @@ class ProcessEngine:
         device = options.get("device", "auto")
         gpu = devices.has_cuda() if devices.kind_of(device) == "auto" else device != "cpu"
         limits = {"memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
-        how = {"path": str(path), "options": written, "gpu": gpu, **limits}
+        lanes = isolation.lanes if gpu else 1
+        how = {"path": str(path), "options": written, "gpu": gpu, "lanes": lanes, **limits}
         self._supervisor = Supervisor(how, isolation.load_timeout)
         self._supervisor.start()
         described = self._supervisor.description
@@ -71,6 +75,19 @@ class ProcessEngine:
         self.settings: Mapping[str, str] = {**described.settings, "process": "own"}
         for name, value in described.traits.items():
             setattr(self, name, value)
+        self._lanes = min(described.lanes, lanes)
+        self._lane = 0
+        self._users = [self]  # of the process
+
+    def more_lanes(self, count: int) -> list[ProcessEngine]:
+        """Return up to ``count`` engines that share this one's process: each can have a batch in flight."""
+        others: list[ProcessEngine] = []
+        for lane in range(1, min(count + 1, self._lanes)):
+            other = copy.copy(self)
+            other._lane = lane
+            others.append(other)
+        self._users += others
+        return others
 
     @property
     def down(self) -> str:
@@ -88,7 +105,8 @@ class ProcessEngine:
 
     def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
         """Return an uninitialized array for an input, in shared memory if there is room."""
-        made = None if spec.dtype is DType.BYTES else self._supervisor.inputs.allocate(shape, spec.dtype.numpy)
+        arena = self._supervisor.inputs[self._lane]
+        made = None if spec.dtype is DType.BYTES else arena.allocate(shape, spec.dtype.numpy)
         return np.empty(shape, spec.dtype.numpy) if made is None else made
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -103,7 +121,7 @@ class ProcessEngine:
         supervisor = self._supervisor
         process = supervisor.running()
         try:
-            return process.run(inputs, supervisor.left)
+            return process.run(inputs, supervisor.left, self._lane)
         except Ended as error:
             supervisor.lose(process)
             if process.ending == _LATE:
@@ -113,11 +131,14 @@ class ProcessEngine:
             ) from error
 
     def terminate(self) -> None:
-        self._supervisor.terminate()
+        self._supervisor.terminate(self._lane)
 
     def kill(self) -> None:
-        """End the process, since its call does not end; another is started."""
+        """End the process, since its call does not end; another is started. Calls of other lanes end with it."""
         self._supervisor.kill(_LATE)
 
     def close(self) -> None:
-        self._supervisor.close()
+        if self in self._users:
+            self._users.remove(self)
+        if not self._users:
+            self._supervisor.close()

@@ -60,7 +60,7 @@ class Supervisor:
         limit: seconds until calls fail, counted from now; None is unlimited. The limit ends with :meth:`supervise`.
 
     Attributes:
-        inputs: the arena for inputs, which all processes of this engine share.
+        inputs: an arena for the inputs of each lane, which all processes of this engine share.
         down: how the last process ended, while no other is ready; empty otherwise.
         failed: whether restarts are delayed because processes ended too often.
         description: the engine's, once it has started.
@@ -71,8 +71,8 @@ class Supervisor:
         self.failed = False
         self.description: Description
         self._how = how
-        self._handle = arena.create(ARENA)
-        self.inputs = Outgoing(self._handle)
+        self._handles = [arena.create(ARENA) for _ in range(how["lanes"])]
+        self.inputs = [*map(Outgoing, self._handles)]
         self._end = None if limit is None else time.monotonic() + limit
         self._start_limit = _START_SECONDS
         self._supervision: Supervision | None = None
@@ -144,11 +144,11 @@ class Supervisor:
         """The engine process, as messages call it."""
         return f"the engine process of model '{self._supervision.model}'" if self._supervision else "the engine process"
 
-    def terminate(self) -> None:
-        """Ask the engine to end the running call."""
+    def terminate(self, lane: int) -> None:
+        """Ask the engine to end the running call of a lane."""
         ready = self._ready
         if ready is not None:
-            ready.terminate()
+            ready.terminate(lane)
 
     def kill(self, why: str) -> None:
         """End the process or, if none is ready, the waiting for one; ``why`` completes "the process ..."."""
@@ -188,7 +188,8 @@ class Supervisor:
                     self._wait = _FIRST_WAIT
                 process = self._start_next(supervision)
         finally:
-            os.close(self._handle)
+            for handle in self._handles:
+                os.close(handle)
             with self._changed:
                 self.failed = True
                 self._changed.notify_all()
@@ -244,7 +245,7 @@ class Supervisor:
             IngotError: the engine cannot be opened, or failed its test.
             OSError: the process cannot be started.
         """
-        process = EngineProcess(self._how, self.inputs, self._handle)
+        process = EngineProcess(self._how, self.inputs, self._handles)
         with contextlib.ExitStack() as on_error:
             on_error.callback(process.release)
             on_error.callback(process.wait)

@@ -103,7 +103,7 @@ def test_a_file_that_is_not_a_model_is_refused_as_in_this_process(tmp_path: Path
 @pytest.mark.matrix
 def test_a_batch_joined_in_shared_memory_is_not_copied_and_outputs_are_released(tmp_path: Path) -> None:
     with opened(onnx_models.affine(tmp_path)) as engine:
-        inputs = engine._supervisor.inputs
+        (inputs,) = engine._supervisor.inputs
         x = engine.allocate(engine.signature.inputs[0], (100_000, 3))
         x[:] = 1
         assert inputs.offset_of(x) is not None
@@ -114,7 +114,7 @@ def test_a_batch_joined_in_shared_memory_is_not_copied_and_outputs_are_released(
         process = engine._supervisor._ready
         assert process is not None
         gc.collect()
-        assert len(process._freed) == 1  # the other output
+        assert len(process._channels[0].freed) == 1  # the other output
         for _ in range(6):  # more than fits without releasing
             engine.run({"x": np.ones((10_000_000, 3), np.float32)})
         assert not inputs._taken
