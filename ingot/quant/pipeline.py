@@ -175,7 +175,8 @@ def run(
             return Quantized(added or local, report)
         kept = Journal(kept_in, _identity(source, datasets, metric, config))
         if kept.resumed:
-            progress(f"Continuing after {kept.resumed} candidate{'s' if kept.resumed > 1 else ''} of an interrupted search")
+            done = "a candidate" if kept.resumed == 1 else f"{kept.resumed} candidates"
+            progress(f"Continuing after {done} of an interrupted search")
         found = Search(runner, config, kept, progress, deadline=deadline).run()
         if found.failed:
             kept.remove()  # the cause may be fixed before the next attempt

@@ -16,6 +16,7 @@ from ingot.runtime.scheduling.scheduler import Limits
 
 VariantChoice = Literal["measured", "preferred"]
 Isolate = Literal["auto", "all", "none"]
+CudaGraphs = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class Settings:
 
     ``device`` is ``auto``, ``cpu``, ``cuda``, or a kind of device with indices, such as ``cuda:0,1``. On each device,
     ``instances`` engines run side by side, which share the CPU cores; on a GPU, each has up to ``lanes`` batches in
-    flight. ``engine`` runs graphs of variants that name none, and bare files.
+    flight. ``cuda_graphs`` selects the engines that capture batches as CUDA graphs: ``on``, all that can, or ``auto``,
+    those of PyTorch. ``engine`` runs graphs of variants that name none, and bare files.
     ``allow_code`` loads variants of formats that can run their author's code.
     ``ort_library`` is a native library of custom operators for ONNX Runtime.
     ``variant_choice`` selects the served variant where none is named, among those that run here: ``measured``, the
@@ -49,6 +51,7 @@ class Settings:
     device: str = "auto"
     instances: int = 1
     lanes: int = 3
+    cuda_graphs: CudaGraphs = "auto"
     engine: str = "onnxruntime"
     limits: Limits = field(default_factory=Limits)
     allow_code: bool = False

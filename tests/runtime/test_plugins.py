@@ -62,7 +62,7 @@ def test_faults_of_plug_ins_name_them(tmp_path: Path) -> None:
         load_engine(path, engine="reference", device="slate:2")
     with pytest.raises(Unsupported, match="unknown device 'stone:0'; there are cpu, cuda, paper, slate"):
         load_engine(path, engine="reference", device="stone:0")
-    with pytest.raises(Unsupported, match="unknown engine 'none'; there are onnxruntime, openvino, broken, reference"):
+    with pytest.raises(Unsupported, match="'none'; there are onnxruntime, openvino, tensorrt, broken, reference"):
         load_engine(path, engine="none")
     with pytest.raises(InvalidArgument, match="unknown device 'slate:0'"):
         load_engine(path, device="slate:0")

@@ -22,7 +22,7 @@ from ingot.export.source import onnx_sizes
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import load_engine
 from ingot.runtime.engines import ort_zipmap
-from ingot.runtime.engines.torch_engine import from_torch
+from ingot.runtime.engines.torch_arrays import from_torch
 from ingot.tensors import Array, Range, Signature, TensorSpec, dim_name
 
 

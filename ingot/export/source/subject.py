@@ -16,7 +16,7 @@ from ingot.export.program import Eager, States
 from ingot.export.proof import caches, indices, misdeclared, probe, sizes
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.source import defaults
-from ingot.runtime.engines.torch_engine import from_torch
+from ingot.runtime.engines.torch_arrays import from_torch
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec, symbols
 
 

@@ -13,6 +13,7 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
+from ingot.runtime.gpu.graphs import GraphOptions
 
 HEADER = "ingot"
 """The key in the package's metadata of its :class:`~ingot.model_store.format.partition.TorchHeader`."""
@@ -28,24 +29,36 @@ class AotiEngine(TorchEngine):
 
     platform = "torch_aoti"
 
-    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        graphs: GraphOptions | None = None,
+        precision: str = "f32",
+    ):
         metadata = read_metadata(path)
         if HEADER not in metadata:
             raise InvalidArgument(f"{path.name} lacks a description of its inputs: it was not made by ingot export")
         header = manifest.decode(TorchHeader, metadata[HEADER].encode(), f"the header of {path.name}")
         _check_machine(header, metadata)
         super().__init__(header.signature, pick_device(device, metadata.get("AOTI_DEVICE_KEY")), threads)
+        kind, _, index = self._device.partition(":")
         try:
-            self._model = _LOADER(str(path), "model", False, 1, -1)
+            # On a GPU without the events by which its calls in several threads wait for each other: a pipeline launches
+            # one at a time, and a graph cannot contain them.
+            self._model = _LOADER(str(path), "model", kind == "cuda", 1, int(index or -1))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise InvalidArgument(f"the package {path.name} cannot be loaded: {reason}") from error
+        self._loaded(graphs, precision)
 
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = self._model.boxed_run(values)
         return outputs
 
-    def close(self) -> None:
+    def _release(self) -> None:
         del self._model
 
 

@@ -10,8 +10,9 @@ from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices, plugins
 from ingot.runtime.engine import Engine
+from ingot.runtime.gpu.graphs import GraphOptions
 
-ENGINES = ("onnxruntime", "openvino")
+ENGINES = ("onnxruntime", "openvino", "tensorrt")
 """Engines for graphs of format ``onnx``; the first is the default."""
 
 
@@ -27,6 +28,9 @@ class EngineOptions(TypedDict, total=False):
     precision: str
     optimized: bool
     packed: bool
+    graphs: GraphOptions | None
+    cache: Path | None
+    max_batch: int
 
 
 def open_engine(
@@ -41,6 +45,9 @@ def open_engine(
     precision: str = "f32",
     optimized: bool = False,
     packed: bool = True,
+    graphs: GraphOptions | None = None,
+    cache: Path | None = None,
+    max_batch: int = 64,
 ) -> Engine:
     """Load a model file.
 
@@ -53,9 +60,12 @@ def open_engine(
         allow_code: load formats that can run their author's code: all but ``onnx``.
         ort_library: native library of custom operators, which ONNX Runtime loads for every graph.
         engine: one of :data:`ENGINES`, or a plug-in's, for a graph of format ``onnx``; other formats have one each.
-        precision: floating-point precision in OpenVINO: ``f32`` or ``bf16``.
+        precision: of the computation: ``f32``; on a GPU also ``tf32``, in OpenVINO ``bf16``, in TensorRT ``fp16``.
         optimized: as for :class:`~ingot.runtime.engines.ort.OrtEngine`.
         packed: as for the same.
+        graphs: batches that are to be captured as CUDA graphs on a GPU; None for none.
+        cache: a folder in which TensorRT keeps what it compiled; None for none.
+        max_batch: samples of the largest batch, for which TensorRT compiles the graph.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
@@ -64,11 +74,30 @@ def open_engine(
     """
     # An engine's package is imported only when it is used.
     if format == "onnx":
-        if engine == "onnxruntime" and precision == "f32":
+        if engine == "onnxruntime" and precision in ("f32", "tf32"):
             from ingot.runtime.engines.ort import OrtEngine
 
             return OrtEngine(
-                path, device=device, threads=threads, library=ort_library, optimized=optimized, packed=packed
+                path,
+                device=device,
+                threads=threads,
+                library=ort_library,
+                optimized=optimized,
+                packed=packed,
+                precision=precision,
+                graphs=graphs,
+            )
+        if engine == "tensorrt" and precision in ("f32", "tf32", "fp16"):
+            from ingot.runtime.engines.tensorrt import TensorRtEngine
+
+            return TensorRtEngine(
+                path,
+                device=device,
+                threads=threads,
+                library=ort_library,
+                precision=precision,
+                cache=cache,
+                max_batch=max_batch,
             )
         if (plugin := _plugin(engine)) is not None:
             return plugin(path, device=device, threads=threads)
@@ -95,10 +124,10 @@ def open_engine(
         if format == "aoti":
             from ingot.runtime.engines.aoti import AotiEngine
 
-            return AotiEngine(path, device=device, threads=threads)
+            return AotiEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)
         from ingot.runtime.engines.torch_program import TorchProgramEngine
 
-        return TorchProgramEngine(path, device=device, threads=threads)
+        return TorchProgramEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

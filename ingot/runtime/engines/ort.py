@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import re
 import time
@@ -18,9 +17,10 @@ from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, I
 from ingot.runtime import devices
 from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap
 from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane, copied
+from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
 from ingot.runtime.gpu.array import Direct, Range
+from ingot.runtime.gpu.graphs import GraphOptions, Graphs, described, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.plugins import open_device
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec, dim_name
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _NO_GPU = "ONNX Runtime could not use the GPU: it needs CUDA 13 and cuDNN 9, and
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
 
 
-class OrtEngine:
+class OrtEngine(PipelinedEngine):
     """An ``onnxruntime.InferenceSession``. ``loaded`` is how many seconds loading took.
 
     Args:
@@ -45,6 +45,8 @@ class OrtEngine:
         packed: pack weights into the order of the processor's kernels. Without it, the engine is ready at once and
             needs no memory for weights, but batches take 2 to 4 times as long.
         pipelined: on a GPU, copy inputs and outputs while other batches are computed; see :mod:`..gpu.pipeline`.
+        precision: of products of 32-bit floats on a GPU: ``f32`` or ``tf32``.
+        graphs: the batches that are to be captured as CUDA graphs on a GPU; there is then one lane.
 
     Raises:
         InvalidArgument: ONNX Runtime cannot run the file, or ``library`` is not a library of custom operators.
@@ -52,6 +54,8 @@ class OrtEngine:
     """
 
     platform = "onnxruntime_onnx"
+    provider = ort_session.CUDA
+    _lane: OrtLane | None
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class OrtEngine:
         optimized: bool = False,
         packed: bool = True,
         pipelined: bool = True,
+        precision: str = "f32",
+        graphs: GraphOptions | None = None,
     ):
         ort = ort_session.package()
         options = ort_session.options_of(ort, path, library)
@@ -71,18 +77,22 @@ class OrtEngine:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        self.device = ort_session.place_of(ort, device)
+        self.device = ort_session.place_of(ort, device, self.provider)
+        if self.device == "cpu" and precision != "f32":
+            raise Unsupported(f"only a GPU computes in {precision}, and the device is 'cpu'")
         shared = self.device == "cpu" and ort_arena.use(options)
         self._arena = "shared" if shared else "on"
         self.packed = packed
         self._optimized = optimized
         self._custom = library is not None
-        self._pipeline = _pipeline_of(self.device) if pipelined and self.device != "cpu" else None
+        self._precision = precision
+        self._graphs: Graphs | None = None
+        self._pipeline = pipeline_of(self.device) if pipelined and self.device != "cpu" else None
         began = time.perf_counter()
         with contextlib.ExitStack() as on_error:
             if self._pipeline is not None:
                 on_error.callback(self._pipeline.close)
-            self._open(ort, path, options)
+            self._open(ort, path, options, graphs)
             if self.device == "cpu" and devices.kind_of(device) not in ("auto", "cpu"):
                 raise Unsupported(f"device '{device}' is not available: {_NO_GPU}")
             on_error.pop_all()
@@ -95,29 +105,10 @@ class OrtEngine:
         kinds = {spec.dtype for spec in (*self._inputs, *self._outputs)}
         self._by_value = DType.BF16 in kinds
         self._users = [self]  # of the session and the pipeline
-        self._lane: OrtLane | None = None
-        if self._pipeline is not None and self.device != "cpu" and DType.BYTES not in kinds:
-            self._lane = self._new_lane(self._pipeline)
         self._shrinks = False
         self._run_options = self._new_options()
-
-    def more_lanes(self, count: int) -> list[OrtEngine]:
-        """Return up to ``count`` engines that share this one's session: each can have a batch in flight.
-
-        On the CPU there is nothing to overlap, so there are none.
-        """
-        lanes: list[OrtEngine] = []
-        while self._lane is not None and self._pipeline is not None and len(lanes) < count:
-            other = copy.copy(self)
-            other._lane, other._run_options = self._new_lane(self._pipeline), self._new_options()
-            self._users.append(other)
-            lanes.append(other)
-        return lanes
-
-    @property
-    def down(self) -> str:
-        """Why its device has failed for good; empty while it works."""
-        return "" if self._pipeline is None else self._pipeline.device.lost
+        if self._pipeline is not None and self.device != "cpu" and DType.BYTES not in kinds:
+            self._enter(self._pipeline)
 
     @property
     def signature(self) -> Signature:
@@ -132,16 +123,13 @@ class OrtEngine:
             "graph_optimization": "stored" if self._optimized else "all",
             "packed_weights": "on" if self.packed else "off",
             "pipeline": "off" if self._lane is None else "on",
+            **({} if self.device == "cpu" else {"precision": self._precision, "cuda_graphs": described(self._graphs)}),
         }
 
-    def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
-        """Return an uninitialized array for an input, in the memory from which :meth:`run` reads it fastest.
-
-        On a GPU that is pinned memory, on the CPU ordinary memory.
-        """
-        if self._lane is None or self._pipeline is None:
-            return np.empty(shape, spec.dtype.numpy)
-        return self._pipeline.pool.empty(shape, spec.dtype.numpy)
+    def more_lanes(self, count: int) -> list[OrtEngine]:
+        # While one thread captures, ONNX Runtime lets calls of the others fail; and it waits for each replayed batch.
+        captures = self._graphs is not None and not self._graphs.failure
+        return [] if captures else super().more_lanes(count)
 
     @property
     def direct(self) -> Direct:
@@ -173,7 +161,7 @@ class OrtEngine:
         except TooLarge:  # for the inputs
             self._give_back()
             raise
-        if self._shrinks:
+        if self._shrinks or self._graphs is not None:  # the options name a graph
             self._shrinks = False
             self._run_options = self._new_options()
         return {spec.name: _from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
@@ -185,32 +173,41 @@ class OrtEngine:
         self._terminated = True
         options.terminate = True
 
-    def close(self) -> None:
-        if self._lane is not None:
-            self._lane.close()
-        self._lane = None
+    def _enter(self, pipeline: Pipeline) -> None:
+        place = devices.kind_of(self.device), int(self.device.partition(":")[2] or 0)
+        self._lane = OrtLane(self._session, pipeline, self._inputs, self._outputs, place, self._graphs)
+        self._run_options = self._new_options()
+
+    def _release(self) -> None:
         del self._session
-        self._users.remove(self)
-        if self._pipeline is not None and not self._users:
-            self._pipeline.close()  # after the session, whose kernels are in its streams
 
     def _give_back(self) -> bool:
         """Return unused memory of the arena; on a GPU, the next call does that. Return whether it is done."""
         if self._lane is None:
             return ort_arena.give_back()
-        self._shrinks = True
+        self._shrinks = self._graphs is None  # their memory is in the arena
         self._run_options = self._new_options()
         return False
 
-    def _open(self, ort: Any, path: Path, options: Any) -> None:
-        """Open the session.
+    def _open(self, ort: Any, path: Path, options: Any, graphs: GraphOptions | None) -> None:
+        """Open the session, with CUDA graphs if they are wanted and the model allows them.
 
         Raises:
             InvalidArgument: ONNX Runtime cannot run the file.
         """
+        if graphs is not None and self._pipeline is not None:
+            try:
+                self._open_session(ort, path, options, graphs=True)
+                self._graphs = graphs_of(self.signature, {**graphs, "padded": False})
+            except InvalidArgument as error:  # such as for a node without a kernel for GPUs
+                log.warning("batches run without CUDA graphs: %s", error)
+        if self._graphs is None:
+            self._open_session(ort, path, options)
+
+    def _open_session(self, ort: Any, path: Path, options: Any, *, graphs: bool = False) -> None:
         try:
             # enable_fallback: on a damaged file ONNX Runtime would print to stdout and retry.
-            providers = ort_session.providers_of(ort, self.device, self._pipeline)
+            providers = self._providers(ort, graphs=graphs)
             self._session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
             if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
                 log.info("%s: %s", path.name, "; ".join(cut.notes))
@@ -220,13 +217,17 @@ class OrtEngine:
         except ort_session.errors_of(ort) as error:
             raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
         if len(self._session.get_providers()) < len(providers):
-            # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.
-            log.warning("serving on the CPU: %s", _NO_GPU)
-            self.device = "cpu"
+            self._lacks_providers()
 
-    def _new_lane(self, pipeline: Pipeline) -> OrtLane:
-        place = devices.kind_of(self.device), int(self.device.partition(":")[2] or 0)
-        return OrtLane(self._session, pipeline, self._inputs, self._outputs, place)
+    def _providers(self, ort: Any, *, graphs: bool) -> list[ort_session.Provider]:
+        """Return the session's execution providers, first choice first."""
+        tf32 = self._precision == "tf32"
+        return ort_session.providers_of(ort, self.device, self._pipeline, tf32=tf32, graphs=graphs)
+
+    def _lacks_providers(self) -> None:
+        # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.
+        log.warning("serving on the CPU: %s", _NO_GPU)
+        self.device = "cpu"
 
     def _new_options(self) -> Any:
         """Return the options of a run; after one without memory, the arena then returns what it does not use."""
@@ -259,15 +260,6 @@ class OrtEngine:
             copied(value, spec.dtype) if spec.dtype is DType.BF16 else value.numpy()
             for spec, value in zip(self._outputs, results, strict=True)
         ]
-
-
-def _pipeline_of(device: str) -> Pipeline | None:
-    """Return a pipeline on a GPU; None, which a warning explains, if its driver is too old for that."""
-    try:
-        return Pipeline(open_device(device))
-    except Unsupported as error:
-        log.warning("models on %s have one batch in flight: %s", device, error)
-        return None
 
 
 def _spec(node: Any) -> TensorSpec:

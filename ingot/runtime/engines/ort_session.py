@@ -14,6 +14,7 @@ from ingot.runtime.gpu.pipeline import Pipeline
 
 # Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
 _LOG_FATAL_ONLY = 4
+CUDA = "CUDAExecutionProvider"
 
 
 def save_prepacked(path: Path, folder: Path, library: Path | None = None) -> Path:
@@ -121,8 +122,13 @@ def errors_of(ort: Any) -> tuple[type[Exception], ...]:
     return (RuntimeError, ValueError, *(getattr(state, name) for name in names if hasattr(state, name)))
 
 
-def place_of(ort: Any, device: str) -> str:
+def place_of(ort: Any, device: str, provider: str = CUDA) -> str:
     """Return the device that a session runs on: ``cpu``, or a GPU, such as ``cuda:0``.
+
+    Args:
+        ort: the package.
+        device: the request.
+        provider: the execution provider for GPUs; without it, ``auto`` is the CPU.
 
     Raises:
         InvalidArgument: there is no such device.
@@ -131,7 +137,7 @@ def place_of(ort: Any, device: str) -> str:
     kind, _, index = device.partition(":")
     if device != "cpu" and not re.fullmatch(r"(auto|cuda)(:\d+)?", device):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU")
-    built = "CUDAExecutionProvider" in ort.get_available_providers()
+    built = provider in ort.get_available_providers()
     usable = built and devices.has_cuda()
     if kind == "cuda" and not usable:
         lacking = "no NVIDIA driver or GPU found" if built else "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
@@ -141,23 +147,38 @@ def place_of(ort: Any, device: str) -> str:
     return f"cuda:{index or nvml.roomiest()}"
 
 
-def providers_of(ort: Any, place: str, pipeline: Pipeline | None) -> list[str | tuple[str, dict[str, str]]]:
+Provider = str | tuple[str, dict[str, str]]
+
+
+def providers_of(
+    ort: Any, place: str, pipeline: Pipeline | None, *, tf32: bool = False, graphs: bool = False
+) -> list[Provider]:
     """Return the execution providers of a session, first choice first.
 
     Args:
         ort: the package.
         place: the result of :func:`place_of`.
         pipeline: in whose stream a GPU's kernels are to run; None for one of the session's.
+        tf32: whether factors of 32-bit products are rounded to 10 bits: faster, but not the numerics that the export
+            proved.
+        graphs: whether runs with a ``gpu_graph_id`` are captured and replayed.
     """
     if place == "cpu":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()  # loads the CUDA and cuDNN libraries of the torch or NVIDIA packages
-    # TF32 rounds every product to 10 bits: faster, but not the numerics that the export proved.
-    options = {"device_id": place.partition(":")[2], "use_tf32": "0"}
+    options = placed(place, pipeline) | {"use_tf32": str(int(tf32))}
+    if graphs:
+        options["enable_cuda_graph"] = "1"
+    return [(CUDA, options), "CPUExecutionProvider"]
+
+
+def placed(place: str, pipeline: Pipeline | None) -> dict[str, str]:
+    """Return the options of every provider for GPUs."""
+    options = {"device_id": place.partition(":")[2]}
     if pipeline is not None:
         options |= {"has_user_compute_stream": "1", "user_compute_stream": str(pipeline.compute)}
-    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
+    return options
 
 
 def reason_of(error: Exception) -> str:

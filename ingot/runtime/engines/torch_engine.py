@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+import warnings
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from ingot import tensors
-from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.errors import EngineLost, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime import devices, plugins
-from ingot.tensors import Array, DType, Signature, TensorSpec
+from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
+from ingot.runtime.engines.torch_arrays import from_torch, to_torch
+from ingot.runtime.engines.torch_lane import Backend, CudaBackend, TorchLane
+from ingot.runtime.gpu import nvml
+from ingot.runtime.gpu.graphs import GraphOptions, Graphs, described, graphs_of
+from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.tensors import Array, Signature
 
 # Errors of operators on unsuitable values, such as a singular matrix.
 _CALLERS = (IndexError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 # The same, for errors of generic types.
 _REJECTIONS = ("index out of", "is invalid for input of size", "ZeroDivisionError")
 
+# That of all models of PyTorch on GPUs in this process, once there is one.
+_precisions: set[str] = set()
 
-class TorchEngine(ABC):
-    """A model that accepts and returns tensors by position, in the order of its signature."""
+
+class TorchEngine(PipelinedEngine):
+    """A model that accepts and returns tensors by position, in the order of its signature.
+
+    Constructors of the formats call :meth:`_loaded` last.
+    """
 
     platform: ClassVar[str]
+    _lane: TorchLane | None
 
     def __init__(self, signature: Signature, device: str, threads: int | None):
         self._signature = signature
         self._device = device
         self._threads = threads
         self._weights: frozenset[int] = frozenset()
+        self._users = [self]
+        self._backend: Backend | None = None
+        self._graphs: Graphs | None = None
 
     @property
     def signature(self) -> Signature:
@@ -42,30 +58,73 @@ class TorchEngine(ABC):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        return {"threads": str(self._threads or torch.get_num_threads())}
+        threads = {"threads": str(self._threads or torch.get_num_threads())}
+        if self._device == "cpu":
+            return threads
+        pipeline = "off" if self._lane is None else "on"
+        return {**threads, "pipeline": pipeline, "cuda_graphs": described(self._graphs)}
+
+    @property
+    def captured(self) -> Sequence[int]:
+        """The sizes of batches that are captured as CUDA graphs when they first run, in samples."""
+        return () if self._graphs is None or self._graphs.failure else self._graphs.sizes
 
     @abstractmethod
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run the model on tensors that are on its device."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Free the model's memory."""
-
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         # Native code trusts the shapes that it was compiled for: with others it would read foreign memory.
         tensors.check_inputs(self._signature, inputs)
-        values = [to_torch(spec, inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
+        run = self._run_here if self._lane is None else self._lane.run
         try:
             with torch.no_grad(), _threads(self._threads):
-                outputs = self.call(values)
+                arrays = run(inputs)
+        except IngotError:
+            raise
         except Exception as error:  # operators, including the user's own, raise many types
+            if self.down:
+                raise EngineLost(f"the device {self._device} failed: {self.down}") from error
             raise _run_error(error) from error
-        arrays = _own_arrays(outputs, {*self._weights, *map(_place, values)})
         return {spec.name: array for spec, array in zip(self._signature.outputs, arrays, strict=True)}
 
-    def terminate(self) -> None:  # noqa: B027 - no engine of PyTorch has anything to do
+    def close(self) -> None:
+        super().close()
+        if self._backend is not None and not self._users:
+            self._backend.close()
+
+    def terminate(self) -> None:
         """Have no effect: PyTorch cannot interrupt an operator, and none of its programs checks between two."""
+
+    def _loaded(self, graphs: GraphOptions | None = None, precision: str = "f32") -> None:
+        """Run in a pipeline if the model is on an NVIDIA GPU.
+
+        Args:
+            graphs: the batches that are to be captured as CUDA graphs.
+            precision: of products of 32-bit floats: ``f32`` or ``tf32``.
+
+        Raises:
+            Unsupported: another model of this process has another precision.
+        """
+        if devices.kind_of(self._device) != "cuda":
+            return
+        use_precision(precision)
+        if (pipeline := pipeline_of(self._device)) is None:
+            return
+        self._graphs = graphs_of(self._signature, graphs)
+        self._backend = CudaBackend(int(self._device.partition(":")[2]))
+        self._pipeline = pipeline
+        self._enter(pipeline)
+
+    def _enter(self, pipeline: Pipeline) -> None:
+        if self._backend is not None:
+            self._lane = TorchLane(self.call, pipeline, self._backend, self._signature, self._graphs)
+
+    def _run_here(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Run a batch outside of a pipeline."""
+        values = [to_torch(spec, inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
+        taken = {*self._weights, *map(_place, values)}
+        return _own_arrays(self.call(values), taken)
 
     def _keep_to_itself(self, weights: Iterable[torch.Tensor]) -> None:
         """Remember weights that the model may return, so that callers receive copies."""
@@ -93,22 +152,24 @@ def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def to_torch(spec: TensorSpec, array: Array) -> torch.Tensor:
-    """Return an array as a tensor, which shares its memory if that is writable and aligned."""
-    if spec.dtype is DType.BYTES:
-        raise InvalidArgument(f"input '{spec.name}' is text, which PyTorch tensors cannot hold")
-    array = np.require(array, requirements=("C", "A", "W"))
-    if spec.dtype is DType.BF16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+def use_precision(precision: str) -> None:
+    """Let PyTorch compute products of 32-bit floats on GPUs in ``f32`` or ``tf32``, in the whole process.
 
+    Convolutions would otherwise be in TF32, which rounds factors to 10 bits: not the numerics that the export proved.
 
-def from_torch(tensor: torch.Tensor) -> Array:
-    """Return a tensor as an array."""
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(DType.BF16.numpy)
-    return tensor.numpy()
+    Raises:
+        Unsupported: it was set to the other one before.
+    """
+    if _precisions and precision not in _precisions:
+        raise Unsupported(
+            f"the model is computed in {precision} and another one of this process in {min(_precisions)}, but PyTorch "
+            "has one setting for both; run them in engine processes (--isolate auto), or in two servers"
+        )
+    _precisions.add(precision)
+    with warnings.catch_warnings():
+        # PyTorch suggests its newer settings, with which programs that read these, such as its own export, fail.
+        warnings.simplefilter("ignore")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def pick_device(device: str, built_for: str | None = None) -> str:
@@ -117,7 +178,7 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     Args:
         device: the request: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``auto:1`` for the second GPU if it can be used,
             or one that a plug-in adds to PyTorch.
-        built_for: the only device that the model can run on, or None.
+        built_for: the only kind of device that the model can run on, or None.
 
     Raises:
         InvalidArgument: there is no such device.
@@ -129,11 +190,11 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     if built_for is not None and kind not in ("auto", built_for):
         raise Unsupported(f"the model was compiled for '{built_for}' and cannot run on '{device}'; export it for that")
     usable = torch.cuda.is_available()
-    found = device.replace("auto", "cuda") if usable else "cpu" if kind == "auto" else device
-    chosen = built_for or found
+    target = built_for or ("cuda" if usable else "cpu")
+    chosen = device if kind != "auto" else target if target == "cpu" else device.replace("auto", target)
     if chosen.startswith("cuda") and not usable:
         raise Unsupported(f"device '{chosen}' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA")
-    return chosen
+    return f"cuda:{nvml.roomiest()}" if chosen == "cuda" else chosen
 
 
 @contextlib.contextmanager
@@ -152,6 +213,8 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _run_error(error: Exception) -> IngotError:
     reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's code
+    if isinstance(error, torch.OutOfMemoryError):
+        return TooLarge(f"the model needs more memory for this input than there is: {reason}")
     if isinstance(error, _CALLERS) or any(text in reason for text in _REJECTIONS):
         return InvalidArgument(f"the model rejects this input: {reason}")
     return InternalError(f"the engine failed on this input: {type(error).__name__}: {reason}")

@@ -16,6 +16,7 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import TorchHeader
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
+from ingot.runtime.gpu.graphs import GraphOptions
 
 HEADER = "ingot.json"
 """The extra file with the program's :class:`~ingot.model_store.format.partition.TorchHeader`."""
@@ -26,7 +27,15 @@ class TorchProgramEngine(TorchEngine):
 
     platform = "torch_export"
 
-    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        graphs: GraphOptions | None = None,
+        precision: str = "f32",
+    ):
         chosen = pick_device(device)
         header = _read_header(path)
         _check_operators(header)
@@ -45,12 +54,13 @@ class TorchProgramEngine(TorchEngine):
         self._graph.graph.set_codegen(fx.graph.CodeGen())
         self._graph.recompile()
         self._keep_to_itself(_tensors(self._graph))
+        self._loaded(graphs, precision)
 
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = self._graph.forward(*values)
         return outputs
 
-    def close(self) -> None:
+    def _release(self) -> None:
         del self._graph
 
 

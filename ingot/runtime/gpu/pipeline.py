@@ -96,13 +96,18 @@ class Lane:
         pipeline: shared with the other lanes.
         launch: enqueues the computation.
         copied: names of the inputs that are copied to the device.
+        rooms: least bytes for an input on the device. Inputs that fit have the same addresses in every batch, until one
+            that does not fit moves all of them.
     """
 
-    def __init__(self, pipeline: Pipeline, launch: Launch, copied: Sequence[str]):
+    def __init__(
+        self, pipeline: Pipeline, launch: Launch, copied: Sequence[str], rooms: Mapping[str, int] = MappingProxyType({})
+    ):
         self._pipeline = pipeline
         self._device = device = pipeline.device
         self._launch = launch
         self._copied = copied
+        self._rooms = rooms
         self._events = [device.event() for _ in range(3)]
         self._block, self._size = 0, 0
         self._inputs: Mapping[str, Array] = {}
@@ -183,7 +188,7 @@ class Lane:
         offsets, size = {}, 0
         for name in self._copied:
             offsets[name] = size
-            size += -(-self._inputs[name].nbytes // _ALIGNED) * _ALIGNED
+            size += -(-max(self._inputs[name].nbytes, self._rooms.get(name, 0)) // _ALIGNED) * _ALIGNED
         if size > self._size:
             self._free()
             block = 1 << (size - 1).bit_length()

@@ -147,8 +147,9 @@ class _EngineCalls:
 
     def open(self, how: dict[str, Any]) -> Engine:
         options = how["options"]
-        if options.get("ort_library") is not None:
-            options["ort_library"] = Path(options["ort_library"])
+        for name in ("ort_library", "cache"):
+            if options.get(name) is not None:
+                options[name] = Path(options[name])
         ort_arena.share(math.inf)
         engine = open_engine(Path(how["path"]), **options)
         more_lanes = getattr(engine, "more_lanes", None) if how["lanes"] > 1 else None

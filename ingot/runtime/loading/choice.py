@@ -245,6 +245,8 @@ def obstacle(variant: Variant, settings: Settings) -> str:
         return "it is made for GPUs, and this machine has none"
     if wanted and "cuda" not in wanted and settings.device not in ("auto", "cpu"):
         return f"it is made for CPUs, and the device is '{settings.device}'"
+    if precision_of(variant) == "tf32" and (settings.device == "cpu" or not devices.has_cuda()):
+        return "it is computed in TF32, which only GPUs have"
     if variant.serving.format != "onnx":
         return ""
     if precision_of(variant) == "bf16" and not devices.has_bf16():
@@ -255,6 +257,8 @@ def obstacle(variant: Variant, settings: Settings) -> str:
 def _engine_obstacle(engine: str, settings: Settings) -> str:
     if engine not in (*ENGINES, *plugins.names("ingot.engines")):
         return f"it is made for the engine '{engine}', which this version does not have"
+    if engine == "tensorrt" and (settings.device == "cpu" or not devices.has_cuda()):
+        return "it is made for TensorRT, which needs an NVIDIA GPU"
     if engine != "openvino":
         return ""
     if settings.device not in ("auto", "cpu"):

@@ -9,11 +9,14 @@ from typing import Unpack
 
 from ingot.errors import Unsupported
 from ingot.model_store import Variant
+from ingot.model_store.store.derived import DerivedCache
 from ingot.runtime import devices
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines import ort_session
 from ingot.runtime.engines.opening import ENGINES, EngineOptions, open_engine
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
+from ingot.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -69,3 +72,26 @@ def uses_cuda(form: str, engine: str) -> bool:
 def precision_of(variant: Variant) -> str:
     """Return the floating-point precision in which a variant was measured and so runs: usually f32."""
     return variant.serving.requires.get("inference_precision") or "f32"
+
+
+def graphs_for(form: str, batch: str | None, settings: Settings, *, padded: bool = False) -> GraphOptions | None:
+    """Return which batches of a model are to be captured as CUDA graphs; None for none.
+
+    Args:
+        form: the format of its file.
+        batch: the dimension of samples, if it is known.
+        settings: ``cuda_graphs``, and the size of batches.
+        padded: whether batches may be enlarged.
+    """
+    if settings.cuda_graphs == "off" or (settings.cuda_graphs == "auto" and form not in ("pt2", "aoti")):
+        return None
+    return GraphOptions(most=settings.limits.max_batch, batch=batch, padded=padded)
+
+
+def tensorrt_cache(variant: Variant, settings: Settings) -> Path | None:
+    """Return the folder for what TensorRT compiles of a variant; None without a store or its derived cache.
+
+    It is hidden from the cache, whose entries are complete and never change, and is removed with the archive's.
+    """
+    cache = DerivedCache.for_blobs(variant.blobs) if settings.derived_cache else None
+    return None if cache is None else cache.root / variant.descriptor.hex / ".tensorrt"

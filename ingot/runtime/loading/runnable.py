@@ -18,7 +18,14 @@ from ingot.runtime.isolation.policy import doubt_of, isolation_of
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
-from ingot.runtime.loading.loader import engine_of, load_engine, precision_of, uses_cuda
+from ingot.runtime.loading.loader import (
+    engine_of,
+    graphs_for,
+    load_engine,
+    precision_of,
+    tensorrt_cache,
+    uses_cuda,
+)
 from ingot.runtime.loading.placement import Need, Placement, place
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
@@ -69,7 +76,13 @@ class Runnable:
         size = path.stat().st_size
         return cls(
             lambda device, threads: load_engine(
-                path, device=device, threads=threads, engine=settings.engine, isolation=isolation
+                path,
+                device=device,
+                threads=threads,
+                engine=settings.engine,
+                isolation=isolation,
+                graphs=graphs_for("onnx", None, settings),
+                max_batch=settings.limits.max_batch,
             ),
             isolation=isolation,
             doubt=doubt,
@@ -117,6 +130,9 @@ class Runnable:
                 ort_library=settings.ort_library,
                 engine=engine_of(variant, settings.engine),
                 precision=precision_of(variant),
+                graphs=graphs_for(form, variant.signature.batch, settings, padded=variant.serving.batchable),
+                cache=tensorrt_cache(variant, settings),
+                max_batch=settings.limits.max_batch,
             ),
             goldens,
             tolerance=variant.serving.golden_tolerance,

@@ -30,7 +30,8 @@ def run_sizes(
     """Run the batch sizes of later traffic, so that no client waits for compilation or allocation.
 
     An engine that compiles code for each shape (``compiles``), or runs on a GPU, where libraries choose kernels by
-    shape, runs every batch size. Other engines run the largest measured size, if they have not done so.
+    shape, runs every batch size. One that captures batches as CUDA graphs runs those (``captured``), whatever the
+    budget. Other engines run the largest measured size, if they have not done so.
 
     Args:
         engines: of one model; ``latency`` was measured with the first.
@@ -57,7 +58,7 @@ def run_sizes(
         if index == 0:
             sizes = [samples for samples in sizes if samples not in latency.known]
         for done, samples in enumerate(sizes):
-            if time.perf_counter() >= end:
+            if time.perf_counter() >= end and not getattr(engine, "captured", ()):
                 left += len(sizes) - done
                 break
             try:
@@ -70,6 +71,8 @@ def run_sizes(
 
 def _sizes(engine: Engine, latency: Latency, most: int) -> list[int]:
     """Return batch sizes, the most important first."""
+    if captured := [size for size in getattr(engine, "captured", ()) if size <= most]:
+        return captured[::-1]
     if not (getattr(engine, "compiles", False) or engine.device != "cpu"):
         return [max(latency.known)]
     largest = latency.best(most)

@@ -174,8 +174,8 @@ class Fields:
     )
     engine: str = _field(
         "onnxruntime",
-        "Engine of ONNX graphs that name none: onnxruntime, openvino, or one of a plug-in",
-        more="See [plug-ins](gpu.md#plug-ins).",
+        "Engine of ONNX graphs that name none: onnxruntime, openvino, tensorrt, or one of a plug-in",
+        more="See [TensorRT](gpu.md#tensorrt) and [plug-ins](gpu.md#plug-ins).",
         group=EXPERT,
         per_model=True,
     )
@@ -283,6 +283,13 @@ class Fields:
         group=BATCHING,
         least=1,
         most=16,
+        per_model=True,
+    )
+    cuda_graphs: Literal["auto", "on", "off"] = _field(
+        "auto",
+        "Capture batches on a GPU as CUDA graphs: auto (PyTorch's engines), on (ONNX Runtime too) or off",
+        more="See [CUDA graphs](gpu.md#cuda-graphs).",
+        group=BATCHING,
         per_model=True,
     )
     threads: int | None = _field(

@@ -145,6 +145,7 @@ class ServerConfig(Fields):
             device=self.device,
             instances=self.instances,
             lanes=self.lanes,
+            cuda_graphs=self.cuda_graphs,
             engine=self.engine,
             limits=limits,
             allow_code=self.allow_code,

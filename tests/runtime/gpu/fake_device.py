@@ -46,6 +46,10 @@ class _Stream:
     end: float = 0.0
 
 
+Recorded = list[tuple[Sequence[Span], Sequence[Span], float, Callable[[], None]]]
+"""The work of a graph: what each piece reads and writes, how long it takes, and what it does."""
+
+
 @dataclass(frozen=True)
 class _Mark:
     """What an event was recorded after."""
@@ -94,6 +98,7 @@ class FakeDevice:
         self._uses: list[_Use] = []
         self._number = 0
         self._lock = RLock()
+        self._recorded: dict[int, Recorded] = {}
 
     # The interface.
 
@@ -121,6 +126,7 @@ class FakeDevice:
     def record(self, event: int, stream: int) -> None:
         with self._lock:
             self._check_alive()
+            assert stream not in self._recorded, "an event is recorded during a capture"
             found = self._streams[stream]
             self._events[event] = _Mark(stream, len(found.work), dict(found.clock), found.end)
 
@@ -224,6 +230,9 @@ class FakeDevice:
         """Enqueue work that reads and writes memory, in its order, and takes a virtual time."""
         with self._lock:
             self._check_alive()
+            if stream in self._recorded:
+                self._recorded[stream].append((reads, writes, seconds, action))
+                return
             found = self._streams[stream]
             _join(found.clock, self._host)
             number = found.clock[stream] = found.clock.get(stream, 0) + 1
@@ -234,6 +243,23 @@ class FakeDevice:
             self._uses += [_Use(span, stream, number, False) for span in reads]
             self._uses += [_Use(span, stream, number, True) for span in writes]
             found.work.append(action)
+
+    def begin_capture(self, stream: int) -> None:
+        """Record the work of a stream from now on instead of running it."""
+        self._recorded[stream] = []
+
+    def end_capture(self, stream: int) -> Recorded:
+        """Return the work that was recorded."""
+        return self._recorded.pop(stream)
+
+    def replay(self, recorded: Recorded, stream: int) -> None:
+        """Enqueue recorded work: at the addresses that it had, whatever is there now."""
+        for reads, writes, seconds, action in recorded:
+            self.work(stream, reads, writes, seconds, action)
+
+    def holds(self, address: int) -> bool:
+        """Return whether an address is in memory of the device."""
+        return any(start <= address < start + len(block) for start, block in list(self.blocks.items()))
 
     def touch(self, span: Span, *, writes: bool) -> None:
         """Let the host use memory now."""

@@ -13,10 +13,11 @@ from ingot.runtime import load_engine
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.engines.ort_lane import OrtLane
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import Array, DType
 from tests import onnx_models
-from tests.runtime.gpu.pipelined import SessionDevice, pipelined
+from tests.runtime.gpu.pipelined import CapturingSession, SessionDevice, pipelined
 from tests.server.samples import sample
 
 
@@ -170,3 +171,41 @@ def test_an_array_at_an_odd_address_or_in_fortran_order_is_copied(tmp_path: Path
     for engine in (load_engine(path, device="cpu"), pipelined(path, SessionDevice())):
         for array in (odd, turned):
             assert engine.run({"x": array})["z"].tolist() == [[0, -1, -2], [-3, -4, -5]]
+
+
+GRAPHS = GraphOptions(most=4, batch=None, padded=True)
+
+
+def fed(seed: int, samples: int) -> dict[str, Array]:
+    return {"x": np.random.default_rng(seed).standard_normal((samples, 3)).astype(np.float32)}
+
+
+def runs_of(engine: OrtEngine) -> list[int]:
+    assert isinstance(engine._session, CapturingSession)
+    return engine._session.runs
+
+
+def test_batches_of_captured_sizes_have_fixed_addresses(tmp_path: Path) -> None:
+    device, path = SessionDevice(), onnx_models.affine(tmp_path)
+    memory = device.memory
+    engine, plain = pipelined(path, device, GRAPHS), load_engine(path, device="cpu")
+    assert engine.settings["cuda_graphs"] == "1,2,4"
+    assert engine.more_lanes(2) == []
+    for seed, samples in enumerate((1, 2, 4, 3, 1, 2, 4, 100, 1, 1)):
+        answer = engine.run(fed(seed, samples))
+        for name, array in plain.run(fed(seed, samples)).items():
+            np.testing.assert_array_equal(answer[name], array)
+    # A batch of 3 is not enlarged; one of 100 moves the inputs, so that there is another graph.
+    assert runs_of(engine) == [1, 2, 3, -1, 1, 2, 3, -1, 4, 4]
+    engine.close()
+    assert device.memory == memory
+
+
+def test_a_capture_that_fails_is_logged_and_the_batch_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = onnx_models.affine(tmp_path)
+    engine, plain = pipelined(path, SessionDevice(), GRAPHS), load_engine(path, device="cpu")
+    engine._session.refusing = True
+    for seed in range(3):
+        np.testing.assert_array_equal(engine.run(fed(seed, 2))["y"], plain.run(fed(seed, 2))["y"])
+    assert runs_of(engine) == [1, -1, -1]
+    assert [record.message.partition(": ")[0] for record in caplog.records] == ["batches run without CUDA graphs"]

@@ -10,15 +10,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
+import onnxruntime
 import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Evidence, MemoryEvidence
-from ingot.runtime import Settings, devices
-from ingot.runtime.engines import ort, ort_session
+from ingot.runtime import Settings, devices, load_engine
+from ingot.runtime.engines import ort_session, pipelined
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.gpu import nvml
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.loading import loader, placement, runnable
 from ingot.runtime.loading.placement import Need, Placement
@@ -144,6 +146,106 @@ def test_a_session_computes_in_the_pipelines_stream() -> None:
     for given, options in ((pipeline, {**plain, **stream}), (None, plain)):
         expected = [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
         assert ort_session.providers_of(CUDA, "cuda:3", given) == expected
+    expected = [("CUDAExecutionProvider", {**plain, "use_tf32": "1", "enable_cuda_graph": "1"}), "CPUExecutionProvider"]
+    assert ort_session.providers_of(CUDA, "cuda:3", None, tf32=True, graphs=True) == expected
+
+
+class Opened:
+    """Sessions that were asked for, by their providers; one on the CPU runs. ``lacking`` cannot be loaded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lacking: str = ""):
+        self.providers: list[Any] = []
+        self.failing = ""
+        open_session = onnxruntime.InferenceSession
+
+        def opened(path: str, options: Any, *, providers: list[Any], enable_fallback: int) -> Any:
+            self.providers.append(providers)
+            if self.failing and "enable_cuda_graph" in str(providers):
+                raise RuntimeError(self.failing)
+            session = open_session(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            names = [each if isinstance(each, str) else each[0] for each in providers]
+            monkeypatch.setattr(session, "get_providers", lambda: [name for name in names if name != lacking])
+            for kind in ("input", "output"):
+                infos = [SimpleNamespace(name="Cuda") for _ in getattr(session, f"get_{kind}s")()]
+                monkeypatch.setattr(session, f"get_{kind}_memory_infos", lambda infos=infos: infos)
+            return session
+
+        monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+        monkeypatch.setattr(devices, "has_cuda", lambda: True)
+        names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
+        self.device = FakeDevice()
+        monkeypatch.setattr(pipelined, "open_device", lambda name: self.device)
+
+
+def test_tensorrt_compiles_for_all_batches_and_keeps_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Opened(monkeypatch)
+    path, cache = onnx_models.affine(tmp_path), tmp_path / "store" / "trt"
+    engine = load_engine(path, engine="tensorrt", device="cuda:1", precision="fp16", cache=cache, max_batch=32)
+    assert (engine.device, engine.platform) == ("cuda:1", "onnxruntime_tensorrt")
+    assert cache.is_dir()
+    (name, options), (second, _), last = found.providers[-1]
+    assert (name, second, last) == ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+    stream = options.pop("user_compute_stream")
+    assert int(stream) in found.device._streams
+    assert options == {
+        "device_id": "1",
+        "has_user_compute_stream": "1",
+        "trt_fp16_enable": "1",
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(cache),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(cache),
+        "trt_profile_min_shapes": "x:1x3",
+        "trt_profile_opt_shapes": "x:32x3",
+        "trt_profile_max_shapes": "x:32x3",
+    }
+    engine.close()
+    assert not found.device._streams
+
+
+def test_without_tensorrt_its_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = onnx_models.affine(tmp_path)
+    for device in ("cpu", "auto"):
+        with pytest.raises(Unsupported, match=r"'tensorrt' is not available on device.*pip install tensorrt"):
+            load_engine(path, engine="tensorrt", device=device)
+    found = Opened(monkeypatch, lacking="TensorrtExecutionProvider")
+    with pytest.raises(Unsupported, match=r"could not load TensorRT.*pip install tensorrt"):
+        load_engine(path, engine="tensorrt", device="cuda:0")
+    assert not found.device._streams
+    with pytest.raises(Unsupported, match="precision 'int3' with 'tensorrt'"):
+        load_engine(path, engine="tensorrt", device="cuda:0", precision="int3")
+
+
+def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = onnx_models.affine(tmp_path)
+    with pytest.raises(Unsupported, match="only a GPU computes in tf32"):
+        load_engine(path, device="cpu", precision="tf32")
+    found = Opened(monkeypatch)
+    engine = load_engine(path, device="cuda:0", precision="tf32")
+    assert engine.settings["precision"] == "tf32"
+    assert found.providers[-1][0][1]["use_tf32"] == "1"
+    engine.close()
+
+
+def test_a_session_that_cannot_capture_is_opened_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, path = Opened(monkeypatch), onnx_models.affine(tmp_path)
+    engine = load_engine(path, device="cuda:0", graphs=GraphOptions(most=4, batch=None, padded=True))
+    assert isinstance(engine, OrtEngine)
+    assert (engine.settings["cuda_graphs"], engine.more_lanes(2)) == ("1,2,4", [])
+    engine.close()
+    found.failing = "This session cannot use the graph capture feature as requested by the user"
+    engine = load_engine(path, device="cuda:0", graphs=GraphOptions(most=4, batch=None, padded=True))
+    assert isinstance(engine, OrtEngine)
+    assert engine.settings["cuda_graphs"] == "off"
+    assert len(engine.more_lanes(2)) == 2
+    assert "without CUDA graphs: ONNX Runtime cannot load" in caplog.text
+    assert found.failing in caplog.text
+    assert ["enable_cuda_graph" in str(each) for each in found.providers] == [True, True, False]
 
 
 def test_without_the_cuda_libraries_only_auto_falls_back_to_the_cpu(
@@ -152,9 +254,9 @@ def test_without_the_cuda_libraries_only_auto_falls_back_to_the_cpu(
     """ONNX Runtime then opens the session with the providers that are left."""
     path, device = onnx_models.affine(tmp_path), FakeDevice()
     monkeypatch.setattr(ort_session, "place_of", lambda *_: "cuda:0")
-    monkeypatch.setattr(ort, "open_device", lambda name: device)
+    monkeypatch.setattr(pipelined, "open_device", lambda name: device)
     providers = ["CPUExecutionProvider", "AzureExecutionProvider"]
-    monkeypatch.setattr(ort_session, "providers_of", lambda *_: providers)
+    monkeypatch.setattr(ort_session, "providers_of", lambda *_, **__: providers)
     monkeypatch.setattr("onnxruntime.InferenceSession.get_providers", lambda session: providers[:1])
     with pytest.raises(Unsupported, match="'cuda:0' is not available: ONNX Runtime could not use the GPU"):
         OrtEngine(path, device="cuda:0")
@@ -173,8 +275,8 @@ def test_with_a_driver_that_is_too_old_a_model_has_one_batch_in_flight(
     def refuse(name: str) -> None:
         raise Unsupported("NVIDIA's driver cannot allocate memory of cuda:0 in the order of a stream")
 
-    monkeypatch.setattr(ort, "open_device", refuse)
-    assert ort._pipeline_of("cuda:0") is None
+    monkeypatch.setattr(pipelined, "open_device", refuse)
+    assert pipelined.pipeline_of("cuda:0") is None
     assert "models on cuda:0 have one batch in flight: NVIDIA's driver cannot" in caplog.text
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import Unsupported
-from ingot.model_store import Archive, Evidence, Golden, Variant
-from ingot.runtime import Settings, devices
+from ingot.model_store import Archive, Evidence, Golden, Store, Variant
+from ingot.model_store.store.derived import DerivedCache
+from ingot.runtime import Limits, Settings, devices
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.loading import comparison
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Chooser, obstacle
+from ingot.runtime.loading.loader import graphs_for, tensorrt_cache
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
@@ -252,6 +256,46 @@ def test_bfloat16_needs_a_processor_that_has_it(has: bool, runs: bool, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     variant = archive([Made("a", requires={"engine": "openvino", "inference_precision": "bf16"})]).variant()
     assert (obstacle(variant, Settings(device="cpu")) == "") is runs
+
+
+@pytest.mark.parametrize("requires", [{"inference_precision": "tf32"}, {"engine": "tensorrt"}])
+def test_what_only_gpus_compute_needs_one(requires: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = archive([Made("a", requires=requires)]).variant()
+    for device, gpu, runs in (
+        ("auto", True, True),
+        ("cuda:0", True, True),
+        ("cpu", True, False),
+        ("auto", False, False),
+    ):
+        monkeypatch.setattr(devices, "has_cuda", lambda gpu=gpu: gpu)
+        assert (obstacle(variant, Settings(device=device)) == "") is runs
+
+
+def test_batches_are_captured_for_pytorch_unless_that_is_off() -> None:
+    limits = Limits(max_batch=32)
+    captured = GraphOptions(most=32, batch="batch", padded=True)
+    for choice, form, expected in (
+        ("auto", "pt2", captured),
+        ("auto", "aoti", captured),
+        ("auto", "onnx", None),
+        ("on", "onnx", captured),
+        ("off", "pt2", None),
+    ):
+        settings = Settings(cuda_graphs=choice, limits=limits)  # type: ignore[arg-type]
+        assert graphs_for(form, "batch", settings, padded=True) == expected
+
+
+def test_what_tensorrt_compiles_is_kept_next_to_the_store_only(tmp_path: Path) -> None:
+    packed, store = archive([Made("a")]), Store(tmp_path)
+    assert tensorrt_cache(packed.variant(), Settings()) is None
+    store.push(packed, "double:1")
+    variant = store.get("double:1").variant()
+    found = tensorrt_cache(variant, Settings())
+    assert found == tmp_path / "derived" / variant.descriptor.hex / ".tensorrt"
+    found.mkdir(parents=True)
+    (found / "graph.engine").write_bytes(b"compiled")
+    assert list(DerivedCache(tmp_path / "derived").entries()) == []
+    assert tensorrt_cache(variant, Settings(derived_cache=False)) is None
 
 
 def test_a_gpu_variant_is_not_served_by_an_engine_that_fell_back_to_the_cpu(

@@ -43,6 +43,13 @@ def test_the_batch_of_a_server_under_load_comes_first() -> None:
     assert sorted(engine.calls) == list(range(1, 17))
 
 
+def test_an_engine_that_captures_batches_runs_their_sizes_whatever_the_time() -> None:
+    first, second = Compiler(), Compiler()
+    first.captured = second.captured = (1, 2, 8, 16, 128)  # type: ignore[attr-defined]
+    assert run_sizes([first, second], DOUBLER, [], PAYS, 64, 0) == 0
+    assert (first.calls, second.calls) == ([16], [16, 8, 2, 1])  # the others were measured with the first
+
+
 def test_other_engines_beyond_the_first_run_once() -> None:
     first, second = FunctionEngine(), FunctionEngine()
     assert run_sizes([first, second], DOUBLER, [], PAYS, 64, 60) == 0
