@@ -239,6 +239,7 @@ class RunningServer:
             return {name: array for name, _, array in future.result().outputs}
         finally:
             future.cancel()  # no effect unless this thread was interrupted
+            del future  # its error has this frame: a cycle would keep the inputs until it is collected
 
     def reload(self, name: str | None = None) -> list[Rollout]:
         """Load what the sources of models mean now, if that differs; see :meth:`Rollouts.reload`.

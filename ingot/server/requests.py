@@ -276,19 +276,28 @@ async def outcome_of(begin: Callable[[Callable[[T | Exception], None]], Cancella
     Raises:
         Exception: the outcome, if it is one, or what ``begin`` raises.
     """
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    outcome = await _outcome_of(begin)
+    if not isinstance(outcome, Exception):
+        return outcome
+    try:
+        raise outcome
+    finally:
+        del outcome  # its traceback has this frame: a cycle would keep the request's memory until it is collected
+
+
+async def _outcome_of(begin: Callable[[Callable[[T | Exception], None]], Cancellable | None]) -> T | Exception:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    outcomes: list[T | Exception] = []  # not the future's result, which the callback and so the work would keep
 
     def done(outcome: T | Exception) -> None:
-        if future.done():  # the task was cancelled in this very tick
-            return
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        if not future.done():  # otherwise the task was cancelled in this very tick
+            outcomes.append(outcome)
+            future.set_result(None)
 
     work = begin(done)
     try:
-        return await future
+        await future
+        return outcomes.pop()
     finally:
         if work is not None:
             work.cancel()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
+from tests.server.outside import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,22 @@ class Elsewhere:
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError("it stays")
+
+
+def test_a_failed_request_keeps_no_inputs(server: RunningServer) -> None:
+    """Memory that a client shares is unmapped with the last reference, so no cycle may hold one."""
+    gc.disable()
+    try:
+        for wrong in ({"parameters": {"timeout": -1}}, {"outputs": ["none"]}, {}):
+            x = np.ones((1, 4), np.float32)
+            gone = weakref.ref(x)
+            with contextlib.suppress(InvalidArgument):
+                server.infer("affine", {"x": x}, **wrong)
+                pytest.fail("it was accepted")
+            del x
+            wait_until(lambda gone=gone: gone() is None)  # type: ignore[misc]
+    finally:
+        gc.enable()
 
 
 def test_requests_of_the_process_are_counted(server: RunningServer) -> None:

@@ -162,7 +162,9 @@ def _unary(
         if not isinstance(outcome, IngotError):
             return outcome
         plane.count_error("grpc", outcome)
-        return await context.abort(STATUS[codec.STATUS[outcome.code]], public_text(outcome))  # raises
+        status, text = STATUS[codec.STATUS[outcome.code]], public_text(outcome)
+        del outcome  # grpcio keeps this frame for a while, and so all that the error's traceback refers to
+        return await context.abort(status, text)  # raises
 
     return grpc.unary_unary_rpc_method_handler(
         handle, request_deserializer=None, response_serializer=lambda message: message.SerializeToString()
