@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from ingot.runtime import device_tensors, devices
 from ingot.runtime.loading import loader
 from ingot.server.main import RunningServer
 from ingot.server.triton import cuda_memory
+from ingot.server.triton.cuda_memory import CudaRegion
+from ingot.server.triton.placement import Place
+from ingot.tensors import DType
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import span_of
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
@@ -80,6 +83,22 @@ def test_tensors_of_clients_stay_on_the_device(server: RunningServer, device: Se
     assert device.acrosses == 24 + 24  # of 48 requests, half of the inputs and half of the outputs
     wait_until(lambda: not mapped(device))
     assert not device.early
+
+
+def test_inputs_and_targets_keep_the_memory_of_a_region(device: SessionDevice) -> None:
+    """A request may be over, by its timeout, while its batch runs."""
+    place = Place("r", 0, 12)
+    uses: list[Callable[[CudaRegion], object]] = [
+        lambda region: region.array(place, DType.FP32, (1, 3)),
+        lambda region: region.target(place),
+    ]
+    for use in uses:
+        region = CudaRegion(device.share(np.ones((1, 3), np.float32)), 0, 12)
+        kept = use(region)
+        del region
+        assert mapped(device)
+        del kept
+        assert not mapped(device)
 
 
 def test_tensors_of_the_servers_own_process_stay_on_the_device(server: RunningServer, device: SessionDevice) -> None:
