@@ -221,6 +221,9 @@ def _evidence(variant: Variant) -> str:
     if evidence.bounds is not None:
         lines += [f"not bounded: {reason}" for reason in evidence.bounds.reasons[:3]]
         lines += [f"memory of a call: at most {evidence.bounds.peak} bytes"] if evidence.bounds.peak else []
+    if evidence.memory is not None:
+        fixed, row = size(evidence.memory.fixed), size(evidence.memory.per_row)
+        lines.append(f"memory plan of a call: {fixed}, {row} per sample")
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
     lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
     return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))
