@@ -165,7 +165,7 @@ class Fields:
     )
     device: str = _field(
         "auto",
-        "Where models run: cpu, cuda:0,1 for two GPUs, or auto, the GPU with the most free memory if there is one",
+        "Where models run: cpu, cuda:0,1 for two GPUs, or auto, the least busy GPU with enough memory if there is one",
         more="See [GPUs](gpu.md).",
         group=MODELS,
         pattern=r"(auto|cpu|cuda|(?!auto|cpu)[a-z]\w*:\d+(,\d+)*)",
