@@ -340,7 +340,7 @@ class Model:
         """Open an engine of the variant that was chosen before, with as many threads."""
         threads = self._settings.threads if self._learned is None else self._learned.threads
         runnable = runnable.placed(self._settings, self.name)
-        engine, tested = runnable.start(threads, self.name)
+        engine, tested = runnable.start(runnable.device(), threads, self.name)
         return Choice(
             runnable,
             engine,

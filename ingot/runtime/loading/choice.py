@@ -64,7 +64,7 @@ def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", 
 
     def choose() -> Choice:
         placed = form.placed(settings, model)
-        engine, tested = placed.start(settings.threads, model)
+        engine, tested = placed.start(placed.device(), settings.threads, model)
         return Choice(placed, engine, reason=reason, tested=tested)
 
     return choose
@@ -214,8 +214,8 @@ class Chooser:
 
     def _tested(self, variant: Variant, *, timed: bool) -> tuple[Runnable, Engine]:
         form = Runnable.of_variant(variant, self._settings).placed(self._settings, self._model)
-        threads = self._settings.threads
-        engine, tested = (form.open(form.device(), threads), False) if timed else form.start(threads, self._model)
+        device, threads = form.device(), self._settings.threads
+        engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
         with contextlib.ExitStack() as on_error:
             on_error.callback(engine.close)
             if devices_of(variant) == {"cuda"} and engine.device == "cpu":

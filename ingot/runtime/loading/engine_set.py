@@ -92,7 +92,8 @@ class EngineSet:
         self.threads, self._threads_why = tuned.threads, tuned.why
         self.instances = settings.instances * len(settings.devices)
         while len(self.engines) < self.instances:
-            self.engines.append(self._runnable.start(tuned.threads, self._name, len(self.engines))[0])
+            device = self._runnable.device(len(self.engines))
+            self.engines.append(self._runnable.start(device, tuned.threads, self._name)[0])
         # Lanes of different engines take turns, so that the first batches use all devices.
         rows = [_lanes(engine, settings.lanes) for engine in self.engines]
         self.engines = [lane for row in itertools.zip_longest(*rows) for lane in row if lane is not None]

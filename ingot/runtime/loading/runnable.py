@@ -167,8 +167,8 @@ class Runnable:
         places = self.placement.devices if self.placement is not None else ("auto",)
         return places[instance % len(places)]
 
-    def start(self, threads: int, model: str, instance: int = 0) -> tuple[Engine, bool]:
-        """Open the engine of an instance that is ready soonest; return it and whether it was tested.
+    def start(self, device: str, threads: int, model: str) -> tuple[Engine, bool]:
+        """Open the engine that is ready soonest; return it and whether it was tested.
 
         A tested engine may be slow with batches until :class:`~ingot.runtime.loading.engine_swap.EngineSwap` replaces
         it.
@@ -177,7 +177,7 @@ class Runnable:
             early = self.prepacked.open_early(threads, lambda engine: self.test(engine, model))
             if early is not None:
                 return early, True
-        return self.open(self.device(instance), threads), False
+        return self.open(device, threads), False
 
     def tune(self, engine: Engine, settings: Settings, signature: Signature) -> Tuned:
         """Return the engine with the number of CPU threads that pays off, given one with all threads.
