@@ -39,6 +39,14 @@ settings.register_profile("ingot", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("ingot")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m gpu``, import no other tests: a machine with a GPU may lack their packages."""
+    if config.option.markexpr != "gpu":
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any(b"pytest.mark.gpu" in file.read_bytes() for file in files) else True
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest reorders by fixtures, and before it deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave all but the first case of a test that is marked ``one_case`` to `make test-matrix`."""

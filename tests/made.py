@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ingot.runtime import devices
 from tests.support import ROOT
 
 _NO_SOURCE = {"server", "cli", "importing", "bench"}
@@ -40,6 +39,8 @@ def make_once(kept: Path, folder: Path, name: str, make: Callable[[Path], None])
 @functools.cache
 def sources() -> str:
     """Return a digest of the code and the releases that such files are made with, and of the machine."""
+    from ingot.runtime import devices  # conftest.py imports this module, also where Ingot's dependencies are missing
+
     paths = [path for path in (ROOT / "ingot").rglob("*.py") if path.relative_to(ROOT).parts[1] not in _NO_SOURCE]
     digest = hashlib.sha256(f"{platform.python_version()} {devices.describe()}".encode())
     for path in [*sorted(paths), ROOT / "constraints.txt", ROOT / "tests" / "conftest.py"]:

@@ -1,1 +1,1 @@
-"""The gain of a pipeline on a GPU."""
+"""Serving on a GPU against the engine alone, and the gain of lanes."""

@@ -1,4 +1,4 @@
-"""Times an ONNX model on a GPU by batch size, in and without a pipeline: ``python -m benchmarks.gpu MODEL.onnx``.
+"""Times an ONNX model on a GPU by batch size, in and without a pipeline: ``python -m benchmarks.gpu.lanes MODEL.onnx``.
 
 ``plain`` is the session's own ``run`` from ordinary memory. ``lanes`` is how Ingot runs it: inputs in pinned memory,
 and several batches in flight, by a thread each; the time is that of all of them by their number. Calls of both
@@ -58,7 +58,7 @@ def call(lane: OrtEngine, feed: dict[str, Array]) -> None:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.lanes")
     parser.add_argument("model", type=Path)
     parser.add_argument("--device", default="cuda", help="cpu shows that the script works, and no more")
     parser.add_argument("--lanes", type=int, default=3, help="batches in flight")

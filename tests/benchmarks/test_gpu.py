@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import lanes
 from tests import onnx_models
+
+
+def run(main: object, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
+    assert callable(main)
+    main()
 
 
 def test_it_prints_a_row_for_each_batch_size(
@@ -14,9 +21,31 @@ def test_it_prints_a_row_for_each_batch_size(
 ) -> None:
     """Runs on the CPU, where there is no pipeline; on a GPU the program is the same."""
     path = onnx_models.affine(tmp_path)
-    arguments = [str(path), "--device", "cpu", "--batches", "1,4", "--seconds", "0.01"]
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
-    gpu.main()
+    run(lanes.main, [str(path), "--device", "cpu", "--batches", "1,4", "--seconds", "0.01"], monkeypatch)
     printed = capsys.readouterr().out
     assert printed.count("x \u2502") == 2
     assert "pipeline off" in printed
+
+
+@pytest.mark.long
+def test_small_models_are_served_on_the_cpu_and_written_to_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("before\n\n<!-- gpu: begin -->\nold\n<!-- gpu: end -->\n\nafter\n")
+    monkeypatch.setattr(gpu, "PAGE", page)
+    options = ["--device", "cpu", "--small", "--seconds", "0.2", "--windows", "1", "--clients", "4", "--processes", "1"]
+    run(gpu.main, [*options, "--max-batch", "4", "--build", str(tmp_path / "build"), "--write"], monkeypatch)
+    written = page.read_text()
+    assert "old" not in written
+    assert ": not a GPU; ingot" in written
+    for name in ("mlp", "resnet50", "bert", "decoder"):
+        (row,) = (line for line in written.splitlines() if line.startswith(f"| {name} |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == len(gpu.COLUMNS)
+        assert all(float(cells[place]) > 0 for place in (3, 4))
+        assert cells[5].endswith("(p99 \u2264 500 ms)") == (name in ("resnet50", "bert"))
+    assert "--small" in written
+    assert (
+        written.partition("<!-- gpu: begin -->")[2].partition("<!-- gpu: end -->")[0].strip() in capsys.readouterr().out
+    )

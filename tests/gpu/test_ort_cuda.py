@@ -11,10 +11,19 @@ import pytest
 from ingot.errors import TooLarge
 from ingot.runtime import devices, load_engine
 from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.tensors import Array, DType
 from tests import onnx_models
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not devices.has_cuda(), reason="needs an NVIDIA GPU")]
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime-gpu, which is not installed")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not devices.has_cuda(), reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(
+        "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
+        reason="needs onnxruntime-gpu; the installed onnxruntime is for the CPU",
+    ),
+]
 
 
 def engine_of(path: Path) -> OrtEngine:
@@ -75,3 +84,17 @@ def test_answers_are_the_cpus_at_any_batch_size(tmp_path: Path) -> None:
 def test_only_text_does_without_a_pipeline(tmp_path: Path) -> None:
     for dtype, pipeline in ((DType.BYTES, "off"), (DType.BF16, "on")):
         assert engine_of(onnx_models.identity(tmp_path, dtype)).settings["pipeline"] == pipeline
+
+
+def test_captured_batches_answer_as_the_cpu(tmp_path: Path) -> None:
+    path = onnx_models.affine(tmp_path)
+    gpu = load_engine(path, device="cuda", graphs=GraphOptions(most=8, batch=None, padded=False))
+    cpu = load_engine(path, device="cpu")
+    assert gpu.settings["cuda_graphs"] == "1,2,4,8"
+    for seed in range(3):
+        for rows in (8, 1, 3, 4):
+            inputs = {"x": np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)}
+            for name, array in cpu.run(inputs).items():
+                np.testing.assert_allclose(gpu.run(inputs)[name], array, rtol=1e-5)
+    assert gpu.settings["cuda_graphs"] == "1,2,4,8"
+    gpu.close()
