@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ingot.runtime.engines.torch_engine import TorchEngine
 from ingot.runtime.gpu.graphs import GraphOptions, graphs_of
@@ -114,15 +114,14 @@ class FakeTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 torch.Tensor, _meta, (args, {**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
             )
             like = func(*places[0], **places[1])
-            assert isinstance(like, torch.Tensor), f"{func} returns more than a tensor"
-            result = self._memory.tensor(like, self._stream)
+            result = tree_map_only(torch.Tensor, lambda each: self._memory.tensor(each, self._stream), like)
             if func.__name__.partition(".")[0] in _EMPTY:
                 return result
         self.launched += 1
         self._enqueue(func, args, kwargs, result, in_place=bool(written))
         return result
 
-    def _enqueue(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor, *, in_place: bool) -> None:
+    def _enqueue(self, func: Any, args: Any, kwargs: Any, result: Any, *, in_place: bool) -> None:
         reads: list[Span] = []
 
         def described(tensor: torch.Tensor) -> _Place:
@@ -131,20 +130,25 @@ class FakeTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _Place(tensor)
             return _Place(tensor, tensor)  # a weight
 
-        given, target = tree_map_only(torch.Tensor, described, (args, kwargs)), _Place(result)
+        given = tree_map_only(torch.Tensor, described, (args, kwargs))
+        results = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        targets, writes = [_Place(each) for each in results], [_span(each) for each in results]
         device = self._device
 
         @torch.no_grad()
         def act() -> None:
-            for address, _ in (*reads, writes):
-                device._check_device((address, 1))
+            for address, nbytes in (*reads, *writes):
+                if nbytes:
+                    device._check_device((address, nbytes))
             inputs, options = tree_map_only(_Place, _Place.tensor, given)
             found = func(*inputs, **options)
             if not in_place:
-                target.tensor().copy_(found)
+                made = [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+                for target, each in zip(targets, made, strict=True):
+                    if each.numel():  # statistics of a batch, which only some devices return
+                        target.tensor().copy_(each)
 
-        writes = _span(result)
-        self._device.work(self._stream, reads, [writes], self.seconds, act)
+        self._device.work(self._stream, reads, writes, self.seconds, act)
 
 
 class _Place:

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,21 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
+from ingot.runtime import load_engine
 from ingot.runtime.engines import torch_engine
 from ingot.runtime.engines.torch_engine import TorchEngine
 from ingot.runtime.engines.torch_lane import TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.tensors import Array
+from ingot.tensors import Array, DType
 from tests.export.programs import Lowered
 from tests.runtime.engines.test_torch_program import lowered
 from tests.runtime.gpu.fake_device import FakeDevice, UnorderedAccess, span_of
 from tests.runtime.gpu.fake_torch import FakeTorch, pipelined
 from tests.runtime.gpu.test_pipeline import Faulty
-from tests.support import run_python
+from tests.support import matrix, run_python
 
 GRAPHS = GraphOptions(most=8, batch="batch", padded=True)
 
@@ -145,6 +148,20 @@ def test_a_model_without_a_batch_has_one_graph() -> None:
     for factor in range(3):
         check(engine.run({"x": factor * values}), made.engine().run({"x": factor * values}))
     assert backend_of(engine).replays == 2
+
+
+@pytest.mark.parametrize("name", matrix("bert", "resnet50", "decoder"))
+def test_larger_models_answer_as_the_cpu(tmp_path: Path, name: str) -> None:
+    spec, path = specs(small=True)[name], tmp_path / "model.pt2"
+    write_program(spec, path, DType.FP32)
+    engine = pipelined(load_engine(path, format="pt2", device="cpu", threads=1, allow_code=True), FakeDevice(), GRAPHS)
+    plain = load_engine(path, format="pt2", device="cpu", threads=1, allow_code=True)
+    lanes = [engine, *engine.more_lanes(1)]
+    random = np.random.default_rng(1)
+    for number in range(8):
+        feed = {"x": np.concatenate([spec.sample(random, DType.FP32) for _ in range(2 + number // 2 % 2)])}
+        np.testing.assert_allclose(lanes[number % 2].run(feed)["y"], plain.run(feed)["y"], rtol=1e-4, atol=1e-5)
+    assert backend_of(engine).replays == 4
 
 
 def test_sizes_are_few() -> None:
