@@ -86,6 +86,14 @@ def export(
             "--partition", help="Run the parts that ONNX cannot express in PyTorch, the rest in ONNX Runtime."
         ),
     ] = False,
+    tensor_parallel: Annotated[
+        str | None,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="FILE|auto",
+            help="How layers of a pt2 program may be divided over GPUs: a JSON file, or auto for the model's own plan.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu",
     plan: Annotated[
         bool,
@@ -122,8 +130,10 @@ def export(
     with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as limited:
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
+        from ingot.export.source.tensor_plan import AUTO, read_plan
 
         _check_opset(opset)
+        parallel = tensor_parallel if tensor_parallel in (None, AUTO) else read_plan(Path(tensor_parallel))
         given = load_example(example)
         if plan:
             planned = _plan(_maker(source, map_location, allow_code), inputs or (), given, fixed, batch_dim, opset)
@@ -148,6 +158,7 @@ def export(
                 partition=partition,
                 device=device,
                 pad=pad or (),
+                tensor_parallel=parallel,
                 source=source,
                 **call,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ingot.export.rewrite.passes.manager import FxPass, OnnxPass
 from ingot.export.source import defaults
 from ingot.export.source import onnx as onnx_source
 from ingot.export.source.subject import Subject, check_batch_dim, describe, parse_inputs, prepare
+from ingot.export.source.tensor_plan import plan_of
 from ingot.export.stages.capture import capture_module
 from ingot.export.stages.context import Context, Options
 from ingot.export.stages.lower import TARGETS, lower_to_onnx, lower_to_target
@@ -51,6 +53,7 @@ def export_model(
     partition: bool = False,
     device: str = "cpu",
     pad: str | Sequence[str] = (),
+    tensor_parallel: Mapping[str, str] | str | None = None,
     source: str = "",
     progress: Progress = lambda step: None,
 ) -> Archive:
@@ -78,6 +81,8 @@ def export_model(
         device: the device of an AOTInductor package: ``cpu`` or ``cuda``.
         pad: dimensions that the server may pad because the model ignores the padding, such as ``"seq"`` of a model
             with an attention mask; see :func:`ingot.padding.parse`.
+        tensor_parallel: how layers may be divided over processes, for target ``pt2``: ``colwise`` or ``rowwise`` by the
+            names of modules, or ``auto`` for the model's own plan; see :func:`ingot.export.source.tensor_plan.plan_of`.
         source: where the model came from, for the archive's provenance.
         progress: called with the name of each step as it begins.
 
@@ -111,6 +116,10 @@ def export_model(
         paddings=dict(map(padding.parse, [pad] if isinstance(pad, str) else pad)),
     )
     journal = Journal(progress)
+    if tensor_parallel is not None:
+        if not isinstance(model, nn.Module) or options.target != "pt2":
+            raise InvalidArgument("only a module that is exported to pt2 has a tensor-parallel plan; give --to pt2")
+        options = replace(options, tensor_parallel=plan_of(model, tensor_parallel, journal.note))
     if not isinstance(model, nn.Module):
         if output_names or opset or constants or lift_state or capture != "auto" or options.target != "onnx":
             raise InvalidArgument(

@@ -49,12 +49,15 @@ def trim() -> None:
 
 
 def engine_processes() -> Iterator[str]:
-    """Yield the numbers of this process's children that run engines."""
+    """Yield the numbers of this process's children that run engines, and of their children, which torchrun starts."""
+    parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # it may have ended
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"ingot.runtime.isolation.child" in (folder / "cmdline").read_bytes():
-                yield folder.name
+            if b"ingot.runtime.isolation." in (folder / "cmdline").read_bytes():
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    for number, parent in parents.items():
+        if os.getpid() in (parent, parents.get(parent)):
+            yield str(number)
 
 
 def _proportional_set_size(process: str) -> int:

@@ -26,7 +26,8 @@ class Settings:
     ``device`` is ``auto``, ``cpu``, ``cuda``, or a kind of device with indices, such as ``cuda:0,1``. On each device,
     ``instances`` engines run side by side, which share the CPU cores; on a GPU, each has up to ``lanes`` batches in
     flight. ``cuda_graphs`` selects the engines that capture batches as CUDA graphs: ``on``, all that can, or ``auto``,
-    those of PyTorch. ``engine`` runs graphs of variants that name none, and bare files.
+    those of PyTorch. ``engine`` runs graphs of variants that name none, and bare files. ``shards`` is the number of
+    processes, each with its own GPU if there are any, over which one copy of a model is divided.
     ``allow_code`` loads variants of formats that can run their author's code.
     ``ort_library`` is a native library of custom operators for ONNX Runtime.
     ``variant_choice`` selects the served variant where none is named, among those that run here: ``measured``, the
@@ -52,6 +53,7 @@ class Settings:
     instances: int = 1
     lanes: int = 3
     cuda_graphs: CudaGraphs = "auto"
+    shards: int = 1
     engine: str = "onnxruntime"
     limits: Limits = field(default_factory=Limits)
     allow_code: bool = False
@@ -78,10 +80,11 @@ class Settings:
 
     @property
     def devices(self) -> list[str]:
-        """The devices over which the engines are spread."""
-        return devices.spread(self.device)
+        """The devices over which the engines are spread; those of a divided model are one."""
+        return devices.spread(self.device) if self.shards == 1 else [self.device]
 
     @property
     def threads(self) -> int:
         """CPU threads per engine call: the configured number, or an instance's share of the cores."""
-        return self.engine_threads or max(1, devices.cpu_count() // (self.instances * len(self.devices)))
+        engines = self.instances * len(self.devices) * self.shards
+        return self.engine_threads or max(1, devices.cpu_count() // engines)

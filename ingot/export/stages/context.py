@@ -11,6 +11,7 @@ from ingot.export.proof.parity import prove
 from ingot.export.report import Journal, Rewrite
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
 from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence
+from ingot.model_store.format.manifest import Division
 from ingot.padding import Padding
 from ingot.tensors import Array, Signature
 
@@ -29,6 +30,7 @@ class Options:
     target: str
     device: str
     paddings: Mapping[str, Padding]
+    tensor_parallel: Mapping[str, Division] | None = None
 
 
 @dataclass(kw_only=True)

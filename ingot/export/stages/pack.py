@@ -42,6 +42,7 @@ def pack_archive(context: Context, packed: Packed, precision: str, proved: Prove
         requires=packed.requires,
         golden_tolerance=proved.golden_tolerance,
         padding=proved.paddings,
+        tensor_parallel=options.tensor_parallel,
         provenance=Provenance.of(options.source, ("torch", "onnx-ir", "onnxscript"), journal.notes),
         evidence=proved.evidence,
     )

@@ -49,6 +49,8 @@ Format = Literal["onnx", "aoti", "pt2", "partitioned"]
 See :class:`~ingot.model_store.format.partition.PartitionPlan` for the last. All but the first can run their author's
 code when they are loaded.
 """
+Division = Literal["colwise", "rowwise"]
+"""How the weights of a layer are divided over processes: by its outputs or by its inputs, as PyTorch calls it."""
 Document = TypeVar("Document", bound=BaseModel)
 
 
@@ -119,6 +121,7 @@ class Serving(Record, populate_by_name=True):
     ``batchable`` (``joins`` in JSON) is whether requests may share a batch. The signature, which all variants share,
     describes the model; in a variant that computes quantization ranges per call, samples of a call affect each other.
     ``padding`` describes, by dimension, how inputs may be enlarged without changing the outputs.
+    ``tensor_parallel`` is how the weights of layers may be divided over several processes, by their modules' names.
     """
 
     schema_version: Literal[1] = 1
@@ -133,6 +136,7 @@ class Serving(Record, populate_by_name=True):
     golden_tolerance: float = Field(1e-3, gt=0, le=1)
     batchable: bool = Field(True, alias="joins")
     padding: dict[str, Padding] = Field(default_factory=dict)
+    tensor_parallel: dict[str, Division] | None = None
     provenance: Provenance
     evidence: Evidence = Evidence()
     features: tuple[str, ...] = ()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
 from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
+from ingot.model_store.format.manifest import Division
 from ingot.runtime import devices, plugins
 from ingot.runtime.engine import Engine
 from ingot.runtime.gpu.graphs import GraphOptions
@@ -31,6 +32,9 @@ class EngineOptions(TypedDict, total=False):
     graphs: GraphOptions | None
     cache: Path | None
     max_batch: int
+    shards: int
+    plan: Mapping[str, Division] | None
+    batchable: bool
 
 
 def open_engine(
@@ -48,6 +52,9 @@ def open_engine(
     graphs: GraphOptions | None = None,
     cache: Path | None = None,
     max_batch: int = 64,
+    shards: int = 1,
+    plan: Mapping[str, Division] | None = None,
+    batchable: bool = True,
 ) -> Engine:
     """Load a model file.
 
@@ -66,6 +73,10 @@ def open_engine(
         graphs: batches that are to be captured as CUDA graphs on a GPU; None for none.
         cache: a folder in which TensorRT keeps what it compiled; None for none.
         max_batch: samples of the largest batch, for which TensorRT compiles the graph.
+        shards: number of processes over which the model is divided, this one included; more than one needs the format
+            ``pt2``, and :func:`ingot.runtime.engines.sharded.join` in each of them.
+        plan: as for :class:`~ingot.runtime.engines.sharded.ShardedEngine`.
+        batchable: as for the same.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
@@ -125,6 +136,10 @@ def open_engine(
             from ingot.runtime.engines.aoti import AotiEngine
 
             return AotiEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)
+        if shards > 1:
+            from ingot.runtime.engines.sharded import ShardedEngine
+
+            return ShardedEngine(path, device=device, threads=threads, plan=plan or {}, batchable=batchable)
         from ingot.runtime.engines.torch_program import TorchProgramEngine
 
         return TorchProgramEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)

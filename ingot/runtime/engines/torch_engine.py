@@ -85,7 +85,7 @@ class TorchEngine(PipelinedEngine):
         except Exception as error:  # operators, including the user's own, raise many types
             if self.down:
                 raise EngineLost(f"the device {self._device} failed: {self.down}") from error
-            raise _run_error(error) from error
+            raise run_error(error) from error
         return {spec.name: array for spec, array in zip(self._signature.outputs, arrays, strict=True)}
 
     def close(self) -> None:
@@ -211,7 +211,10 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _run_error(error: Exception) -> IngotError:
+def run_error(error: Exception) -> IngotError:
+    """Return what an error of an operator means."""
+    if isinstance(error, IngotError):
+        return error
     reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's code
     if isinstance(error, torch.OutOfMemoryError):
         return TooLarge(f"the model needs more memory for this input than there is: {reason}")

@@ -37,14 +37,7 @@ class TorchProgramEngine(TorchEngine):
         precision: str = "f32",
     ):
         chosen = pick_device(device)
-        header = _read_header(path)
-        _check_operators(header)
-
-        def unread(error: Exception) -> str:
-            return f"{path.name} cannot be loaded: {foreign.first_line(error)}"
-
-        with foreign.reported_as(InvalidArgument, unread), path.open("rb") as stream:
-            program = torch.export.load(stream)  # given a path, PyTorch insists on a suffix
+        header, program = read_program(path)
         if chosen != "cpu":
             program = move_to_device_pass(program, chosen)
         super().__init__(header.signature, chosen, threads)
@@ -53,7 +46,7 @@ class TorchProgramEngine(TorchEngine):
         self._graph: Any = program.module(check_guards=False)
         self._graph.graph.set_codegen(fx.graph.CodeGen())
         self._graph.recompile()
-        self._keep_to_itself(_tensors(self._graph))
+        self._keep_to_itself(tensors_of(self._graph))
         self._loaded(graphs, precision)
 
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -64,7 +57,24 @@ class TorchProgramEngine(TorchEngine):
         del self._graph
 
 
-def _tensors(graph: nn.Module) -> Iterator[torch.Tensor]:
+def read_program(path: Path) -> tuple[TorchHeader, torch.export.ExportedProgram]:
+    """Return the header and the program of a file.
+
+    Raises:
+        InvalidArgument: it is not a program that Ingot exported.
+        Unsupported: it needs an operator that no imported package defines.
+    """
+    header = read_header(path)
+    _check_operators(header)
+
+    def unread(error: Exception) -> str:
+        return f"{path.name} cannot be loaded: {foreign.first_line(error)}"
+
+    with foreign.reported_as(InvalidArgument, unread), path.open("rb") as stream:
+        return header, torch.export.load(stream)  # given a path, PyTorch insists on a suffix
+
+
+def tensors_of(graph: nn.Module) -> Iterator[torch.Tensor]:
     """Yield all tensors of a graph: weights, and constants, which can be plain attributes."""
     yield from graph.parameters()
     yield from graph.buffers()
@@ -72,7 +82,7 @@ def _tensors(graph: nn.Module) -> Iterator[torch.Tensor]:
         yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
 
-def _read_header(path: Path) -> TorchHeader:
+def read_header(path: Path) -> TorchHeader:
     """Return a file's header without loading the program."""
     if not path.is_file():
         raise InvalidArgument(f"there is no model file {path}")

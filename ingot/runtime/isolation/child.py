@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +38,7 @@ from ingot.runtime.memory import Sweeper
 _MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
 
 
+Join = Callable[[], None]
 # Seconds of a call after which unused memory may be returned to the system.
 _LONG = 10e-3
 
@@ -58,29 +59,52 @@ def main() -> None:
     parent, *handles, control = map(int, sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the server ends this process
-    links = []
-    for connection, written, read in zip(*[iter(handles)] * 3, strict=True):
-        incoming = Incoming(read, lambda _: None, writable=True)
-        links.append(Link(socket.socket(fileno=connection), Outgoing(written), incoming))
-        os.close(written)
-        os.close(read)
+    links = [link_of(*each) for each in zip(*[iter(handles)] * 3, strict=True)]
+    serve(links, socket.socket(fileno=control), parent)
+
+
+def link_of(connection: int, written: int, read: int) -> Link:
+    """Return the link of the file descriptors of a connection and of the arenas that this process writes and reads."""
+    incoming = Incoming(read, lambda _: None, writable=True)
+    link = Link(socket.socket(fileno=connection), Outgoing(written), incoming)
+    os.close(written)
+    os.close(read)
+    return link
+
+
+def serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None = None) -> None:
+    """Open the engine that the server asks for, and run it until a connection ends.
+
+    Args:
+        links: one for each call that may run at a time.
+        control: what asks to end a call.
+        parent: the process that this one ends with.
+        join: connects this process with the others of the engine, if there are any.
+    """
     try:
-        _serve(links, socket.socket(fileno=control), parent)
+        _serve(links, control, parent, join)
     except (EOFError, OSError):  # the server has closed the connection, or ended
         os._exit(0)
 
 
-def _serve(links: Sequence[Link], control: socket.socket, parent: int) -> None:
+def confine(how: dict[str, Any], parent: int, join: Join | None) -> list[str]:
+    """Confine this process as the server asks for it; return the measures in force."""
+    unpacks = how["options"].get("format", "onnx") != "onnx"
+    return confinement.before_loading(parent, _limit(how), gpu=how["gpu"], unpacks=unpacks, join=join)
+
+
+def _limit(how: dict[str, Any]) -> int | None:
+    memory: int | None = how["memory_mb"]
+    return None if memory is None else memory << 20
+
+
+def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None) -> None:
     link = links[0]
     kept = _Kept()
     logging.getLogger().addHandler(kept)
     how: dict[str, Any] = orjson.loads(link.receive()[1])
-    memory = how.pop("memory_mb")
-    limit = None if memory is None else memory << 20
-    options = how["options"]
-    unpacks = options.get("format", "onnx") != "onnx"
-    measures = confinement.before_loading(parent, limit, gpu=how["gpu"], unpacks=unpacks)
-    calls = _EngineCalls(limit)
+    measures = confine(how, parent, join)
+    calls = _EngineCalls(_limit(how))
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
     opened = calls.attempt(lambda: calls.open(how), "loading it")
     if isinstance(opened, IngotError):

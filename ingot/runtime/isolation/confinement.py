@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import platform
 import resource
 import signal
+import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,12 @@ _LOAD, _EQUAL, _ATLEAST, _ALLSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _AT_NUMBER, _AT_MACHINE, _AT_ARGUMENT = 0, 4, 16
 _EACCES, _EPERM, _ENOSYS = 13, 1, 38
 _CAPABILITY_VERSION = 0x20080522
+
+# sockios.h, if.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_OWN_NETWORK = "own network namespace"
+# Whether the processes of a group have their own network namespace, which they share.
+_GROUP_NETWORK = "ENGINE_GROUP_NETWORK"
 
 # landlock.h; the numbers of its calls are those of both architectures. Older versions lack the last rights.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -90,34 +98,63 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(item or str(Path.cwd()) for item in sys.path)}
 
 
-def before_loading(parent: int, memory: int | None, *, gpu: bool, unpacks: bool) -> list[str]:
+def before_loading(
+    parent: int, memory: int | None, *, gpu: bool, unpacks: bool, join: Callable[[], None] | None = None
+) -> list[str]:
     """Confine this process, which must have one thread; return the measures in force.
 
     Args:
-        parent: the server's process id; this process ends with it.
+        parent: the server's process id, or that of :func:`before_starting_group`; this process ends with it.
         memory: most bytes of private memory, None for no limit.
         gpu: whether GPUs are used; their libraries need local sockets.
         unpacks: whether loading the model may unpack files into the folder for temporary ones.
+        join: connects this process with the others of its group, before sockets are forbidden. With GPUs, these may
+            connect later, so sockets remain.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call above
-        os._exit(1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc = _end_with(parent)
     measures = []
     if memory is not None:
         # Private writable memory: weights that are mapped from files, and shared memory, do not count.
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         measures.append(f"at most {memory >> 20} MiB of private memory")
-    measures += _namespaces(libc)
+    measures += _namespaces(libc) if join is None else _of_group()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         measures.append("no new privileges")
     folders = ["/dev/shm", tempfile.gettempdir()] if unpacks else []
     if _read_only(libc, folders):
         measures.append(f"no writing of files{' but temporary ones' if unpacks else ''}")
-    if _filter(libc, _first_rules(gpu=gpu)):
-        measures.append(f"no {'network ' if gpu else ''}sockets, no access to other processes")
+    if join is not None:
+        join()
+    between = gpu and join is not None
+    if _filter(libc, _first_rules(gpu=gpu, network=between)):
+        sockets = "" if between else f"no {'network ' if gpu else ''}sockets, "
+        measures.append(f"{sockets}no access to other processes")
     return measures
+
+
+def before_starting_group(parent: int) -> None:
+    """Confine the process that starts the processes of a group, which have its network namespace and no privileges."""
+    libc = _end_with(parent)
+    own_network = _namespaces(libc, loopback=True)[:1] == [_OWN_NETWORK]
+    os.environ[_GROUP_NETWORK] = "1" if own_network else ""
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _of_group() -> list[str]:
+    """Return the measures that :func:`before_starting_group` has taken for this process."""
+    libc = ctypes.CDLL(None)
+    dropped = libc.capset(struct.pack("=II", _CAPABILITY_VERSION, 0), bytes(24)) == 0
+    return ([_OWN_NETWORK] if os.environ.get(_GROUP_NETWORK) else []) + (["no capabilities"] if dropped else [])
+
+
+def _end_with(parent: int) -> ctypes.CDLL:
+    """Let this process end with its parent, and without a core dump; return the C library."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return libc
 
 
 def limit_calls(nbytes: int) -> None:
@@ -133,19 +170,22 @@ def after_loading() -> list[str]:
     return ["no programs"] if _filter(libc, _last_rules()) else []
 
 
-def _namespaces(libc: ctypes.CDLL) -> list[str]:
-    """Give up the network and the privileges of root."""
+def _namespaces(libc: ctypes.CDLL, *, loopback: bool = False) -> list[str]:
+    """Give up the network, except for a loopback interface if wanted, and the privileges of root."""
     root = os.geteuid() == 0
     user, group = os.geteuid(), os.getegid()
     measures = []
     if libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC | (0 if root else _CLONE_NEWUSER)) == 0:
-        measures.append("own network namespace")
+        measures.append(_OWN_NETWORK)
         if not root:
             # The same user inside, so that files look as they are. A kernel that forbids this shows another one.
             maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
             with contextlib.suppress(OSError):
                 for name, content in maps.items():
                     Path("/proc/self", name).write_text(content)
+        if loopback:
+            with contextlib.suppress(OSError), socket.socket() as control:
+                fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
     header = struct.pack("=II", _CAPABILITY_VERSION, 0)
     if libc.capset(header, bytes(24)) == 0:
         measures.append("no capabilities")
@@ -173,14 +213,14 @@ def _read_only(libc: ctypes.CDLL, folders: list[str]) -> bool:
         os.close(rules)
 
 
-def _first_rules(*, gpu: bool) -> list[bytes]:
+def _first_rules(*, gpu: bool, network: bool) -> list[bytes]:
     calls = _NUMBERS.get(platform.machine())
     if calls is None:
         return []
     local = [1] if gpu else []  # AF_UNIX
     return [
         *_start(calls),
-        *_only_for(calls.socket, local),
+        *([] if network else _only_for(calls.socket, local)),
         *_only_for(calls.kill, [os.getpid()]),
         *_only_for(calls.tgkill, [os.getpid()]),
         *_denied(calls.forbidden, _EPERM),

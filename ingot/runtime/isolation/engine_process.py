@@ -94,7 +94,13 @@ class EngineProcess:
                 passed.callback(os.close, outputs)
                 self._channels.append(_Channel(ours, written, outputs))
                 given += (theirs.fileno(), outputs, handle)
-            self._process = _start((*given, control.fileno()), errors)
+            if (shards := how["options"].get("shards", 1)) > 1:
+                socket.send_fds(self._control, [b"h"], given)
+                arguments = ["group", os.getpid(), shards, orjson.dumps(how).decode()]
+                self._process = _start(arguments, errors, stdin=control.fileno())
+            else:
+                given.append(control.fileno())
+                self._process = _start(["child", os.getpid(), *given], errors, pass_fds=given)
             on_error.pop_all()
 
     def open(self, timeout: float | None) -> Description:
@@ -163,11 +169,12 @@ class EngineProcess:
                 with contextlib.suppress(ProcessLookupError):  # its children, if it has any
                     os.killpg(self._process.pid, signal.SIGKILL)
                 code = self._process.wait()
+                reported = foreign.attempt(lambda: self._control.recv(_MOST_ERROR, socket.MSG_DONTWAIT)) or b""
                 self._disconnect()  # in case another process also holds the other end
                 text = _read(self._errors)
                 if text and self._killed != "was closed":
                     log.error("an engine process wrote before its end: %s", text)
-                self.ending = self._killed or _described(code)
+                self.ending = self._killed or _printable(reported.decode(errors="replace")) or _described(code)
         return self.ending
 
     def release(self) -> None:
@@ -244,11 +251,14 @@ class _Handle:
         os.close(self._number)
 
 
-def _start(handles: tuple[int, ...], errors: int) -> subprocess.Popen[bytes]:
+def _start(
+    arguments: Sequence[Any], errors: int, *, stdin: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    module, *others = map(str, arguments)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "ingot.runtime.isolation.child", *map(str, (os.getpid(), *handles))],
-        pass_fds=handles,
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-P", "-m", f"ingot.runtime.isolation.{module}", *others],
+        pass_fds=pass_fds,
+        stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=errors,
         env=confinement.environment(os.environ),

@@ -63,7 +63,7 @@ class ProcessEngine:
         device = options.get("device", "auto")
         gpu = devices.has_cuda() if devices.kind_of(device) == "auto" else device != "cpu"
         limits = {"memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
-        lanes = isolation.lanes if gpu else 1
+        lanes = isolation.lanes if gpu and options.get("shards", 1) == 1 else 1
         how = {"path": str(path), "options": written, "gpu": gpu, "lanes": lanes, **limits}
         self._supervisor = Supervisor(how, isolation.load_timeout)
         self._supervisor.start()

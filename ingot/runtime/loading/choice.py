@@ -238,6 +238,8 @@ def obstacle(variant: Variant, settings: Settings) -> str:
     """Return why a variant cannot run here, as far as that is known before loading; empty if no reason is known."""
     if variant.serving.format != "onnx" and not settings.allow_code:
         return f"its format '{variant.serving.format}' can run its author's code, which needs --allow-code"
+    if variant.serving.format != "pt2" and settings.shards > 1:
+        return f"only format 'pt2' can be divided over {settings.shards} processes (--shards)"
     wanted = devices_of(variant)
     if "cuda" in wanted and settings.device == "cpu":
         return "it is made for GPUs, and the device is 'cpu'"

@@ -125,7 +125,8 @@ def place(model: str, needed: Callable[[], Need | None], settings: Settings) -> 
     """
     named, count = settings.devices, settings.instances * len(settings.devices)
     kind, colon, _ = settings.device.partition(":")
-    need = needed() if kind in ("auto", "cuda") and devices.has_cuda() else None
+    placeable = kind in ("auto", "cuda") and settings.shards == 1  # a divided model has a GPU for each process
+    need = needed() if placeable and devices.has_cuda() else None
     if need is None:
         return Placement(devices=[*itertools.islice(itertools.cycle(named), count)])
     with _PLACING:

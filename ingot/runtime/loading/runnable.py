@@ -14,7 +14,7 @@ from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
 from ingot.runtime.engine import Engine
-from ingot.runtime.isolation.policy import doubt_of, isolation_of
+from ingot.runtime.isolation.policy import check_shards, doubt_of, isolation_of
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
@@ -69,7 +69,12 @@ class Runnable:
 
     @classmethod
     def of_file(cls, path: Path, settings: Settings) -> Runnable:
-        """Return the runnable of a bare ``.onnx`` file."""
+        """Return the runnable of a bare ``.onnx`` file.
+
+        Raises:
+            Unsupported: it would have to be divided over processes.
+        """
+        check_shards(settings, "onnx")
         bounds = bounds_of(path)
         doubt = doubt_of(settings, "onnx", bounds)
         isolation = isolation_of(settings, doubt)
@@ -98,11 +103,14 @@ class Runnable:
 
         Raises:
             InvalidArchive: its goldens are damaged.
+            Unsupported: it cannot be divided over as many processes as the settings ask for.
         """
         form = variant.serving.format
+        plan = variant.serving.tensor_parallel
+        check_shards(settings, form)
         bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
         doubt = doubt_of(settings, form, bounds)
-        isolation = isolation_of(settings, doubt)
+        isolation = isolation_of(settings, doubt, planned=plan is not None)
         goldens = variant.goldens()
 
         def needed() -> Need | None:
@@ -133,6 +141,9 @@ class Runnable:
                 graphs=graphs_for(form, variant.signature.batch, settings, padded=variant.serving.batchable),
                 cache=tensorrt_cache(variant, settings),
                 max_batch=settings.limits.max_batch,
+                shards=settings.shards,
+                plan=plan,
+                batchable=variant.serving.batchable,
             ),
             goldens,
             tolerance=variant.serving.golden_tolerance,

@@ -292,6 +292,15 @@ class Fields:
         group=BATCHING,
         per_model=True,
     )
+    shards: int = _field(
+        1,
+        "Processes, each with its own GPU if there are any, over which one copy of a model is divided",
+        more="Only of format `pt2`. See [models larger than a GPU](sharding.md).",
+        group=MODELS,
+        least=1,
+        most=64,
+        per_model=True,
+    )
     threads: int | None = _field(
         None,
         "CPU threads for one engine call",

@@ -146,6 +146,7 @@ class ServerConfig(Fields):
             instances=self.instances,
             lanes=self.lanes,
             cuda_graphs=self.cuda_graphs,
+            shards=self.shards,
             engine=self.engine,
             limits=limits,
             allow_code=self.allow_code,

@@ -136,7 +136,7 @@ class TestAnswers:
     ) -> None:
         monkeypatch.setattr(
             "ingot.runtime.loading.runnable.Runnable.start",
-            lambda form, threads, model, instance=0: (form.open(form.device(instance), threads), False),
+            lambda form, device, threads, model: (form.open(device, threads), False),
         )
         expected = whole(store)
         with Served(store) as served:

@@ -1,0 +1,76 @@
+"""Programs that are divided over processes: by a plan as DTensors, and in stages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.errors import InvalidArgument
+from ingot.runtime.engines import tensor_parallel
+from ingot.runtime.engines.stages import stages_of
+from tests.export import decoders
+from tests.runtime.engines.sharded_cases import CASES
+from tests.support import ROOT
+
+
+def program_of(module: nn.Module) -> torch.export.ExportedProgram:
+    return torch.export.export(module.eval(), (torch.zeros((2, 4), dtype=torch.int64),))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("count", [2, 4])
+def test_divided_programs_equal_the_original(tmp_path: Path, count: int) -> None:
+    """Also operators for which there is no rule, random and branching ones, and heads that cannot be divided."""
+    command = ["-m", "torch.distributed.run", "--log-dir=/dev/null", f"--nproc-per-node={count}"]
+    command += ["-m", "tests.runtime.engines.sharded_cases", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    errors = json.loads(result.stdout.splitlines()[-1])
+    assert errors.keys() == CASES.keys()
+    assert max(errors.values()) < 1e-4, errors
+
+
+def test_stages_have_equal_shares_and_cuts_where_little_crosses() -> None:
+    module = program_of(decoders.Decoder(layers=6)).module(check_guards=False)
+    module.graph.set_codegen(torch.fx.graph.CodeGen())
+    stages = stages_of(module, 3)
+    held = [sum(module.get_parameter(name).nbytes for name in stage.weights) for stage in stages]
+    assert max(held) < 1.5 * min(held)
+    assert [len(stage.incoming) for stage in stages] == [1, 1, 1]
+    assert stages[0].outgoing == stages[1].incoming
+    with pytest.raises(InvalidArgument, match="cannot be cut into 1000 stages"):
+        stages_of(module, 1000)
+
+
+def test_weights_are_divided_as_the_plan_says() -> None:
+    program = program_of(decoders.Decoder())
+    plan = {"layers.0.up": "colwise", "layers.*.down": "rowwise", "embed": "rowwise", "head": "colwise"}
+    dims = tensor_parallel.divided_weights(program, plan)  # type: ignore[arg-type]
+    assert dims == {
+        "embed.weight": 0,
+        "layers.0.up.weight": 0,
+        "layers.0.up.bias": 0,
+        "layers.0.down.weight": 1,
+        "layers.1.down.weight": 1,
+        "head.weight": 0,
+        "head.bias": 0,
+    }
+    up, bias = program.state_dict["layers.0.up.weight"].clone(), program.state_dict["layers.0.down.bias"]
+    tensor_parallel.divide(program, dims, rank=1, count=2)
+    assert torch.equal(program.state_dict["layers.0.up.weight"], up[64:])
+    assert program.state_dict["layers.1.down.weight"].shape == (32, 64)
+    assert program.state_dict["layers.0.down.bias"] is bias
+    with pytest.raises(InvalidArgument, match=r"dimension 0 of embed\.weight has 24 elements, .* over 5 processes"):
+        tensor_parallel.divide(program, dims, rank=1, count=5)
+    with pytest.raises(InvalidArgument, match="divides no weight"):
+        tensor_parallel.divided_weights(program, {"other": "colwise"})

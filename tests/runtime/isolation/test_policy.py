@@ -1,0 +1,44 @@
+"""Which models can be divided over processes, before any process is started."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from ingot.errors import Unsupported
+from ingot.runtime import Settings, devices
+from ingot.runtime.isolation import policy
+
+
+@pytest.mark.parametrize(
+    ("format_", "settings", "gpus", "fault"),
+    [
+        ("onnx", {}, 0, "'onnx' cannot be divided over 2 processes; export it with --to pt2"),
+        ("partitioned", {}, 0, "'partitioned' cannot be divided"),
+        ("pt2", {"isolate": "none"}, 0, "leave out --isolate none"),
+        ("pt2", {"instances": 2}, 0, "leave out --instances 2"),
+        ("pt2", {"device": "cuda"}, 0, "there is no NVIDIA driver or GPU; give --device cpu"),
+        ("pt2", {"device": "cuda"}, 1, "needs 2 GPUs, and 1 are visible; give --shards 1"),
+        ("pt2", {"device": "auto"}, 1, "needs 2 GPUs, and 1 are visible"),
+        ("pt2", {"device": "cuda:0"}, 4, "names 1 of the 2 devices"),
+        ("pt2", {"device": "cuda:0,1,2"}, 4, "names 3 of the 2 devices"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(format_: str, settings: dict[str, Any], gpus: int, fault: str) -> None:
+    with mock.patch.object(devices, "gpu_count", return_value=gpus), pytest.raises(Unsupported, match=fault):
+        policy.check_shards(Settings(shards=2, **settings), format_)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto", "cuda", "cuda:2,3"])
+def test_what_can_be_divided_is_not(device: str) -> None:
+    settings = Settings(shards=2, device=device)
+    with mock.patch.object(devices, "gpu_count", return_value=4):
+        policy.check_shards(settings, "pt2")
+    assert settings.devices == [device]
+
+
+def test_without_pytorch_the_package_is_named() -> None:
+    with mock.patch("importlib.util.find_spec", return_value=None), pytest.raises(Unsupported, match="'torch'"):
+        policy.check_shards(Settings(shards=2, device="cpu"), "pt2")
