@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import ingot
 from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
 from ingot.runtime import load_engine
@@ -23,8 +24,9 @@ from ingot.runtime.engines.torch_engine import TorchEngine
 from ingot.runtime.engines.torch_lane import TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.runtime.loading import loader
 from ingot.tensors import Array, DType
-from tests.export.programs import Lowered
+from tests.export.programs import Lowered, archive
 from tests.runtime.engines.test_torch_program import lowered
 from tests.runtime.gpu.fake_device import FakeDevice, UnorderedAccess, span_of
 from tests.runtime.gpu.fake_torch import FakeTorch, pipelined
@@ -359,3 +361,31 @@ except Unsupported as error:
     torch_engine.use_precision("tf32")
     assert torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_a_server_captures_the_sizes_of_its_batches(words: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, engines, plain, opened = FakeDevice(), [], words.engine(), loader.open_engine
+
+    def open_engine(path: Path, *, graphs: GraphOptions | None, **_: Any) -> TorchEngine:
+        engines.append(pipelined(opened(path, format="pt2", allow_code=True, threads=1), device, graphs))
+        return engines[-1]
+
+    monkeypatch.setattr(loader, "open_engine", open_engine)
+    settings: dict[str, Any] = {"device": "fake:0", "isolate": "none", "allow_code": True, "max_batch": 4}
+    with ingot.serve(archive(words), http_port=0, grpc_port=0, **settings) as server:
+        (engine,) = engines
+        assert (len(engine._users), engine.captured) == (3, [1, 2, 4])
+        backend = backend_of(engine)
+        before = backend.launched
+
+        def request(number: int) -> None:
+            with ingot.Client(server.http_url if number % 2 else server.grpc_url) as client:
+                answer = client.infer("model", batch(number, 1 + number % 2))
+            check(answer, plain.run(batch(number, 1 + number % 2)))
+
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(request, range(40)))
+        assert backend.replays
+        # Nothing was left to capture: only copies of samples, one for each input, fill batches of three.
+        assert backend.launched - before <= 2 * 40
+    assert not device._streams
