@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ingot.runtime.engines.torch_engine import TorchEngine
+from ingot.runtime.engines.torch_lane import alike
 from ingot.runtime.gpu.graphs import GraphOptions, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import DType
@@ -42,7 +43,7 @@ class FakeTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         launched: operators that were enqueued one by one, those of captures included.
-        replays: of graphs.
+        replays: of graphs, of which the first compares.
         failing: the error of the next captures, if any.
         seconds: virtual duration of an operator.
     """
@@ -89,6 +90,11 @@ class FakeTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._device.replay(recorded, stream)
 
         return replay
+
+    def alike(self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+        with _disable_current_modes():
+            self._device.run_stream(self._stream)
+            return alike(first, second)
 
     def close(self) -> None:
         """Leave the memory to the test."""
