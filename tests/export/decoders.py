@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-PLAN = {
+from ingot.model_store.format.manifest import Division
+
+PLAN: dict[str, Division] = {
     **dict.fromkeys(("layers.*.q", "layers.*.k", "layers.*.v", "layers.*.up", "head"), "colwise"),
     **dict.fromkeys(("layers.*.o", "layers.*.down", "embed"), "rowwise"),
 }

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.support import RunIngot, succeeded
 MODEL = "tests.export.decoders:make"
 
 
-def export(run_ingot: RunIngot, folder: Path, *options: str, plan: dict[str, str] | None = None) -> str:
+def export(run_ingot: RunIngot, folder: Path, *options: str, plan: Mapping[str, str] | None = None) -> str:
     """Return the file of an exported decoder."""
     out = folder / "decoder.ingot"
     if plan is not None:
@@ -139,7 +140,7 @@ def check_loss(service: Service, load: Load, lost: int) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("plan", [PLAN, None], ids=["plan", "stages"])
 def test_a_killed_process_costs_the_requests_in_flight_only(
-    run_ingot: RunIngot, tmp_path: Path, plan: dict[str, str] | None
+    run_ingot: RunIngot, tmp_path: Path, plan: Mapping[str, str] | None
 ) -> None:
     source = export(run_ingot, tmp_path, plan=plan)
     with serving("fast", tmp_path, "--shards", "2", "--allow-code", "--device", "cpu", sources=[source]) as service:

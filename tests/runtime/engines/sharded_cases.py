@@ -58,9 +58,9 @@ def mixed() -> nn.Module:
 
 
 CASES: Mapping[str, tuple[Callable[[], nn.Module], str, Mapping[str, Division]]] = {
-    "decoder": (decoders.make, decoders.INPUT, decoders.PLAN),  # type: ignore[dict-item]
+    "decoder": (decoders.make, decoders.INPUT, decoders.PLAN),
     "decoder in stages": (decoders.make, decoders.INPUT, {}),
-    "one head": (one_head, decoders.INPUT, decoders.PLAN),  # type: ignore[dict-item]
+    "one head": (one_head, decoders.INPUT, decoders.PLAN),
     "mixed": (mixed, "x:float32[batch,8]", {"up": "colwise", "down": "rowwise"}),
     "mixed in stages": (mixed, "x:float32[batch,8]", {}),
     "weights in stages": (Returning, "x:float32[batch=2..64,3]", {}),

@@ -1,0 +1,43 @@
+"""An engine in a group of processes, which torchrun starts; `tests/server/test_sharding.py` has it behind a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineLost
+from ingot.export.lower import program as lower_program
+from ingot.runtime import load_engine, memory
+from ingot.runtime.isolation.process_engine import Isolation
+from tests.export import decoders
+from tests.export.programs import capture
+
+
+def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path) -> None:
+    """This takes seconds, as three processes import PyTorch; nothing else of `make test` starts a group."""
+    model = capture(decoders.make(), decoders.INPUT)
+    path = lower_program.lower(model.program, tmp_path / "model.pt2")
+    engine = load_engine(
+        path,
+        isolation=Isolation(why="a test", required=True),
+        format="pt2",
+        device="cpu",
+        threads=1,
+        allow_code=True,
+        shards=2,
+        plan=decoders.PLAN,
+    )
+    with contextlib.closing(engine):
+        feeds = {"ids": np.arange(12).reshape(3, 4)}
+        np.testing.assert_allclose(engine.run(feeds)["output"], model.eager.run(feeds)["output"], atol=1e-5)
+        assert (engine.settings["shards"], engine.settings["split"]) == ("2", "tensor-parallel plan")
+        launcher, first, second = sorted(map(int, memory.engine_processes()))
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(EngineLost, match="ended, since process 1 of 2 ended by SIGKILL"):
+            engine.run(feeds)
+    assert not {str(launcher), str(first)} & {*memory.engine_processes()}
