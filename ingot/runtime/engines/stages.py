@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import prod
 from typing import Any
 
 import torch
@@ -112,12 +112,14 @@ def _cuts(held: Sequence[int], values: _Values, count: int) -> Iterator[int]:
     for number in range(1, count):
         off = {cut: abs(before[cut] - number * share) for cut in range(last + 1, len(held) - (count - number - 1))}
         best: list[tuple[int, float, int]] = []
-        for limit in (_SLACK * share, share, before[-1]):  # farther only if there is no place to cut
-            near = (cut for cut, distance in off.items() if distance <= limit)
-            crossing = ((cut, values.crossing(cut)) for cut in near)
-            best = [(sum(map(_nbytes, nodes)), off[cut], cut) for cut, nodes in crossing if all(map(_can_cross, nodes))]
-            if best:
+        window = math.inf
+        for cut in sorted(off, key=off.__getitem__):
+            if off[cut] > window:
                 break
+            nodes = values.crossing(cut)
+            if all(map(_can_cross, nodes)):
+                best.append((sum(map(_nbytes, nodes)), off[cut], cut))
+                window = min(window, max(off[cut], _SLACK * share))
         if not best:
             raise InvalidArgument(
                 f"the model cannot be cut into {count} stages: it has too few operators; serve it with fewer --shards"
@@ -135,7 +137,7 @@ def _nbytes(node: fx.Node) -> int:
     value: Any = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return 8
-    return prod(size for size in value.shape if isinstance(size, int)) * value.element_size()
+    return math.prod(size for size in value.shape if isinstance(size, int)) * value.element_size()
 
 
 class Pipeline:

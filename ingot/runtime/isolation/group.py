@@ -51,6 +51,7 @@ def _launch(parent: int, shards: int, how: str) -> None:
         "--rdzv-conf=store_type=file",
         "--local-addr=127.0.0.1",
     ]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, with a warning; engines set their own number
     os.environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}
     program = ["-m", "ingot.runtime.isolation.group", str(os.getpid()), str(store), how]
     try:
@@ -65,11 +66,11 @@ def _launch(parent: int, shards: int, how: str) -> None:
 
 
 def _end_with_server() -> None:
-    """End this process, and so all of the group, when the server has closed the control socket."""
+    """Let torchrun end all processes when the server has closed the control socket."""
     poll = select.poll()
     poll.register(0, 0)  # POLLHUP, which is always reported
     poll.poll()
-    os._exit(0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _take_part(agent: int, store: int, how: dict[str, Any]) -> None:
