@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import fx, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.export.passes import move_to_device_pass
 
 from ingot import foreign
@@ -67,7 +67,7 @@ def join(store: str, rank: int, count: int, device: str) -> None:
 
 
 def _send_at_once() -> None:
-    """Let the system send short messages at once: gloo leaves it to wait up to 40 ms for longer ones."""
+    """Send short messages at once: otherwise the system holds one back, up to 40 ms, until the last arrived."""
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,7 +183,9 @@ class ShardedEngine(TorchEngine):
             program = move_to_device_pass(program, self._device)
         module = _flat(program)
         if plan:
-            mesh = init_device_mesh(devices.kind_of(self._device), (self._count,))
+            # Of the group that join() made: where there are GPUs, init_device_mesh would connect another one.
+            group: Any = dist.group.WORLD
+            mesh = DeviceMesh.from_group(group, devices.kind_of(self._device))
             self._divided = DividedProgram(module, dims, mesh)
         else:
             module = stages[self._rank].module(module)
