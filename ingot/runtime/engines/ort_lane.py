@@ -32,7 +32,6 @@ NO_MEMORY = re.compile(
 )
 """Allocations that failed: of the system's memory or the GPU's, or by the limit of an arena."""
 
-
 # ONNX Runtime's names of the host's memory, some of it pinned.
 _HOST = ("cpu", "cudapinned", "cuda_cpu")
 
@@ -124,9 +123,6 @@ class OrtLane:
         """Free the lane's memory of the device."""
         self._forget()
         self._lane.close()
-
-    def _is_here(self, spec: TensorSpec) -> bool:
-        return self._at[spec.name] == self._place
 
     def _forget(self) -> None:
         """Free the outputs of graphs; no batch may be in flight."""

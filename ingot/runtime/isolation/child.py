@@ -36,11 +36,11 @@ from ingot.runtime.memory import Sweeper
 
 # Words in the errors of engines that mean a lack of memory.
 _MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
-
-
-Join = Callable[[], None]
 # Seconds of a call after which unused memory may be returned to the system.
 _LONG = 10e-3
+
+Join = Callable[[], None]
+"""Connects this process with the others of its engine."""
 
 
 class _Kept(logging.Handler):
