@@ -19,7 +19,7 @@ import ingot
 from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
 from ingot.runtime import load_engine
-from ingot.runtime.engines import torch_engine
+from ingot.runtime.engines import opening, torch_engine
 from ingot.runtime.engines.torch_engine import TorchEngine
 from ingot.runtime.engines.torch_lane import TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
@@ -376,10 +376,10 @@ except Unsupported as error:
 
 
 def test_a_server_captures_the_sizes_of_its_batches(words: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, engines, plain, opened = FakeDevice(), [], words.engine(), loader.open_engine
+    device, engines, plain = FakeDevice(), [], words.engine()
 
     def open_engine(path: Path, *, graphs: GraphOptions | None, **_: Any) -> TorchEngine:
-        engines.append(pipelined(opened(path, format="pt2", allow_code=True, threads=1), device, graphs))
+        engines.append(pipelined(opening.open_engine(path, format="pt2", allow_code=True, threads=1), device, graphs))
         return engines[-1]
 
     monkeypatch.setattr(loader, "open_engine", open_engine)
