@@ -144,7 +144,7 @@ class Model:
     ) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
         settings = admission.settings
-        choose = only(Runnable.of_file(path, settings), settings)
+        choose = only(Runnable.of_file(path, settings), settings, model=name)
         return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission, digest=digest)
 
     @classmethod
