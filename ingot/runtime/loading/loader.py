@@ -64,8 +64,9 @@ def uses_cuda(form: str, engine: str) -> bool:
         Unsupported: the package of the engine is not installed.
     """
     if form == "onnx":
-        cuda = "CUDAExecutionProvider"
-        return engine == ENGINES[0] and devices.has_cuda() and cuda in ort_session.package().get_available_providers()
+        if engine not in ("onnxruntime", "tensorrt") or not devices.has_cuda():
+            return False
+        return ort_session.CUDA in ort_session.package().get_available_providers()
     return form in ("pt2", "partitioned") and devices.has_cuda() and "+cpu" not in metadata.version("torch")
 
 

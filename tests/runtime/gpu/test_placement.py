@@ -337,6 +337,9 @@ def test_without_a_usable_gpu_devices_are_those_of_the_setting(machine: Any) -> 
     assert place("auto", None, instances=2).devices == ["auto", "auto"]
     assert place("cpu").devices == ["cpu"]
     assert place("slate:0,1").devices == ["slate:0", "slate:1"]
+    for device in ("cuda", "cuda:1,0"):  # a divided model chooses a GPU for each of its processes itself
+        divided = place(device, shards=2)
+        assert (divided.devices, divided.planned) == ([device], {})
     machine()
     assert place("cuda").devices == ["cuda"]
 
@@ -413,6 +416,8 @@ def test_a_variants_need_is_recorded_or_follows_from_the_bounds_of_its_graph(
     assert most - size == 64 * (one - size)
     assert [need.most for need in needs.values() if need is not None] == [64, 64, 64]
     assert [need.own for need in needs.values() if need is not None] == [True] * 3
+    for engine, placed in (("tensorrt", True), ("openvino", False)):
+        assert (Runnable.of_variant(variants[0], Settings(engine=engine)).needed() is not None) == placed
     monkeypatch.setattr(ort_session, "package", lambda: CPU)
     assert Runnable.of_variant(variants[0], Settings()).needed() is None
 
@@ -431,8 +436,14 @@ def test_unknown_memory_limits_nothing(machine: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_server_places_its_models_and_shows_it(
-    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str], usable: bool
+    machine: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: list[str],
+    usable: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     management = machine(("GPU", 10, 70), ("GPU", 60, 20))
     gpu = list(management.gpus)[1]
     wanted: list[str] = []
@@ -461,6 +472,7 @@ def test_a_server_places_its_models_and_shows_it(
         properties = http.get("/v2/models/affine").json().get("properties", {})
         metrics = http.get("/metrics").text
     assert wanted == ["auto:1"]
+    assert "model affine: placed on cuda:1" in caplog.text
     assert opened == ["cuda:1"]
     lines = [line.rpartition(" ") for line in metrics.splitlines() if not line.startswith("#")]
     shown = {
