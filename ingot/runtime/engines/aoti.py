@@ -43,7 +43,7 @@ class AotiEngine(TorchEngine):
             raise InvalidArgument(f"{path.name} lacks a description of its inputs: it was not made by ingot export")
         header = manifest.decode(TorchHeader, metadata[HEADER].encode(), f"the header of {path.name}")
         _check_machine(header, metadata)
-        super().__init__(header.signature, pick_device(device, metadata.get("AOTI_DEVICE_KEY")), threads)
+        super().__init__(header.signature, pick_device(device, metadata.get("AOTI_DEVICE_KEY")), threads, precision)
         kind, _, index = self._device.partition(":")
         try:
             # On a GPU without the events by which its calls in several threads wait for each other: a pipeline launches
@@ -52,7 +52,7 @@ class AotiEngine(TorchEngine):
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise InvalidArgument(f"the package {path.name} cannot be loaded: {reason}") from error
-        self._loaded(graphs, precision)
+        self._loaded(graphs)
 
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = self._model.boxed_run(values)

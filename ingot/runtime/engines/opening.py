@@ -139,7 +139,9 @@ def open_engine(
         if shards > 1:
             from ingot.runtime.engines.sharded import ShardedEngine
 
-            return ShardedEngine(path, device=device, threads=threads, plan=plan or {}, batchable=batchable)
+            return ShardedEngine(
+                path, device=device, threads=threads, precision=precision, plan=plan or {}, batchable=batchable
+            )
         from ingot.runtime.engines.torch_program import TorchProgramEngine
 
         return TorchProgramEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)

@@ -92,6 +92,7 @@ class ShardedEngine(TorchEngine):
         path: of an ``ExportedProgram`` saved by :mod:`ingot.export.lower.program`.
         device: ``cpu``, ``cuda`` or ``auto``, for the GPU of the process's number; or ``cuda:2,3``, one for each.
         threads: CPU threads of each process.
+        precision: as for :class:`.TorchEngine`.
         plan: how the weights of modules are divided; without one, the program is cut into stages.
         batchable: whether the samples of a batch do not influence each other, so that stages may work on parts of it.
 
@@ -101,9 +102,18 @@ class ShardedEngine(TorchEngine):
 
     platform = "torch_export"
 
-    def __init__(self, path: Path, *, device: str, threads: int | None, plan: Mapping[str, Division], batchable: bool):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str,
+        threads: int | None,
+        precision: str,
+        plan: Mapping[str, Division],
+        batchable: bool,
+    ):
         self._rank, self._count = dist.get_rank(), dist.get_world_size()
-        super().__init__(read_header(path).signature, _place(device, self._rank), threads)
+        super().__init__(read_header(path).signature, _place(device, self._rank), threads, precision)
         self._batchable = batchable
         self._forms = [(len(spec.shape), _dtype(spec)) for spec in self._signature.inputs]
         self._divided: DividedProgram | None = None

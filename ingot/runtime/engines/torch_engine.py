@@ -33,13 +33,24 @@ _precisions: set[str] = set()
 class TorchEngine(PipelinedEngine):
     """A model that accepts and returns tensors by position, in the order of its signature.
 
-    Constructors of the formats call :meth:`_loaded` last.
+    Constructors of the formats that run in a pipeline call :meth:`_loaded` last.
+
+    Args:
+        signature: the model's.
+        device: where it is, with an index if that is a GPU.
+        threads: CPU threads per call; by default PyTorch's own number.
+        precision: of products of 32-bit floats on a GPU: ``f32`` or ``tf32``.
+
+    Raises:
+        Unsupported: another model of this process has another precision.
     """
 
     platform: ClassVar[str]
     _lane: TorchLane | None
 
-    def __init__(self, signature: Signature, device: str, threads: int | None):
+    def __init__(self, signature: Signature, device: str, threads: int | None, precision: str):
+        if devices.kind_of(device) == "cuda":
+            use_precision(precision)
         self._signature = signature
         self._device = device
         self._threads = threads
@@ -96,20 +107,9 @@ class TorchEngine(PipelinedEngine):
     def terminate(self) -> None:
         """Have no effect: PyTorch cannot interrupt an operator, and none of its programs checks between two."""
 
-    def _loaded(self, graphs: GraphOptions | None = None, precision: str = "f32") -> None:
-        """Run in a pipeline if the model is on an NVIDIA GPU.
-
-        Args:
-            graphs: the batches that are to be captured as CUDA graphs.
-            precision: of products of 32-bit floats: ``f32`` or ``tf32``.
-
-        Raises:
-            Unsupported: another model of this process has another precision.
-        """
-        if devices.kind_of(self._device) != "cuda":
-            return
-        use_precision(precision)
-        if (pipeline := pipeline_of(self._device)) is None:
+    def _loaded(self, graphs: GraphOptions | None) -> None:
+        """Run in a pipeline if the model is on an NVIDIA GPU; ``graphs`` are captured there."""
+        if devices.kind_of(self._device) != "cuda" or (pipeline := pipeline_of(self._device)) is None:
             return
         self._graphs = graphs_of(self._signature, graphs)
         self._backend = CudaBackend(int(self._device.partition(":")[2]))

@@ -40,14 +40,14 @@ class TorchProgramEngine(TorchEngine):
         header, program = read_program(path)
         if chosen != "cpu":
             program = move_to_device_pass(program, chosen)
-        super().__init__(header.signature, chosen, threads)
+        super().__init__(header.signature, chosen, threads, precision)
         # The engine checks its inputs itself, and passes tensors flat: without PyTorch's checks and its handling of
         # nested arguments, a call takes 0.1 ms less.
         self._graph: Any = program.module(check_guards=False)
         self._graph.graph.set_codegen(fx.graph.CodeGen())
         self._graph.recompile()
         self._keep_to_itself(tensors_of(self._graph))
-        self._loaded(graphs, precision)
+        self._loaded(graphs)
 
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         outputs: Sequence[torch.Tensor] = self._graph.forward(*values)

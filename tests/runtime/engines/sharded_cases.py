@@ -83,7 +83,7 @@ def main() -> None:
         path = folder / f"{rank}.pt2"
         case = capture(model, inputs)
         lower_program.lower(case.program, path)
-        engine = sharded.ShardedEngine(path, device="cpu", threads=1, plan=plan, batchable=True)
+        engine = sharded.ShardedEngine(path, device="cpu", threads=1, precision="f32", plan=plan, batchable=True)
         ranges = case.program.signature.ranges
         least = {dim: ranges.get(dim, Range()).nearest(1) for dim in case.examples.default_sizes}
         for sizes in (case.examples.default_sizes, least):

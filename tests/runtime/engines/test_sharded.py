@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from ingot.errors import InvalidArgument
-from ingot.runtime.engines import tensor_parallel
+from ingot.export.lower import program as lower_program
+from ingot.runtime.engines import sharded, tensor_parallel, torch_engine
+from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.stages import stages_of
 from tests.export import decoders
+from tests.export.programs import capture
 from tests.runtime.engines.sharded_cases import CASES
 from tests.support import ROOT
 
@@ -74,3 +78,19 @@ def test_weights_are_divided_as_the_plan_says() -> None:
         tensor_parallel.divide(program, dims, rank=1, count=5)
     with pytest.raises(InvalidArgument, match="divides no weight"):
         tensor_parallel.divided_weights(program, {"other": "colwise"})
+
+
+def test_a_divided_model_on_gpus_is_computed_in_the_precision_of_its_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lower_program.lower(capture(nn.Linear(3, 2), "x:float32[batch,3]").program, tmp_path / "model.pt2")
+    used: list[str] = []
+    monkeypatch.setattr(torch_engine, "use_precision", used.append)
+    monkeypatch.setattr(sharded, "_place", lambda device, rank: f"cuda:{rank}")
+    monkeypatch.setattr(sharded.ShardedEngine, "_load", lambda *_: None)
+    for name, value in (("get_rank", 1), ("get_world_size", 2), ("all_gather_object", None)):
+        monkeypatch.setattr(sharded.dist, name, lambda *_, value=value: value)
+    options: dict[str, Any] = {"format": "pt2", "shards": 2, "allow_code": True, "device": "cuda"}
+    for precision in ("f32", "tf32"):
+        assert open_engine(path, precision=precision, **options).device == "cuda:1"
+    assert used == ["f32", "tf32"]
