@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.models import Spec
-from ingot.runtime.engines.torch_arrays import to_torch
+from ingot.runtime.engines.torch_arrays import to_torch, torch_dtype
 from ingot.tensors import DType, TensorSpec
 
 
 def timed(spec: Spec, dtype: DType, device: str, seconds: float, batches: tuple[int, ...]) -> dict[int, float]:
     """Return the median seconds of a call by batch size; sizes without enough memory are left out."""
-    module = spec.module(getattr(torch, dtype.torch_name)).to(device)
+    module = spec.module(torch_dtype(dtype)).to(device)
     found = {}
     for size in batches:
         sample = spec.sample(np.random.default_rng(3), dtype)

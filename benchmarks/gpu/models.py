@@ -14,7 +14,7 @@ from torch.nn import functional
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import TorchHeader
-from ingot.runtime.engines.torch_arrays import from_torch, to_torch
+from ingot.runtime.engines.torch_arrays import from_torch, to_torch, torch_dtype
 from ingot.runtime.engines.torch_program import HEADER
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
@@ -152,7 +152,7 @@ def write_program(spec: Spec, path: Path, dtype: DType, *, most: int = 1024) -> 
     Without the proof of ``ingot export``, which would take minutes for the largest model.
     """
     example = np.concatenate([spec.sample(np.random.default_rng(1), dtype) for _ in range(2)])
-    module = spec.module(getattr(torch, dtype.torch_name))
+    module = spec.module(torch_dtype(dtype))
     given = TensorSpec("x", DType.of(example), ("batch", *spec.shape))
     with torch.no_grad():
         tensor = to_torch(given, example)

@@ -13,10 +13,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export.passes import move_to_device_pass
 
@@ -29,10 +28,10 @@ from ingot.runtime.engines import tensor_parallel
 from ingot.runtime.engines.collectives import OutOfStep, broadcast
 from ingot.runtime.engines.stages import Pipeline, Stage, stages_of
 from ingot.runtime.engines.tensor_parallel import DividedProgram
-from ingot.runtime.engines.torch_arrays import to_torch
+from ingot.runtime.engines.torch_arrays import torch_dtype
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
-from ingot.runtime.engines.torch_program import read_header, read_program, tensors_of
-from ingot.tensors import Range, TensorSpec
+from ingot.runtime.engines.torch_program import flat, read_header, read_program, tensors_of
+from ingot.tensors import Range
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ class ShardedEngine(TorchEngine):
         self._rank, self._count = dist.get_rank(), dist.get_world_size()
         super().__init__(read_header(path).signature, _place(device, self._rank), threads, precision)
         self._batchable = batchable
-        self._forms = [(len(spec.shape), _dtype(spec)) for spec in self._signature.inputs]
+        self._forms = [(len(spec.shape), torch_dtype(spec.dtype)) for spec in self._signature.inputs]
         self._divided: DividedProgram | None = None
         self._stages: Pipeline | None = None
         failures: list[bytes | None] = []
@@ -184,14 +183,14 @@ class ShardedEngine(TorchEngine):
             dims = tensor_parallel.divided_weights(program, plan)
             tensor_parallel.divide(program, dims, self._rank, self._count)
         else:
-            stages = stages_of(_flat(program), self._count)
+            stages = stages_of(flat(program), self._count)
             for name in set(program.state_dict) - stages[self._rank].weights:
                 kept = isinstance(program.state_dict[name], nn.Parameter)
                 nothing = torch.empty(0)
                 program.state_dict[name] = nn.Parameter(nothing, requires_grad=False) if kept else nothing
         if self._device != "cpu":
             program = move_to_device_pass(program, self._device)
-        module = _flat(program)
+        module = flat(program)
         if plan:
             # Of the group that join() made: where there are GPUs, init_device_mesh would connect another one.
             group: Any = dist.group.WORLD
@@ -232,18 +231,6 @@ def _functional(program: torch.export.ExportedProgram) -> torch.export.ExportedP
         for node in program.graph.nodes
     )
     return program.run_decompositions({}) if changing else program
-
-
-def _flat(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """Return a program as a module that takes and returns tensors by position."""
-    module: fx.GraphModule = program.module(check_guards=False)
-    module.graph.set_codegen(fx.graph.CodeGen())
-    module.recompile()
-    return module
-
-
-def _dtype(spec: TensorSpec) -> torch.dtype:
-    return to_torch(spec, np.empty(0, spec.dtype.numpy)).dtype
 
 
 def _loading_error(error: Exception) -> IngotError:

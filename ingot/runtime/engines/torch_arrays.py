@@ -9,6 +9,12 @@ from ingot.errors import InvalidArgument
 from ingot.tensors import Array, DType, TensorSpec
 
 
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Return PyTorch's name of a type of numbers."""
+    found: torch.dtype = getattr(torch, dtype.torch_name)
+    return found
+
+
 def to_torch(spec: TensorSpec, array: Array) -> torch.Tensor:
     """Return an array as a tensor, which shares its memory if that is writable and aligned."""
     if spec.dtype is DType.BYTES:

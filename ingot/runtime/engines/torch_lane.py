@@ -14,7 +14,7 @@ import torch
 
 from ingot import foreign
 from ingot.errors import Unsupported
-from ingot.runtime.engines.torch_arrays import from_torch
+from ingot.runtime.engines.torch_arrays import from_torch, torch_dtype
 from ingot.runtime.gpu.graphs import Graphs
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
 from ingot.tensors import Array, DType, Signature
@@ -204,7 +204,7 @@ class CudaBackend:
 
     def tensor(self, address: int, shape: Sequence[int], dtype: DType) -> torch.Tensor:
         if not math.prod(shape):
-            return torch.empty(shape, dtype=getattr(torch, dtype.torch_name), device=self._device)
+            return torch.empty(shape, dtype=torch_dtype(dtype), device=self._device)
         bits = DType.INT16 if dtype is DType.BF16 else dtype  # which the protocol lacks
         found = torch.as_tensor(_Memory(address, shape, bits.numpy.str), device=self._device)
         return found.view(torch.bfloat16) if dtype is DType.BF16 else found

@@ -41,11 +41,7 @@ class TorchProgramEngine(TorchEngine):
         if chosen != "cpu":
             program = move_to_device_pass(program, chosen)
         super().__init__(header.signature, chosen, threads, precision)
-        # The engine checks its inputs itself, and passes tensors flat: without PyTorch's checks and its handling of
-        # nested arguments, a call takes 0.1 ms less.
-        self._graph: Any = program.module(check_guards=False)
-        self._graph.graph.set_codegen(fx.graph.CodeGen())
-        self._graph.recompile()
+        self._graph: Any = flat(program)
         self._keep_to_itself(tensors_of(self._graph))
         self._loaded(graphs)
 
@@ -72,6 +68,16 @@ def read_program(path: Path) -> tuple[TorchHeader, torch.export.ExportedProgram]
 
     with foreign.reported_as(InvalidArgument, unread), path.open("rb") as stream:
         return header, torch.export.load(stream)  # given a path, PyTorch insists on a suffix
+
+
+def flat(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """Return a program as a module that accepts and returns tensors by position."""
+    # Engines check their inputs themselves: without PyTorch's checks and its handling of nested arguments, a call takes
+    # 0.1 ms less.
+    module: fx.GraphModule = program.module(check_guards=False)
+    module.graph.set_codegen(fx.graph.CodeGen())
+    module.recompile()
+    return module
 
 
 def tensors_of(graph: nn.Module) -> Iterator[torch.Tensor]:
