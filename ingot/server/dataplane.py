@@ -15,7 +15,7 @@ from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsup
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime import Cancellable, Catalog, Metrics, Servable, devices
 from ingot.runtime.dispatch.statistics import Statistics
-from ingot.runtime.gpu.array import DeviceArray, Direct, Placed, reachable
+from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server import compression
@@ -331,7 +331,7 @@ class DataPlane:
         route = _DeliveryRoute(model, template, self._memory, request.client)
         # The calls of a request with several answers have one route.
         if not template.repeated and (targets := route.deliveries.targets(direct.outputs)):
-            request.inputs = Placed(request.inputs, targets)
+            request.inputs = TargetedInputs(request.inputs, targets)
         return route
 
 

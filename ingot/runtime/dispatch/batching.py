@@ -19,7 +19,7 @@ from ingot.report import units
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.engine import Engine
-from ingot.runtime.gpu.array import Direct, Placed, Range
+from ingot.runtime.gpu.array import Direct, Range, TargetedInputs
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -254,7 +254,7 @@ class Batcher:
         start = 0
         for entry in entries:
             stop = start + entry.samples
-            if isinstance(entry.inputs, Placed):
+            if isinstance(entry.inputs, TargetedInputs):
                 for name, target in entry.inputs.targets.items():
                     samples = Range(start, None if len(entries) == 1 else stop, target)
                     found.setdefault(name, []).append(samples)

@@ -77,7 +77,7 @@ class OrtEngine(PipelinedEngine):
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not packed:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        self.device = ort_session.place_of(ort, device, self.provider)
+        self.device = ort_session.pick_device(ort, device, self.provider)
         if self.device == "cpu" and precision != "f32":
             raise Unsupported(f"only a GPU computes in {precision}, and the device is 'cpu'")
         shared = self.device == "cpu" and ort_arena.use(options)

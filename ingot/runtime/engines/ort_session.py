@@ -122,8 +122,8 @@ def errors_of(ort: Any) -> tuple[type[Exception], ...]:
     return (RuntimeError, ValueError, *(getattr(state, name) for name in names if hasattr(state, name)))
 
 
-def place_of(ort: Any, device: str, provider: str = CUDA) -> str:
-    """Return the device that a session runs on: ``cpu``, or a GPU, such as ``cuda:0``.
+def pick_device(ort: Any, device: str, provider: str = CUDA) -> str:
+    """Return the device to load to: ``cpu``, or a GPU, such as ``cuda:0``.
 
     Args:
         ort: the package.
@@ -151,31 +151,31 @@ Provider = str | tuple[str, dict[str, str]]
 
 
 def providers_of(
-    ort: Any, place: str, pipeline: Pipeline | None, *, tf32: bool = False, graphs: bool = False
+    ort: Any, device: str, pipeline: Pipeline | None, *, tf32: bool = False, graphs: bool = False
 ) -> list[Provider]:
     """Return the execution providers of a session, first choice first.
 
     Args:
         ort: the package.
-        place: the result of :func:`place_of`.
+        device: the result of :func:`pick_device`.
         pipeline: in whose stream a GPU's kernels are to run; None for one of the session's.
         tf32: whether factors of 32-bit products are rounded to 10 bits: faster, but not the numerics that the export
             proved.
         graphs: whether runs with a ``gpu_graph_id`` are captured and replayed.
     """
-    if place == "cpu":
+    if device == "cpu":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()  # loads the CUDA and cuDNN libraries of the torch or NVIDIA packages
-    options = placed(place, pipeline) | {"use_tf32": str(int(tf32))}
+    options = gpu_options(device, pipeline) | {"use_tf32": str(int(tf32))}
     if graphs:
         options["enable_cuda_graph"] = "1"
     return [(CUDA, options), "CPUExecutionProvider"]
 
 
-def placed(place: str, pipeline: Pipeline | None) -> dict[str, str]:
+def gpu_options(device: str, pipeline: Pipeline | None) -> dict[str, str]:
     """Return the options of every provider for GPUs."""
-    options = {"device_id": place.partition(":")[2]}
+    options = {"device_id": device.partition(":")[2]}
     if pipeline is not None:
         options |= {"has_user_compute_stream": "1", "user_compute_stream": str(pipeline.compute)}
     return options

@@ -26,7 +26,7 @@ from ingot.model_store.format.manifest import Division
 from ingot.runtime import devices
 from ingot.runtime.engines import tensor_parallel
 from ingot.runtime.engines.collectives import OutOfStep, broadcast
-from ingot.runtime.engines.stages import Pipeline, Stage, stages_of
+from ingot.runtime.engines.stages import RunningStage, Stage, stages_of
 from ingot.runtime.engines.tensor_parallel import DividedProgram
 from ingot.runtime.engines.torch_arrays import torch_dtype
 from ingot.runtime.engines.torch_engine import TorchEngine, pick_device
@@ -50,13 +50,13 @@ def join(store: str, rank: int, count: int, device: str) -> None:
         count: of the processes.
         device: as for :class:`ShardedEngine`.
     """
-    place = _place(device, rank)
-    if place != "cpu":
-        torch.cuda.set_device(place)
+    own = _device_of(device, rank)
+    if own != "cpu":
+        torch.cuda.set_device(own)
     for library in ("GLOO", "NCCL"):
         os.environ[f"{library}_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
-        "gloo" if place == "cpu" else "cpu:gloo,cuda:nccl",
+        "gloo" if own == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(store, count),  # type: ignore[attr-defined]
         rank=rank,
         world_size=count,
@@ -72,7 +72,7 @@ def _send_at_once() -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _place(device: str, rank: int) -> str:
+def _device_of(device: str, rank: int) -> str:
     """Return the device of a process: the one of its number among those named, or among all."""
     named = devices.spread(device)
     if len(named) > 1:
@@ -112,11 +112,11 @@ class ShardedEngine(TorchEngine):
         batchable: bool,
     ):
         self._rank, self._count = dist.get_rank(), dist.get_world_size()
-        super().__init__(read_header(path).signature, _place(device, self._rank), threads, precision)
+        super().__init__(read_header(path).signature, _device_of(device, self._rank), threads, precision)
         self._batchable = batchable
         self._forms = [(len(spec.shape), torch_dtype(spec.dtype)) for spec in self._signature.inputs]
         self._divided: DividedProgram | None = None
-        self._stages: Pipeline | None = None
+        self._stage: RunningStage | None = None
         failures: list[bytes | None] = []
         failure: bytes | None = None
         for turn in range(self._count):  # one after the other, since each needs memory for all weights while it loads
@@ -139,8 +139,8 @@ class ShardedEngine(TorchEngine):
         try:
             if self._divided is not None:
                 return self._divided.call(broadcast(values, self._forms, self._device))
-            if self._stages is not None:
-                parts = self._stages.lead(self._parts(values))
+            if self._stage is not None:
+                parts = self._stage.lead(self._parts(values))
                 return parts[0] if len(parts) == 1 else self._joined(parts)
             raise InternalError("the engine is closed")
         except OutOfStep as error:
@@ -157,8 +157,8 @@ class ShardedEngine(TorchEngine):
                     self._end(error)
 
     def _follow_call(self) -> None:
-        if self._stages is not None:
-            self._stages.follow()
+        if self._stage is not None:
+            self._stage.follow()
         elif self._divided is not None:
             values = broadcast(None, self._forms, self._device)
             divided = self._divided
@@ -167,7 +167,7 @@ class ShardedEngine(TorchEngine):
                 raise outcome
 
     def _release(self) -> None:
-        self._divided = self._stages = None
+        self._divided = self._stage = None
 
     def _end(self, error: OutOfStep) -> NoReturn:
         log.error("process %d of %d ends, since it is out of step: %s", self._rank, self._count, error)
@@ -198,7 +198,7 @@ class ShardedEngine(TorchEngine):
             self._divided = DividedProgram(module, dims, mesh)
         else:
             module = stages[self._rank].module(module)
-            self._stages = Pipeline(module, stages, self._device)
+            self._stage = RunningStage(module, stages, self._device)
         self._keep_to_itself(tensors_of(module))
 
     def _parts(self, values: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -140,7 +140,7 @@ def _nbytes(node: fx.Node) -> int:
     return math.prod(size for size in value.shape if isinstance(size, int)) * value.element_size()
 
 
-class Pipeline:
+class RunningStage:
     """One stage of a program in its process. Messages go from each process to the next, and from the last to the first.
 
     A message holds the values of one part of a batch, or the error of a stage, which the later ones pass on.

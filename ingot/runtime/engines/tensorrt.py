@@ -51,7 +51,7 @@ class TensorRtEngine(OrtEngine):
         max_batch: int = 64,
     ):
         ort = ort_session.package()
-        if device == "cpu" or ort_session.place_of(ort, device, self.provider) == "cpu":
+        if device == "cpu" or ort_session.pick_device(ort, device, self.provider) == "cpu":
             raise Unsupported(f"the engine 'tensorrt' is not available on device '{device}': {_REMEDY}")
         self._options = {"trt_fp16_enable": str(int(precision == "fp16"))}
         if cache is not None:
@@ -65,8 +65,7 @@ class TensorRtEngine(OrtEngine):
 
     def _providers(self, ort: Any, *, graphs: bool) -> list[ort_session.Provider]:
         others = super()._providers(ort, graphs=graphs)
-        placed = ort_session.placed(self.device, self._pipeline)
-        return [(self.provider, {**placed, **self._options}), *others]
+        return [(self.provider, ort_session.gpu_options(self.device, self._pipeline) | self._options), *others]
 
     def _lacks_providers(self) -> None:
         raise Unsupported(f"ONNX Runtime could not load TensorRT: {_REMEDY}")

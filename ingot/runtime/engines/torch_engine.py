@@ -123,12 +123,12 @@ class TorchEngine(PipelinedEngine):
     def _run_here(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Run a batch outside of a pipeline."""
         values = [to_torch(spec, inputs[spec.name]).to(self._device) for spec in self._signature.inputs]
-        taken = {*self._weights, *map(_place, values)}
+        taken = {*self._weights, *map(_address, values)}
         return _own_arrays(self.call(values), taken)
 
     def _keep_to_itself(self, weights: Iterable[torch.Tensor]) -> None:
         """Remember weights that the model may return, so that callers receive copies."""
-        self._weights = frozenset(map(_place, weights))
+        self._weights = frozenset(map(_address, weights))
 
 
 def _own_arrays(outputs: Iterable[torch.Tensor], taken: set[int]) -> list[Array]:
@@ -140,14 +140,14 @@ def _own_arrays(outputs: Iterable[torch.Tensor], taken: set[int]) -> list[Array]
     arrays = []
     for output in outputs:
         tensor = output.detach().cpu().contiguous()
-        if _place(tensor) in taken or not tensor.untyped_storage().resizable():
+        if _address(tensor) in taken or not tensor.untyped_storage().resizable():
             tensor = tensor.clone()
-        taken.add(_place(tensor))
+        taken.add(_address(tensor))
         arrays.append(from_torch(tensor))
     return arrays
 
 
-def _place(tensor: torch.Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's memory, which all its views share."""
     return tensor.untyped_storage().data_ptr()
 

@@ -187,7 +187,7 @@ class Range(NamedTuple):
         return True
 
 
-class Placed(dict[str, Any]):
+class TargetedInputs(dict[str, Any]):
     """The inputs of a request, with targets for some of its outputs."""
 
     def __init__(self, inputs: Mapping[str, Any], targets: Mapping[str, Target]):

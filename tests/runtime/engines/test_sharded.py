@@ -86,7 +86,7 @@ def test_a_divided_model_on_gpus_is_computed_in_the_precision_of_its_variant(
     path = lower_program.lower(capture(nn.Linear(3, 2), "x:float32[batch,3]").program, tmp_path / "model.pt2")
     used: list[str] = []
     monkeypatch.setattr(torch_engine, "use_precision", used.append)
-    monkeypatch.setattr(sharded, "_place", lambda device, rank: f"cuda:{rank}")
+    monkeypatch.setattr(sharded, "_device_of", lambda device, rank: f"cuda:{rank}")
     monkeypatch.setattr(sharded.ShardedEngine, "_load", lambda *_: None)
     for name, value in (("get_rank", 1), ("get_world_size", 2), ("all_gather_object", None)):
         monkeypatch.setattr(sharded.dist, name, lambda *_, value=value: value)

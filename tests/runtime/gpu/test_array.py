@@ -15,7 +15,7 @@ import torch
 from ingot import dlpack
 from ingot.errors import InternalError, InvalidArgument
 from ingot.runtime import Limits, Model, Settings, device_tensors
-from ingot.runtime.gpu.array import Direct, Placed, Range, SharedBlock, Target, reachable
+from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, TargetedInputs, reachable
 from ingot.runtime.gpu.driver import CudaDevice
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
 from ingot.runtime.loading import loader
@@ -278,7 +278,7 @@ def test_requests_of_both_kinds_share_batches(load: Load, device: SessionDevice,
         if number % 5:
             return {"x": array}
         places[number] = target(device, nbytes)
-        return Placed({"x": array}, {"y": places[number][0]})
+        return TargetedInputs({"x": array}, {"y": places[number][0]})
 
     async def ask() -> list[Any]:
         return await asyncio.gather(*(model.infer(inputs(number)) for number in range(200)))
@@ -305,7 +305,7 @@ def test_a_request_of_several_batches(load: Load, device: SessionDevice, tmp_pat
     model = load(onnx_models.affine(tmp_path), lanes=2, limits=Limits(max_batch=4))
     large = np.arange(60, dtype=np.float32).reshape(20, 3)
     place, _ = target(device, large.nbytes)
-    answer = asyncio.run(model.infer(Placed({"x": shared(device, large)}, {"y": place})))
+    answer = asyncio.run(model.infer(TargetedInputs({"x": shared(device, large)}, {"y": place})))
     np.testing.assert_array_equal(answer["y"], 2 * large + 1)
     assert not place.done  # its parts are joined on the host
     assert device.acrosses == 5

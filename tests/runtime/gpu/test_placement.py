@@ -127,16 +127,16 @@ CPU = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
 def test_where_a_session_runs(machine: Any) -> None:
     machine(("GPU", 10, 70), ("GPU", 60, 20))
     named = {"auto": "cuda:1", "cuda": "cuda:1", "cuda:0": "cuda:0", "auto:0": "cuda:0", "cpu": "cpu"}
-    assert {device: ort_session.place_of(CUDA, device) for device in named} == named
-    assert ort_session.place_of(CPU, "auto") == ort_session.place_of(CPU, "auto:1") == "cpu"
+    assert {device: ort_session.pick_device(CUDA, device) for device in named} == named
+    assert ort_session.pick_device(CPU, "auto") == ort_session.pick_device(CPU, "auto:1") == "cpu"
     with pytest.raises(Unsupported, match="lacks CUDA"):
-        ort_session.place_of(CPU, "cuda:0")
+        ort_session.pick_device(CPU, "cuda:0")
     with pytest.raises(InvalidArgument, match="unknown device 'npu:0'"):
-        ort_session.place_of(CUDA, "npu:0")
+        ort_session.pick_device(CUDA, "npu:0")
     machine()
-    assert ort_session.place_of(CUDA, "auto") == "cpu"
+    assert ort_session.pick_device(CUDA, "auto") == "cpu"
     with pytest.raises(Unsupported, match="no NVIDIA driver or GPU"):
-        ort_session.place_of(CUDA, "cuda")
+        ort_session.pick_device(CUDA, "cuda")
 
 
 def test_a_session_computes_in_the_pipelines_stream() -> None:
@@ -253,7 +253,7 @@ def test_without_the_cuda_libraries_only_auto_falls_back_to_the_cpu(
 ) -> None:
     """ONNX Runtime then opens the session with the providers that are left."""
     path, device = onnx_models.affine(tmp_path), FakeDevice()
-    monkeypatch.setattr(ort_session, "place_of", lambda *_: "cuda:0")
+    monkeypatch.setattr(ort_session, "pick_device", lambda *_: "cuda:0")
     monkeypatch.setattr(pipelined, "open_device", lambda name: device)
     providers = ["CPUExecutionProvider", "AzureExecutionProvider"]
     monkeypatch.setattr(ort_session, "providers_of", lambda *_, **__: providers)
