@@ -28,13 +28,13 @@ from benchmarks.gpu.engine import timed
 from benchmarks.gpu.models import Spec, requests_of, specs, store_of
 from benchmarks.serving.docs import PAGE, updated
 from benchmarks.serving.processes import NoAnswer, started
-from ingot import foreign
 from ingot._version import __version__
 from ingot.bench.measurement import Bench, Objective, Rule
 from ingot.bench.payload import Payload
 from ingot.bench.target import Target
 from ingot.runtime import devices
 from ingot.runtime.engines.torch_engine import use_precision
+from ingot.runtime.gpu import nvml
 from ingot.tensors import DType
 
 COLUMNS = (
@@ -135,14 +135,11 @@ def busy(device: str) -> Iterator[list[float]]:
     ended = threading.Event()
 
     def watch() -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2] or 0))
         while not ended.wait(0.2):
-            shares.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+            if (share := nvml.utilization_of(devices.index_of(device))) is not None:
+                shares.append(share)
 
-    watcher = threading.Thread(target=lambda: foreign.attempt(watch))
+    watcher = threading.Thread(target=watch)
     if devices.kind_of(device) == "cuda":
         watcher.start()
     try:

@@ -112,3 +112,8 @@ def spread(device: str) -> list[str]:
 def kind_of(device: str) -> str:
     """Return the kind of a device: ``cuda`` of ``cuda:1``."""
     return device.partition(":")[0]
+
+
+def index_of(device: str) -> int:
+    """Return the index of a device: 1 of ``cuda:1``, and 0 if it has none."""
+    return int(device.partition(":")[2] or 0)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ingot import foreign
 from ingot.errors import IngotError, Unsupported
+from ingot.runtime import devices
 from ingot.runtime.gpu.device import Device
 from ingot.runtime.gpu.driver import cuda_device
 
@@ -45,13 +46,13 @@ def open_device(device: str) -> Device:
     Raises:
         Unsupported: there is no such device, or it cannot be used.
     """
-    kind, _, index = device.partition(":")
+    kind, index = devices.kind_of(device), devices.index_of(device)
     if kind == "cuda":
-        return cuda_device(int(index or 0))
+        return cuda_device(index)
     opener = find("ingot.devices", kind)
     if opener is None:
         known = ", ".join(("cpu", "cuda", *names("ingot.devices")))
         raise Unsupported(f"unknown device '{device}'; there are {known}")
     with foreign.reported_as(Unsupported, f"device '{device}' is not available", keep=IngotError):
-        opened: Device = opener(int(index or 0))
+        opened: Device = opener(index)
         return opened

@@ -174,7 +174,7 @@ class OrtEngine(PipelinedEngine):
         options.terminate = True
 
     def _enter(self, pipeline: Pipeline) -> None:
-        place = devices.kind_of(self.device), int(self.device.partition(":")[2] or 0)
+        place = devices.kind_of(self.device), devices.index_of(self.device)
         self._lane = OrtLane(self._session, pipeline, self._inputs, self._outputs, place, self._graphs)
         self._run_options = self._new_options()
 
@@ -235,7 +235,7 @@ class OrtEngine(PipelinedEngine):
         if self._lane is not None and self._lane.asynchronous:
             options.add_run_config_entry(*ASYNCHRONOUS)
         if self._lane is not None and self._shrinks:
-            options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{self.device.partition(':')[2]}")
+            options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{devices.index_of(self.device)}")
         return options
 
     def _call(self, feed: Mapping[str, Array], options: Any, targets: Mapping[str, Sequence[Range]]) -> Sequence[Array]:

@@ -175,7 +175,7 @@ def providers_of(
 
 def gpu_options(device: str, pipeline: Pipeline | None) -> dict[str, str]:
     """Return the options of every provider for GPUs."""
-    options = {"device_id": device.partition(":")[2]}
+    options = {"device_id": str(devices.index_of(device))}
     if pipeline is not None:
         options |= {"has_user_compute_stream": "1", "user_compute_stream": str(pipeline.compute)}
     return options

@@ -112,7 +112,7 @@ class TorchEngine(PipelinedEngine):
         if devices.kind_of(self._device) != "cuda" or (pipeline := pipeline_of(self._device)) is None:
             return
         self._graphs = graphs_of(self._signature, graphs)
-        self._backend = CudaBackend(int(self._device.partition(":")[2]))
+        self._backend = CudaBackend(devices.index_of(self._device))
         self._pipeline = pipeline
         self._enter(pipeline)
 

@@ -130,7 +130,7 @@ def place(model: str, needed: Callable[[], Need | None], settings: Settings) -> 
     if need is None:
         return Placement(devices=[*itertools.islice(itertools.cycle(named), count)])
     with _PLACING:
-        indices = [int(each.partition(":")[2]) for each in named] if colon else range(devices.gpu_count())
+        indices = [devices.index_of(each) for each in named] if colon else range(devices.gpu_count())
         gpus = [_look(index, settings) for index in indices]
         chosen: list[_Gpu] = []
         for number in range(count):
@@ -209,5 +209,5 @@ def _open_context(name: str) -> None:
 
 
 def _used(device: str) -> int:
-    found = nvml.memory_of(int(device.partition(":")[2]))
+    found = nvml.memory_of(devices.index_of(device))
     return 0 if found is None else int(found.used)
