@@ -42,6 +42,8 @@ _TYPES = {
     (6, 8): DType.BOOL,
 }
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+# As many as arrays of numpy may have.
+_MOST_DIMENSIONS = 64
 
 
 class _Tensor(ctypes.Structure):
@@ -128,7 +130,8 @@ def to_array(name: str, value: Any) -> Array:
     kind, _ = device_of(name, value)
     options = {} if kind in (CPU, CUDA_HOST) else {"dl_device": _HOST, "copy": True}
     found = export(name, value, **options)
-    array = np.asarray(found) if math.prod(found.shape) else np.empty(found.shape, found.dtype.numpy)
+    with foreign.reported_as(InvalidArgument, f"input '{name}' cannot be read"):  # by its sizes or strides
+        array = np.asarray(found) if math.prod(found.shape) else np.empty(found.shape, found.dtype.numpy)
     return array.view(found.dtype.numpy)
 
 
@@ -153,10 +156,10 @@ def export(name: str, value: Any, **options: Any) -> Exported:
             capsule = value.__dlpack__(max_version=_VERSION, **options)
         except TypeError:  # of a library that is older than this argument
             capsule = value.__dlpack__(**options)
-        return _described(capsule)
+        return _described(capsule, on_host=kind != CUDA or "dl_device" in options)
 
 
-def _described(capsule: Any) -> Exported:
+def _described(capsule: Any, *, on_host: bool) -> Exported:
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major != _VERSION[0]:
@@ -169,9 +172,17 @@ def _described(capsule: Any) -> Exported:
     dtype = _TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         text = f"{_CODES.get(tensor.code, f'type {tensor.code} of ')}{tensor.bits}"
+        text += f" in vectors of {tensor.lanes}" if tensor.lanes != 1 else ""
         known = ", ".join(each.torch_name for each in _TYPES.values())
         raise InvalidArgument(f"elements of {text} cannot be served; convert them to one of {known}")
+    if on_host and tensor.device_type not in (CPU, CUDA_HOST):
+        raise InvalidArgument("its capsule is of another device than the host")
+    # ctypes would read outside of the memory.
+    if not 0 <= tensor.ndim <= _MOST_DIMENSIONS or (tensor.ndim and not tensor.shape):
+        raise InvalidArgument("its capsule has no valid shape")
     shape = tuple(tensor.shape[: tensor.ndim])
+    if any(size < 0 for size in shape) or (0 not in shape and not tensor.data):
+        raise InvalidArgument(f"its capsule has a negative size or no memory; its shape is {list(shape)}")
     strides = tuple(dtype.numpy.itemsize * step for step in tensor.strides[: tensor.ndim]) if tensor.strides else None
     # The capsule is not renamed, as its consumer takes it over otherwise: so it frees the memory when it is dropped.
     return Exported((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, capsule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from typing import Any
@@ -123,6 +124,52 @@ class Lies:
 def test_what_cannot_be_read_is_an_error_of_its_input(value: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"'x' on cpu cannot be read: .*({message})"):
         dlpack.to_array("x", value)
+
+
+class Damaged:
+    """A tensor whose capsule is described by fields that may be wrong."""
+
+    def __init__(self, *shape: int, strides: tuple[int, ...] | None = None, **fields: Any):
+        self._memory = (ctypes.c_float * 4)(1, 2, 3, 4)
+        self._shape, self._strides = (ctypes.c_int64 * 65)(*shape), (ctypes.c_int64 * 65)(*strides or ())
+        self._described = dlpack._Versioned(major=1)
+        tensor = self._described.tensor
+        tensor.data, tensor.device_type = ctypes.addressof(self._memory), dlpack.CPU
+        tensor.code, tensor.bits, tensor.lanes, tensor.ndim = 2, 32, 1, len(shape)
+        tensor.shape = ctypes.cast(self._shape, ctypes.POINTER(ctypes.c_int64))
+        if strides is not None:
+            tensor.strides = ctypes.cast(self._strides, ctypes.POINTER(ctypes.c_int64))
+        for name, value in fields.items():
+            setattr(tensor, name, value)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        make = new(("PyCapsule_New", ctypes.pythonapi))
+        return make(ctypes.addressof(self._described), b"dltensor_versioned", None)
+
+
+def test_a_capsule_that_does_not_describe_a_tensor_is_an_error() -> None:
+    assert dlpack.to_array("x", Damaged(2, 2)).tolist() == [[1, 2], [3, 4]]
+    assert dlpack.to_array("x", Damaged(4, strides=(-1,), byte_offset=12)).tolist() == [4, 3, 2, 1]
+    assert dlpack.to_array("x", Damaged(0, 3, data=None)).shape == (0, 3)
+    for value, message in (
+        (Damaged(2, shape=None), "no valid shape"),
+        (Damaged(2, ndim=-1), "no valid shape"),
+        (Damaged(2, ndim=1 << 30), "no valid shape"),
+        (Damaged(-2, -2), "a negative size"),
+        (Damaged(2, data=None), "no memory"),
+        (Damaged(2, device_type=dlpack.CUDA), "another device"),
+        (Damaged(2, lanes=4), "float32 in vectors of 4 cannot be served"),
+        (Damaged(1 << 62, 8), "'x' cannot be read: ValueError: array is too big"),
+        (Damaged(0, 1 << 62), "'x' cannot be read: ValueError: array is too big"),
+        (Damaged(2, strides=(1 << 62,)), "'x' cannot be read: OverflowError"),
+        (Damaged(2, byte_offset=(1 << 64) - 8), "'x' cannot be read: OverflowError"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            dlpack.to_array("x", value)
 
 
 def test_arrays_of_numpy_are_not_exchanged() -> None:
