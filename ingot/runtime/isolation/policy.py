@@ -44,7 +44,15 @@ def check_shards(settings: Settings, format: str) -> None:  # noqa: A002 - as ar
             f"--device {devices.kind_of(device)} for the first {count}"
         )
     gpus = devices.gpu_count()
-    if (device == "cuda" or (device == "auto" and gpus)) and gpus < count:
+    if devices.kind_of(device) == "cuda" and len({*named}) < len(named):
+        raise Unsupported(f"--device {device} names a GPU twice; each process of --shards {count} needs its own")
+    for each in named if device.startswith("cuda:") and gpus else ():
+        if int(each.partition(":")[2]) >= gpus:
+            raise Unsupported(
+                f"device '{each}' is not available: {gpus} GPUs are visible, the first of which is cuda:0; give others "
+                "in --device"
+            )
+    if (devices.kind_of(device) == "cuda" or (device == "auto" and gpus)) and gpus < count:
         raise Unsupported(
             f"--shards {count} needs {count} GPUs, and {gpus} are visible; give --shards {gpus}, or --device cpu"
             if gpus

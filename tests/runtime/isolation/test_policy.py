@@ -24,6 +24,10 @@ from ingot.runtime.isolation import policy
         ("pt2", {"device": "auto"}, 1, "needs 2 GPUs, and 1 are visible"),
         ("pt2", {"device": "cuda:0"}, 4, "names 1 of the 2 devices"),
         ("pt2", {"device": "cuda:0,1,2"}, 4, "names 3 of the 2 devices"),
+        ("pt2", {"device": "cuda:0,1"}, 0, "there is no NVIDIA driver or GPU; give --device cpu"),
+        ("pt2", {"device": "cuda:0,1"}, 1, "'cuda:1' is not available: 1 GPUs are visible"),
+        ("pt2", {"device": "cuda:1,2"}, 2, "'cuda:2' is not available: 2 GPUs are visible"),
+        ("pt2", {"device": "cuda:1,1"}, 4, "cuda:1,1 names a GPU twice"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(format_: str, settings: dict[str, Any], gpus: int, fault: str) -> None:
