@@ -51,7 +51,7 @@ def divided_weights(program: torch.export.ExportedProgram, plan: Mapping[str, Di
     """Return the dimension along which each divided weight of a program is divided, by its name in the program.
 
     Raises:
-        InvalidArgument: the plan divides no weight of the program.
+        InvalidArgument: the plan divides no weight of the program, or one that lacks the dimension.
     """
     inputs = program.graph_signature.inputs_to_parameters
     tables = {
@@ -64,6 +64,11 @@ def divided_weights(program: torch.export.ExportedProgram, plan: Mapping[str, Di
         module, _, weight = name.rpartition(".")
         division = division_of(module.replace("ingot_wrapped.", ""), plan)
         if division is not None and (dim := divided_dim(weight, division, table=name in tables)) is not None:
+            if dim >= program.state_dict[name].dim():
+                raise InvalidArgument(
+                    f"the tensor-parallel plan divides {name.replace('ingot_wrapped.', '')} {division}, which is not a "
+                    "matrix; export the model again"
+                )
             found[name] = dim
     if not found:
         raise InvalidArgument("the tensor-parallel plan divides no weight of the model; export the model again")

@@ -110,7 +110,7 @@ class Runnable:
         check_shards(settings, form)
         bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
         doubt = doubt_of(settings, form, bounds)
-        isolation = isolation_of(settings, doubt, planned=plan is not None)
+        isolation = isolation_of(settings, doubt, planned=bool(plan))
         goldens = variant.goldens()
 
         def needed() -> Need | None:

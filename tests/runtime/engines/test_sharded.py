@@ -78,6 +78,8 @@ def test_weights_are_divided_as_the_plan_says() -> None:
         tensor_parallel.divide(program, dims, rank=1, count=5)
     with pytest.raises(InvalidArgument, match="divides no weight"):
         tensor_parallel.divided_weights(program, {"other": "colwise"})
+    with pytest.raises(InvalidArgument, match=r"divides layers\.0\.norms\.0\.weight rowwise, which is not a matrix"):
+        tensor_parallel.divided_weights(program, {"layers.*.norms.*": "rowwise"})
 
 
 def test_a_divided_model_on_gpus_is_computed_in_the_precision_of_its_variant(
