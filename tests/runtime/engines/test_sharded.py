@@ -91,7 +91,7 @@ def test_a_divided_model_on_gpus_is_computed_in_the_precision_of_its_variant(
     monkeypatch.setattr(sharded, "_device_of", lambda device, rank: f"cuda:{rank}")
     monkeypatch.setattr(sharded.ShardedEngine, "_load", lambda *_: None)
     for name, value in (("get_rank", 1), ("get_world_size", 2), ("all_gather_object", None)):
-        monkeypatch.setattr(sharded.dist, name, lambda *_, value=value: value)
+        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
     options: dict[str, Any] = {"format": "pt2", "shards": 2, "allow_code": True, "device": "cuda"}
     for precision in ("f32", "tf32"):
         assert open_engine(path, precision=precision, **options).device == "cuda:1"
