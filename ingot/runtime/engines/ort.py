@@ -19,7 +19,7 @@ from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap
 from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane, copied
 from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
 from ingot.runtime.gpu.array import Direct, Range
-from ingot.runtime.gpu.graphs import GraphOptions, Graphs, described, graphs_of
+from ingot.runtime.gpu.graphs import GraphOptions, described, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import Array, DType, Shape, Signature, TensorSpec, dim_name
 
@@ -86,7 +86,6 @@ class OrtEngine(PipelinedEngine):
         self._optimized = optimized
         self._custom = library is not None
         self._precision = precision
-        self._graphs: Graphs | None = None
         self._pipeline = pipeline_of(self.device) if pipelined and self.device != "cpu" else None
         began = time.perf_counter()
         with contextlib.ExitStack() as on_error:
@@ -128,8 +127,7 @@ class OrtEngine(PipelinedEngine):
 
     def more_lanes(self, count: int) -> list[OrtEngine]:
         # While one thread captures, ONNX Runtime lets calls of the others fail; and it waits for each replayed batch.
-        captures = self._graphs is not None and not self._graphs.failure
-        return [] if captures else super().more_lanes(count)
+        return [] if self.captured else super().more_lanes(count)
 
     @property
     def direct(self) -> Direct:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ingot.errors import Unsupported
+from ingot.runtime.gpu.graphs import Graphs
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.plugins import open_device
 from ingot.tensors import Array, TensorSpec
@@ -27,7 +28,13 @@ class PipelinedEngine(ABC):
 
     _pipeline: Pipeline | None = None
     _lane: _Closable | None = None
+    _graphs: Graphs | None = None
     _users: list[Any]  # the engines that share this one's model and pipeline
+
+    @property
+    def captured(self) -> Sequence[int]:
+        """The sizes of batches that are captured as CUDA graphs when they first run, in samples."""
+        return () if self._graphs is None or self._graphs.failure else self._graphs.sizes
 
     @abstractmethod
     def _enter(self, pipeline: Pipeline) -> None:

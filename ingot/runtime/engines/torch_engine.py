@@ -17,7 +17,7 @@ from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
 from ingot.runtime.engines.torch_arrays import from_torch, to_torch
 from ingot.runtime.engines.torch_lane import Backend, CudaBackend, TorchLane
 from ingot.runtime.gpu import nvml
-from ingot.runtime.gpu.graphs import GraphOptions, Graphs, described, graphs_of
+from ingot.runtime.gpu.graphs import GraphOptions, described, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import Array, Signature
 
@@ -57,7 +57,6 @@ class TorchEngine(PipelinedEngine):
         self._weights: frozenset[int] = frozenset()
         self._users = [self]
         self._backend: Backend | None = None
-        self._graphs: Graphs | None = None
 
     @property
     def signature(self) -> Signature:
@@ -74,11 +73,6 @@ class TorchEngine(PipelinedEngine):
             return threads
         pipeline = "off" if self._lane is None else "on"
         return {**threads, "pipeline": pipeline, "cuda_graphs": described(self._graphs)}
-
-    @property
-    def captured(self) -> Sequence[int]:
-        """The sizes of batches that are captured as CUDA graphs when they first run, in samples."""
-        return () if self._graphs is None or self._graphs.failure else self._graphs.sizes
 
     @abstractmethod
     def call(self, values: list[torch.Tensor]) -> Sequence[torch.Tensor]:

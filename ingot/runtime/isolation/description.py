@@ -11,7 +11,7 @@ from ingot.runtime.engine import Engine
 from ingot.tensors import Signature
 
 # Optional attributes of engines that loading and padding look for.
-_TRAITS = ("loaded", "compiles", "compiles_shapes", "packed")
+_TRAITS = ("loaded", "compiles", "compiles_shapes", "packed", "captured")
 
 
 class Description(BaseModel):
@@ -27,7 +27,7 @@ class Description(BaseModel):
     platform: str
     device: str
     settings: Mapping[str, str]
-    traits: Mapping[str, float | bool]
+    traits: Mapping[str, float | bool | tuple[int, ...]]
     measures: tuple[str, ...]
     log: tuple[tuple[int, str, str], ...] = ()
     lanes: int = 1

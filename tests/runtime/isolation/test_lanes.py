@@ -34,6 +34,7 @@ class Meeting:
 
     platform = "meeting"
     settings = {}
+    captured = [1, 2]
 
     def __init__(self, path, *, device, threads):
         self.device, self.lane = device, 0
@@ -96,6 +97,7 @@ def full(value: float, samples: int = 1) -> dict[str, Array]:
 def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> None:
     large = THRESHOLD  # in shared memory
     with opened(onnx_models.affine(tmp_path), 3) as engines, ThreadPoolExecutor(3) as threads:
+        assert [each.captured for each in engines] == [(1, 2)] * 3  # type: ignore[attr-defined]
         for value in range(1, 20):
             samples = large if value % 3 == 0 else value
             answers = threads.map(lambda engine, v=value, n=samples: engine.run(full(v, n))["y"], engines)
