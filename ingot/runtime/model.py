@@ -297,6 +297,7 @@ class Model:
             if self.repeat is not None:
                 self.repeat.check(self.signature)
             dispatcher = self._dispatch(engines, choice.runnable, sizes)
+            self.engine_settings = engines.described  # captures of batches may have failed
             measures = engines.supervise(self._engine_lost, self._engine_changed)
             self.properties = {**self.properties, **measures, **self._measure_memory()}
             self._isolated, self._engine_swap = engines.isolated, engines.swap

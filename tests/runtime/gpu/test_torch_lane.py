@@ -18,13 +18,15 @@ from torch import nn
 import ingot
 from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
-from ingot.runtime import load_engine
+from ingot.runtime import Limits, Model, Settings, load_engine
 from ingot.runtime.engines import opening, torch_engine
 from ingot.runtime.engines.torch_engine import TorchEngine
 from ingot.runtime.engines.torch_lane import TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.loading import loader
+from ingot.runtime.loading.admission import Admission
+from ingot.runtime.metrics import Metrics
 from ingot.tensors import Array, DType
 from tests.export.programs import Lowered, archive
 from tests.runtime.engines.test_torch_program import lowered
@@ -373,6 +375,27 @@ except Unsupported as error:
     torch_engine.use_precision("tf32")
     assert torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_a_model_whose_captures_fail_shows_that_it_has_no_graphs(
+    words: Lowered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    opened = opening.open_engine
+
+    def open_engine(path: Path, *, graphs: GraphOptions | None, **_: Any) -> TorchEngine:
+        engine = pipelined(opened(path, format="pt2", allow_code=True, threads=1), FakeDevice(), graphs)
+        backend_of(engine).failing = RuntimeError("operation not permitted")
+        return engine
+
+    monkeypatch.setattr(loader, "open_engine", open_engine)
+    settings = Settings(device="fake:0", isolate="none", allow_code=True, limits=Limits(max_batch=4))
+    model = Model.of_variant("m", "1", archive(words).variant(), Admission(settings), Metrics())
+    model.load()
+    assert model.engine_settings["cuda_graphs"] == "off"
+    assert "is ready on fake:0" in caplog.messages[-1]
+    assert "cuda_graphs off" in caplog.messages[-1]
+    model.close()
 
 
 def test_a_server_captures_the_sizes_of_its_batches(words: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
