@@ -14,9 +14,10 @@ import torch
 
 from ingot import dlpack
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime import Limits, Model, Settings, device_tensors
+from ingot.runtime import Limits, Model, Settings, device_tensors, load_engine
 from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, TargetedInputs, reachable
 from ingot.runtime.gpu.driver import CudaDevice
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
 from ingot.runtime.loading import loader
 from ingot.runtime.loading.choice import only
@@ -118,6 +119,24 @@ def test_outputs_are_copied_to_their_places() -> None:
     assert not small.done
     assert again.done
     assert values(memory) == (2 * X[1:]).reshape(-1).tolist()
+
+
+def test_a_captured_batch_reads_and_writes_tensors_on_the_device(tmp_path: Path) -> None:
+    device, path = SessionDevice(), onnx_models.affine(tmp_path)
+    engine = pipelined(path, device, GraphOptions(most=4, batch=None, padded=False))
+    for number, samples in enumerate((2, 2, 3, 2)):  # captured, replayed, without a graph, replayed
+        given = X[:samples] + number
+        place, memory = target(device, given.nbytes)
+        inputs: dict[str, Any] = {"x": shared(device, given)}
+        engine.run(inputs, {"y": [Range(0, None, place)]})
+        device.touch(span_of(memory), writes=False)
+        assert place.done
+        assert values(memory) == load_engine(path, device="cpu").run({"x": given})["y"].reshape(-1).tolist()
+    assert engine._session.runs == [1, 1, -1, 1]
+    assert device.acrosses == 8  # each input and each output: none was copied over the host
+    del inputs, place
+    assert not mapped(device)
+    assert not device.early
 
 
 class Hasty(Lane):

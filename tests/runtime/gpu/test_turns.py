@@ -6,16 +6,25 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ingot.errors import TooLarge
+from ingot.runtime import load_engine
+from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
 from ingot.runtime.gpu.turns import Share, Turn, Turns, turns_of
+from tests import onnx_models
+from tests.runtime.engines.test_torch_program import lowered
+from tests.runtime.gpu import fake_torch
 from tests.runtime.gpu.fake_device import Doubling, FakeDevice
+from tests.runtime.gpu.pipelined import SessionDevice, pipelined
 
 
 @dataclass
@@ -163,6 +172,34 @@ def test_lanes_of_several_engines_take_turns_in_threads() -> None:
         lane.close()
     for pipeline in pipelines:
         pipeline.close()
+
+
+def test_models_of_both_engines_take_turns_with_cuda_graphs(tmp_path: Path) -> None:
+    device, graphs = SessionDevice(), GraphOptions(most=4, batch="batch", padded=True)
+    program, path = lowered(nn.Linear(3, 2), "x:float32[batch,3]"), onnx_models.affine(tmp_path)
+    torch_engine = fake_torch.pipelined(program.engine(), device, graphs)
+    session = pipelined(path, device, graphs)
+    turns = turns_of(device)
+    assert turns.shared
+
+    def serve(lane: Any, plain: Any) -> None:
+        for seed in range(20):
+            feed = {"x": np.full((1 + seed % 5, 3), seed, np.float32)}
+            answer = lane.run(feed)
+            for name, expected in plain.run(feed).items():
+                np.testing.assert_allclose(answer[name], expected, rtol=1e-5)
+
+    lanes: list[Any] = [torch_engine, *torch_engine.more_lanes(1), session]
+    plains: list[Any] = [program.engine(), program.engine(), load_engine(path, device="cpu")]
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        list(threads.map(serve, lanes, plains))
+    assert isinstance(torch_engine._backend, fake_torch.FakeTorch)
+    assert torch_engine._backend.replays > 4
+    assert session._session.runs.count(1) > 1
+    assert not any(share.active for share in turns._shares)
+    for lane in lanes:
+        lane.close()
+    assert not turns._shares
 
 
 def test_a_batch_that_never_ends_does_not_stop_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
