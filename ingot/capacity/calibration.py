@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import Protocol, Target
+from ingot.capacity.recorded import sample
 from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
@@ -26,6 +27,7 @@ from ingot.runtime import profile
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.settings import Settings
+from ingot.tensors import Array, check_inputs
 
 # Clients of the closed loops: calls of one sample, of some, and of many.
 _CLIENTS = (1, 8, 64)
@@ -54,6 +56,7 @@ class Site:
         protocol: of the requests.
         allow_code: whether formats that can run their author's code are loaded.
         store: of the model, if it is not the usual one.
+        shapes: of inputs by name; those of the archive's first golden case by default, with one sample.
     """
 
     cores: int = 1
@@ -61,6 +64,7 @@ class Site:
     protocol: Protocol = "binary"
     allow_code: bool = False
     store: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises InvalidArgument if this machine has too few cores, and Unsupported if it cannot be measured."""
@@ -100,15 +104,17 @@ def measure(model: str, variant: Variant, site: Site, step: Callable[[str], None
         step: called with a line of text before each step.
 
     Raises:
-        InvalidArgument: this machine has too few cores.
+        InvalidArgument: this machine has too few cores, or the model does not take the shapes.
         Unsupported: it does not run Linux.
         Unavailable: the server does not start.
     """
     site.check()
     own, others = site.split()
+    inputs = example(variant, site.shapes)
+    site = replace(site, shapes={name: array.shape for name, array in inputs.items()})
     step("Timing the engine at each batch size")
     with pinned(own):
-        seconds, threads = _profile(variant, site)
+        seconds, threads = _profile(variant, site, inputs)
     with serving(model, site, own) as (process, url), pinned(others):
         found = []
         for clients in _CLIENTS:
@@ -129,6 +135,24 @@ def measure(model: str, variant: Variant, site: Site, step: Callable[[str], None
     return replace(server, overhead=replace(server.overhead, wakeup=_wakeup(server, rate, live)))
 
 
+def example(variant: Variant, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Return the inputs of one sample: golden values, repeated or cut to the shapes that are given.
+
+    Raises:
+        InvalidArgument: the model does not have such an input, or does not take these shapes.
+    """
+    inputs = sample(variant)
+    if unknown := sorted(set(shapes) - set(inputs)):
+        raise InvalidArgument(f"--shape names '{unknown[0]}'; the model's inputs are {', '.join(inputs)}")
+    resized = {name: np.resize(array, shapes.get(name, array.shape)) for name, array in inputs.items()}
+    sizes, batch = check_inputs(variant.signature, resized), variant.signature.batch
+    if batch is not None and sizes.get(batch, 1) != 1:
+        raise InvalidArgument(
+            f"--shape sets '{batch}' to {sizes[batch]}; a plan is for requests of one sample, set it to 1"
+        )
+    return resized
+
+
 @contextlib.contextmanager
 def pinned(cores: set[int]) -> Iterator[None]:
     """Run on these cores, with all threads and processes that are started."""
@@ -140,16 +164,15 @@ def pinned(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _profile(variant: Variant, site: Site) -> tuple[dict[int, float], int]:
+def _profile(variant: Variant, site: Site, inputs: Mapping[str, Array]) -> tuple[dict[int, float], int]:
     """Return the seconds of an engine call by samples, and the number of threads, chosen as a server chooses it."""
     settings = Settings(device=site.device, allow_code=site.allow_code)
     runnable = Runnable.of_variant(variant, settings)
-    signature, goldens = variant.signature, runnable.goldens
-    example = goldens[0].inputs if goldens else profile.zeros(signature)
+    signature = variant.signature
     tuned = runnable.tune(runnable.open(site.device, settings.threads), settings, signature)
     with contextlib.closing(tuned.engine) as engine:
         batches = [1 << power for power in range(7)] if signature.batch is not None else [1]
-        found = profile.measure(engine, signature, example, batches, _BUDGET)
+        found = profile.measure(engine, signature, inputs, batches, _BUDGET)
     return {item.rows: item.seconds for item in found}, tuned.threads
 
 
@@ -195,7 +218,7 @@ class _Measured:
 def _load(process: int, url: str, site: Site, clients: int, timed: Latency, rate: float = 0.0) -> _Measured:
     """Load a server, by clients or at a rate; ``timed`` is the duration of the calls of the engine alone."""
     with Target(url, "model", protocol=site.protocol) as target:
-        payload = target.payload(None, {}, 1, 1)
+        payload = target.payload(None, site.shapes, 1, 1)
         plan, rule = target.plan(payload), Rule(warmup=1, windows=_SECONDS)
         # The server learns its batch sizes first.
         if clients:

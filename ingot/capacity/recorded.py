@@ -10,9 +10,10 @@ from ingot.capacity.server import Server
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
-from ingot.runtime import devices
+from ingot.runtime import devices, profile
 from ingot.runtime.loading.choice import devices_of
 from ingot.runtime.loading.threads import TINY_CALL
+from ingot.tensors import Array, symbols
 
 OVERHEADS: Mapping[Protocol, Overhead] = {
     "binary": Overhead(request=35e-6, call=80e-6),
@@ -21,6 +22,18 @@ OVERHEADS: Mapping[Protocol, Overhead] = {
 }
 """What small requests cost the server by protocol, from ``benchmarks.serving`` with the model ``tiny``: the medians of
 three runs on an x86 server at 1, 8 and 32 clients."""
+
+
+def sample(variant: Variant) -> dict[str, Array]:
+    """Return the inputs of one sample, of the sizes for which the archive's latencies were recorded."""
+    goldens = variant.goldens()
+    example = goldens[0].inputs if goldens else profile.zeros(variant.signature)
+    return profile.repeat(variant.signature, example, 1) if variant.signature.batch is not None else dict(example)
+
+
+def varies(variant: Variant) -> bool:
+    """Return whether requests of one sample can have different sizes, and therefore different durations."""
+    return bool(set(symbols(variant.signature.inputs)) - {variant.signature.batch})
 
 
 def recorded(variant: Variant, *, device: str, cores: int | None, overhead: Overhead) -> tuple[Server, list[str]]:

@@ -20,6 +20,7 @@ class Source:
         model: the archive and its variant.
         profile: where the latencies of the engine are from.
         overhead: where the times around the engine are from.
+        sample: the inputs of a request, whose sizes the latencies depend on.
         notes: what limits the plan.
         command: repeats it.
     """
@@ -27,6 +28,7 @@ class Source:
     model: str
     profile: str
     overhead: str
+    sample: str
     notes: Sequence[str] = ()
     command: str = ""
 
@@ -67,6 +69,7 @@ def basis(plan: Plan, source: Source) -> list[tuple[str, str]]:
     latencies = ", ".join(f"{rows}: {duration(seconds)}" for rows, seconds in sorted(server.seconds.items()))
     return [
         ("a replica", sharing),
+        ("a request", source.sample),
         ("engine calls", f"{latencies} ({source.profile})"),
         (
             "time outside the engine",

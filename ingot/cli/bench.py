@@ -168,7 +168,7 @@ def bench(
     rates = _numbers("--rate", rate)
     recorded = () if times is None else read_times(times)
     objective = Objective.parse(slo) if slo else None
-    shapes = dict(_shape(text) for text in shape or [])
+    shapes = dict(read_shape(text) for text in shape or [])
     rule = Rule(warmup=warmup, windows=seconds, tolerance=tolerance, most=most_seconds)
     known = Credentials(key=api_key(key_file), ca_file=ca_file, cert_file=cert_file, cert_key_file=cert_key_file)
     with Target(url, model, version=version, protocol=chosen, credentials=known, timeout=timeout) as target:
@@ -316,7 +316,8 @@ def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
     return [float(number) for number in found]
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return the name and the sizes of ``image:1,3,224,224``. Raises InvalidArgument for another form."""
     name, colon, sizes = text.rpartition(":")
     try:
         shape = tuple(int(size) for size in sizes.split(","))

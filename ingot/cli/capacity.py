@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,9 +14,10 @@ import typer
 
 from ingot.cli import output
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
-from ingot.cli.bench import read_times
+from ingot.cli.bench import read_shape, read_times
 from ingot.cli.output import note, print_json, progress, say
 from ingot.errors import InvalidArgument
+from ingot.tensors import Array, DType
 
 if TYPE_CHECKING:
     from ingot.capacity.server import Server, Traffic
@@ -77,6 +78,15 @@ def plan_capacity(
             rich_help_panel=_BASIS,
         ),
     ] = False,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<name:n,n,...>",
+            help="With --measure, the shape of an input; repeatable.",
+            show_default="that of the archive's first golden case",
+            rich_help_panel=_BASIS,
+        ),
+    ] = None,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="With --measure, load formats that can run their author's code.")
     ] = False,
@@ -103,10 +113,12 @@ def plan_capacity(
         raise InvalidArgument(f"--variant {variant} and '{model}' name different variants; give one of them")
     if measure and overhead:
         raise InvalidArgument("--measure measures the overhead; leave --overhead out")
+    if shape and not measure:
+        raise InvalidArgument("--shape needs --measure: the archive has latencies of one shape only")
     if report is not None:
         check_out(report)
         check_apart(report, model=located.name)
-    options = _Replica(device, cores, protocol, allow_code, store)
+    options = _Replica(device, cores, protocol, allow_code, store, dict(map(read_shape, shape or [])))
     with progress("Opening", log=measure) as step:
         chosen = located.open().unpacked().variant(variant or located.variant)
         name = f"{located.name}#{chosen.name}"
@@ -137,6 +149,7 @@ class _Replica:
     protocol: Protocol
     allow_code: bool
     store: Path | None
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 def _measured(
@@ -152,6 +165,7 @@ def _measured(
         protocol=options.protocol,
         allow_code=options.allow_code,
         store=options.store,
+        shapes=options.shapes,
     )
     server = calibration.measure(name, variant, where, step)
     profile = f"measured now on {devices.describe()}"
@@ -159,7 +173,8 @@ def _measured(
         "model": name,
         "profile": profile,
         "overhead": f"measured, {options.protocol}",
-        "notes": where.notes(),
+        "sample": _sizes(calibration.example(variant, options.shapes)),
+        "notes": [*where.notes(), *([] if options.shapes else _of_one_size(variant))],
     }
 
 
@@ -174,7 +189,29 @@ def _recorded(name: str, variant: Variant, options: _Replica, overhead: str) -> 
         time, origin = recorded.OVERHEADS[options.protocol], f"a constant for small requests, {options.protocol}"
     server, notes = recorded.recorded(variant, device=options.device, cores=options.cores, overhead=time)
     profile = f"recorded on {variant.serving.evidence.machine}"
-    return server, {"model": name, "profile": profile, "overhead": origin, "notes": notes}
+    return server, {
+        "model": name,
+        "profile": profile,
+        "overhead": origin,
+        "sample": _sizes(recorded.sample(variant)),
+        "notes": [*notes, *_of_one_size(variant)],
+    }
+
+
+def _sizes(inputs: Mapping[str, Array]) -> str:
+    return ", ".join(f"{name} {DType.of(array).value}{list(array.shape)}" for name, array in inputs.items())
+
+
+def _of_one_size(variant: Variant) -> list[str]:
+    """Return a remark if requests of other sizes take another time."""
+    from ingot.capacity import recorded
+
+    if not recorded.varies(variant):
+        return []
+    shapes = " ".join(
+        f"--shape {name}:{','.join(map(str, array.shape))}" for name, array in recorded.sample(variant).items()
+    )
+    return [f"the plan is for requests of these sizes only; to plan for yours, measure them: --measure {shapes}"]
 
 
 def _rate(given: float | None, traffic: Traffic) -> float:

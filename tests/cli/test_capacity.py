@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+import ingot
 from ingot.model_store import Archive
 from tests.support import RunIngot, refused, succeeded
 
@@ -108,5 +111,60 @@ def test_mistakes(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path, argume
     (tmp_path / "odd").write_text("1\n,\nnan\n2\n")
     done = run_ingot("plan-capacity", digits_fp32, *arguments)
     # With --measure, progress comes before the error.
+    done.stderr = done.stderr.removeprefix("Opening\n")
+    assert message in refused(done)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare graph of two inputs of dynamic length as an archive: y = ids * mask."""
+    folder = tmp_path_factory.mktemp("words")
+    ids, mask, y = (helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"]) for name in "xmy")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "m"], ["y"])], "words", [ids, mask], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, folder / "words.onnx")
+    ingot.export_model(folder / "words.onnx").save(folder / "words.ingot")
+    return folder / "words.ingot"
+
+
+def test_a_plan_names_the_size_of_its_requests(run_ingot: RunIngot, words: Path) -> None:
+    done = run_ingot("plan-capacity", words, "--rate", "10", *SLO)
+    said = succeeded(done)
+    assert "a request                x INT64[1, " in said
+    assert "the plan is for requests of these sizes only" in done.stderr
+    assert "--measure --shape x:1," in done.stderr
+
+
+def test_a_model_of_one_size_has_no_note_about_sizes(run_ingot: RunIngot, digits_fp32: Path) -> None:
+    done = run_ingot("plan-capacity", digits_fp32, "--rate", "10", *SLO)
+    assert "image FP32[1, 1, 8, 8]" in succeeded(done)
+    assert "of these sizes only" not in done.stderr
+
+
+@pytest.mark.matrix
+def test_a_plan_for_requests_of_a_given_size(run_ingot: RunIngot, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.capacity.calibration._SECONDS", 1)
+    plans = []
+    for size in (1, 100_000):
+        shapes = ("--shape", f"x:1,{size}", "--shape", f"m:1,{size}")
+        command = ("plan-capacity", words, "--rate", "1", "--slo", "p50=1s", "--measure", "--cores", "1", "--json")
+        plans.append(json.loads(succeeded(run_ingot(*command, *shapes))))
+    small, large = plans
+    assert large["sample"] == "x INT64[1, 100000], m INT64[1, 100000]"
+    assert large["replica"]["latency"]["1"] > small["replica"]["latency"]["1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "x:1,5"], "--shape needs --measure"),
+        (["--measure", "--shape", "x"], "is not a shape; write it as image:1,3,224,224"),
+        (["--measure", "--shape", "ids:1,5"], "--shape names 'ids'; the model's inputs are x, m"),
+        (["--measure", "--shape", "x:1,777"], "they must agree"),
+        (["--measure", "--shape", "x:2,5", "--shape", "m:2,5"], "a plan is for requests of one sample"),
+    ],
+)
+def test_wrong_shapes(run_ingot: RunIngot, words: Path, arguments: list[str], message: str) -> None:
+    done = run_ingot("plan-capacity", words, "--rate", "9", *SLO, "--cores", "1", *arguments)
     done.stderr = done.stderr.removeprefix("Opening\n")
     assert message in refused(done)
