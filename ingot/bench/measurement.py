@@ -102,7 +102,7 @@ class Point:
     @property
     def name(self) -> str:
         if not self.clients:
-            return f"{self.offered:,.0f}/s"
+            return f"{units.rate(self.offered)}/s"
         return f"{self.clients} client{'s' if self.clients > 1 else ''}"
 
     def quantile(self, share: float, *, strict: bool = False) -> float:
@@ -244,11 +244,12 @@ class Bench:
 
 
 def _chosen(windows: Sequence[Window], rule: Rule) -> tuple[Sequence[Window], bool | None]:
-    """Return the windows that count, and whether they agree."""
+    """Return the windows that count, and whether they agree; those without any request do not."""
     if rule.windows is not None:
         return windows, None
     last = windows[-_ALIKE:]
-    alike = len(last) == _ALIKE and all(
+    busy = [window for window in last if len(window.latencies) or window.failed]
+    alike = len(busy) == _ALIKE and all(
         max(values) <= min(values) * (1 + rule.tolerance)
         for values in (
             [window.rate for window in last],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ingot.bench.measurement import Objective, Point
-from ingot.report import pages
+from ingot.report import pages, units
 from ingot.report.charts import STYLE, Bar, Curve, bars, curves
 from ingot.report.units import duration
 
@@ -85,7 +85,7 @@ class Report:
         """Return the result of a search in one line."""
         if self.best is None:
             return f"no rate was found that holds a {self.objective}"
-        return f"{self.best.offered:,.0f} requests per second hold a {self.objective}"
+        return f"{units.rate(self.best.offered)} requests per second hold a {self.objective}"
 
 
 def record(point: Point) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def row(point: Point) -> list[str]:
     compute = [point.stage(name) for name in ("compute_input", "compute_infer", "compute_output")]
     latencies = [point.quantile(_QUANTILES[name]) for name in _SHOWN]
     latencies.append(float(total.latencies.max()) if len(total.latencies) else math.nan)
-    rate = f"{total.rate:,.0f}" if total.rate >= 100 else f"{total.rate:.1f}"
+    rate = f"{total.rate:.1f}" if 1 <= total.rate < 100 else units.rate(total.rate)
     return [
         point.name,
         f"~{rate}" if point.stable is False and point.done else rate,

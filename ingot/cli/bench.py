@@ -15,6 +15,7 @@ from ingot.cli import interrupts, output
 from ingot.cli.connection import api_key
 from ingot.cli.output import note, print_json, say, stdout
 from ingot.errors import InvalidArgument, Unavailable, write_error
+from ingot.report import units
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -254,7 +255,8 @@ class _Screen:
         if self._live is not None:
             self._live.update(self._table([*self.points, point]))
         elif point.done and not self._quiet:
-            note(f"{point.name}: {point.total.rate:,.0f} requests/s, p99 {output.duration(point.quantile(0.99))}")
+            late = f", p99 {output.duration(point.quantile(0.99))}" if len(point.total.latencies) else ""
+            note(f"{point.name}: {units.rate(point.total.rate)} requests/s{late}")
 
     def keep(self, point: Point) -> None:
         """Add a measured point."""
@@ -293,7 +295,8 @@ def _finish(made: Report, page: Path | None, csv: Path | None, *, as_json: bool,
     if made.objective is not None and not as_json:
         say(made.verdict())
     if not any(len(point.total.latencies) for point in made.points):
-        raise Unavailable("no request was answered")
+        remedy = "; measure longer, with --seconds, or give a higher --rate"
+        raise Unavailable("no request was answered" + remedy * (not any(point.total.failed for point in made.points)))
     if made.objective is not None and made.best is None:
         raise typer.Exit(1)
 

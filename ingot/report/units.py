@@ -31,6 +31,11 @@ def count(number: int) -> str:
     return str(number) if number < 1000 else _scaled(number / 1000, 1000, ("k", "M", "G", "T", "P", "E"))
 
 
+def rate(per_second: float) -> str:
+    """Return a number per second, such as ``1,200`` or ``0.25``."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in ms, or in us below one."""
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.bench.measurement import Bench, Objective, Point, Rule
+from ingot.bench.measurement import Bench, Objective, Point, Rule, _chosen
 from ingot.bench.payload import payload
 from ingot.bench.processes import Window
 from ingot.bench.results import warnings
@@ -236,6 +236,19 @@ def test_requests_of_a_low_rate_are_sent_when_they_are_due(server: RunningServer
         plan = replace(target.plan(payload), arrivals="fixed")
         total = Bench(target, plan, 1, Rule(window=1.0, warmup=0, windows=1)).opened(10.0).total
     assert float(np.median(total.delays)) < 0.25 * 0.1  # of the time between two
+
+
+def test_a_rate_of_less_than_one_is_shown_and_not_stable_without_requests(
+    run_ingot: RunIngot, server: RunningServer
+) -> None:
+    late = run_ingot("bench", server.http_url, "affine", "--rate", "0.01", *SHORT[:-1])
+    assert "0.01/s: 0 requests/s\n" in late.stderr
+    assert "nan" not in late.stderr
+    assert late.returncode == 1
+    assert "error: no request was answered; measure longer, with --seconds, or give a higher --rate" in late.stderr
+    windows = [point([]).total, point([]).total, point([0.1]).total]
+    assert _chosen(windows, Rule(tolerance=10)) == (windows, False)
+    assert _chosen([point([], failed=1).total] * 3, Rule())[1] is True
 
 
 def point(latencies: list[float], failed: int = 0, overdue: int = 0) -> Point:
