@@ -96,8 +96,12 @@ class EngineProcess:
                 given += (theirs.fileno(), outputs, handle)
             if (shards := how["options"].get("shards", 1)) > 1:
                 socket.send_fds(self._control, [b"h"], given)
-                arguments = ["group", os.getpid(), shards, orjson.dumps(how).decode()]
-                self._process = _start(arguments, errors, stdin=control.fileno())
+                written_how = os.memfd_create("ingot-engine")  # an argument has at most 128 KiB
+                passed.callback(os.close, written_how)
+                with open(written_how, "wb", closefd=False) as file:
+                    file.write(orjson.dumps(how))
+                arguments = ["group", os.getpid(), shards, written_how]
+                self._process = _start(arguments, errors, stdin=control.fileno(), pass_fds=[written_how])
             else:
                 given.append(control.fileno())
                 self._process = _start(["child", os.getpid(), *given], errors, pass_fds=given)

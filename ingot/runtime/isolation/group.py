@@ -2,7 +2,8 @@
 
 This process runs torchrun, which starts SHARDS processes of this module and ends them all when one ends. The first is
 the engine process that the server knows. The control socket is the standard input of all of them, as torchrun passes on
-no other file descriptor; the others arrive over it. HOW is what a server sends to open an engine.
+no other file descriptor; the others arrive over it. HOW is the file descriptor of what a server sends to open an
+engine, in memory.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _GREETING = 1
 def main() -> None:
     """Run torchrun, or one of its processes."""
     if "LOCAL_RANK" in os.environ:  # the server passes on no variable of this name
-        _take_part(int(sys.argv[1]), int(sys.argv[2]), orjson.loads(sys.argv[3]))
+        _take_part(*map(int, sys.argv[1:]))
     else:
-        _launch(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+        _launch(*map(int, sys.argv[1:]))
 
 
-def _launch(parent: int, shards: int, how: str) -> None:
+def _launch(parent: int, shards: int, how: int) -> None:
     confinement.before_starting_group(parent)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -53,7 +54,7 @@ def _launch(parent: int, shards: int, how: str) -> None:
     ]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, with a warning; engines set their own number
     os.environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}
-    program = ["-m", "ingot.runtime.isolation.group", str(os.getpid()), str(store), how]
+    program = ["-m", "ingot.runtime.isolation.group", str(os.getpid()), str(store), str(how)]
     try:
         run(parse_args([f"--nproc-per-node={shards}", "--log-dir=/dev/null", *rendezvous, *program]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -73,10 +74,11 @@ def _end_with_server() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _take_part(agent: int, store: int, how: dict[str, Any]) -> None:
+def _take_part(agent: int, store: int, description: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torchrun ends this process
+    how: dict[str, Any] = orjson.loads(Path(f"/proc/{agent}/fd/{description}").read_bytes())
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     handle = os.open(f"/proc/{agent}/fd/{store}", os.O_RDWR)
     join = partial(_join, f"/proc/self/fd/{handle}", rank, count, how["options"].get("device", "auto"))

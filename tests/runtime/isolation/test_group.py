@@ -19,7 +19,10 @@ from tests.export.programs import capture
 
 
 def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path) -> None:
-    """This takes seconds, as three processes import PyTorch; nothing else of `make test` starts a group."""
+    """This takes seconds, as three processes import PyTorch; nothing else of `make test` starts a group.
+
+    The plan is longer than an argument of a program may be.
+    """
     model = capture(decoders.make(), decoders.INPUT)
     path = lower_program.lower(model.program, tmp_path / "model.pt2")
     others = {*memory.engine_processes()}
@@ -31,7 +34,7 @@ def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path
         threads=1,
         allow_code=True,
         shards=2,
-        plan=decoders.PLAN,
+        plan={**decoders.PLAN, **{f"absent.{number}": "colwise" for number in range(20_000)}},
     )
     with contextlib.closing(engine):
         feeds = {"ids": np.arange(12).reshape(3, 4)}
