@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -158,6 +159,11 @@ class EngineProcess:
     def kill(self, why: str) -> None:
         """End the process at once."""
         self._killed = self._killed or why
+        # Processes of a group end with torchrun, but not if they are stopped before they have asked for that.
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+            for child in children if self._process.poll() is None else ():
+                os.kill(int(child), signal.SIGKILL)
         self._process.kill()
 
     def close(self) -> None:

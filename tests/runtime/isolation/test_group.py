@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ingot.errors import EngineLost
+from ingot.errors import DeadlineExceeded, EngineLost
 from ingot.export.lower import program as lower_program
 from ingot.runtime import load_engine, memory
 from ingot.runtime.isolation.process_engine import Isolation
 from tests.export import decoders
 from tests.export.programs import capture
+from tests.server.outside import wait_until
 
 
 def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path) -> None:
@@ -45,3 +48,36 @@ def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path
         with pytest.raises(EngineLost, match="ended, since process 1 of 2 ended by SIGKILL"):
             engine.run(feeds)
     assert not {str(launcher), str(first)} & {*memory.engine_processes()}
+
+
+@pytest.mark.matrix
+def test_a_process_that_is_stopped_before_it_is_confined_ends_with_its_group(tmp_path: Path) -> None:
+    model = capture(decoders.make(), decoders.INPUT)
+    path = lower_program.lower(model.program, tmp_path / "model.pt2")
+    options: dict[str, Any] = {"format": "pt2", "device": "cpu", "threads": 1, "allow_code": True, "shards": 2}
+    isolation = Isolation(why="a test", required=True, load_timeout=10)
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(load_engine, path, isolation=isolation, **options)
+        wait_until(lambda: len(_ranks()) == 2)
+        stopped = _ranks()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded, match="did not answer within"):
+            loading.result()
+    wait_until(lambda: not _runs(stopped))
+
+
+def _ranks() -> list[int]:
+    """Return the processes that torchrun has started, which this process has started."""
+    found: list[int] = []
+    for launcher in memory.engine_processes():
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split())
+    return sorted(found)
+
+
+def _runs(number: int) -> bool:
+    """Return whether a process has not ended; its remains may be left to the system's first process."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
