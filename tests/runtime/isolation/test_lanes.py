@@ -25,12 +25,12 @@ ENGINE = '''
 import copy
 import threading
 
-from ingot.errors import EngineTimeout
+from ingot.errors import EngineLost, EngineTimeout
 from ingot.tensors import DType, Signature, TensorSpec
 
 
 class Meeting:
-    """Calls with a positive input return when three run at once; those with a negative input, when they are ended."""
+    """Calls with a positive input return when three run at once; those with -1, when they are ended; others fail."""
 
     platform = "meeting"
     settings = {}
@@ -52,6 +52,9 @@ class Meeting:
         x = inputs["x"]
         if x[0, 0] > 0:
             self.meeting.wait(60)
+        if x[0, 0] < -1:
+            self.down = "error 700"
+            raise EngineLost("the device pair:0 failed: error 700")
         if x[0, 0] < 0:
             self.ended.wait(60)
             raise EngineTimeout(f"lane {self.lane} was ended")
@@ -122,6 +125,25 @@ def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> Non
         for each in held:
             with pytest.raises(EngineLost, match="ended by SIGKILL"):
                 each.result(60)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_process_whose_device_has_failed_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    endings: list[str] = []
+    replaced = threading.Event()
+
+    def lose(ending: str) -> None:
+        endings.append(ending)
+        replaced.set()
+
+    with opened(onnx_models.affine(tmp_path), 2) as engines:
+        engines[0].supervise(Supervision("m", lambda run: None, lose, lambda: None))
+        with pytest.raises(EngineLost, match="pair:0 failed: error 700"):
+            engines[1].run(full(-2))
+        assert replaced.wait(60)
+        assert [each.run(full(0))["y"][0, 0] for each in engines] == [0, 1]
+    assert endings == ["ended with exit code 1"]
+    assert "wrote before its end: error 700" in caplog.text
 
 
 @pytest.mark.usefixtures("package")
