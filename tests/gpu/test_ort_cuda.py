@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU with ``ingot-serve[gpu]``; ``pytest -m gpu`` runs only them."""
+"""ONNX Runtime on an NVIDIA GPU; ``pytest -m gpu`` runs only tests like these."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def uses_cuda(form: str, engine: str) -> bool:
     """Return whether an engine can use the NVIDIA GPUs of this machine, as far as that is known before it is opened.
 
     Args:
-        form: the format of its file. A compiled package (``aoti``) runs on the GPU that it was compiled for.
+        form: the format of its file. The device of a compiled package (``aoti``) is known once it is open.
         engine: for graphs of format ``onnx``.
 
     Raises:
