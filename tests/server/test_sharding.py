@@ -15,9 +15,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
+from ingot.export.source.tensor_plan import plan_of
 from ingot.tensors import Array
 from tests.export.decoders import INPUT, PLAN, TOKENS
 from tests.server.outside import Service, serving, wait_until
@@ -199,6 +201,13 @@ def test_a_plan_of_the_model_is_taken(run_ingot: RunIngot, tmp_path: Path) -> No
     )
     plan = json.loads(run_ingot("inspect", str(out), "--json").stdout)["variants"][0]["tensor_parallel"]
     assert plan == PLAN
+
+
+def test_the_export_notes_how_much_a_plan_divides() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))  # 76 parameters
+    notes: list[str] = []
+    plan_of(net, {"0": "colwise"}, notes.append)
+    assert notes[0].startswith("the tensor-parallel plan divides 1 of 2 layers, 42% of the weights")
 
 
 @pytest.mark.parametrize(

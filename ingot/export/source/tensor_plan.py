@@ -52,7 +52,7 @@ def plan_of(model: nn.Module, given: Mapping[str, str] | str, remark: Callable[[
     Args:
         model: whose modules the plan names.
         given: styles by the names of modules, in which ``*`` stands for one part, or :data:`AUTO`.
-        remark: called with what of the model's own plan is left out.
+        remark: called with how much the plan divides, and what of the model's own plan is left out.
 
     Raises:
         InvalidArgument: the plan is empty, names no module or one without a matrix, or has an unknown style; or the
@@ -72,6 +72,7 @@ def plan_of(model: nn.Module, given: Mapping[str, str] | str, remark: Callable[[
             )
         _check(model, pattern)
         plan[pattern] = _STYLES[style]
+    remark(_extent(model, plan))
     return plan
 
 
@@ -92,7 +93,19 @@ def _own_plan(model: nn.Module, remark: Callable[[str], None]) -> dict[str, Divi
         raise InvalidArgument(
             f"the tensor-parallel plan of {type(model).__name__} divides none of its layers; write one"
         )
+    remark(_extent(model, plan))
     return plan
+
+
+def _extent(model: nn.Module, plan: Mapping[str, Division]) -> str:
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | nn.Embedding)}
+    divided = [layer for name, layer in layers.items() if division_of(name, plan)]
+    parts = {id(layer.weight): layer.weight.numel() for layer in divided}  # by identity, as layers can share weights
+    share = sum(parts.values()) / sum(weight.numel() for weight in model.parameters())
+    return (
+        f"the tensor-parallel plan divides {len(divided)} of {len(layers)} layers, {share:.0%} of the weights; each "
+        "process of --shards holds the others whole"
+    )
 
 
 def _modules(model: nn.Module, pattern: str) -> list[nn.Module]:
