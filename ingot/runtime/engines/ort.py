@@ -16,20 +16,19 @@ import numpy as np
 from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime import devices
 from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap
-from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane, copied
+from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane
+from ingot.runtime.engines.ort_tensors import batch_symbol, copied, from_ort, spec_of, to_ort
 from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
 from ingot.runtime.gpu.array import Direct, Range
 from ingot.runtime.gpu.graphs import GraphOptions, described, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.tensors import Array, DType, Shape, Signature, TensorSpec, dim_name
+from ingot.tensors import Array, DType, Signature
 
 log = logging.getLogger(__name__)
 
 # Words in kernels' messages that blame the machine's resources.
 _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
 _NO_GPU = "ONNX Runtime could not use the GPU: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
-# Names of the batch dimension in bare .onnx files, which cannot declare it otherwise.
-_BATCH_NAMES = ("batch", "batch_size", "N", "n")
 
 
 class OrtEngine(PipelinedEngine):
@@ -111,7 +110,7 @@ class OrtEngine(PipelinedEngine):
 
     @property
     def signature(self) -> Signature:
-        return Signature(self._inputs, self._outputs, _batch_symbol(self._inputs, self._outputs))
+        return Signature(self._inputs, self._outputs, batch_symbol(self._inputs, self._outputs))
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -137,7 +136,7 @@ class OrtEngine(PipelinedEngine):
     def run(
         self, inputs: Mapping[str, Array], targets: Mapping[str, Sequence[Range]] = MappingProxyType({})
     ) -> dict[str, Array]:
-        feed = {spec.name: _to_ort(spec, inputs[spec.name]) for spec in self._inputs}
+        feed = {spec.name: to_ort(spec, inputs[spec.name]) for spec in self._inputs}
         if self._terminated:  # an earlier call: its options would end this one too
             self._terminated, self._run_options = False, self._new_options()
         options = self._run_options
@@ -162,7 +161,7 @@ class OrtEngine(PipelinedEngine):
         if self._shrinks or self._graphs is not None:  # the options name a graph
             self._shrinks = False
             self._run_options = self._new_options()
-        return {spec.name: _from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
+        return {spec.name: from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
 
     def terminate(self) -> None:
         """End the running call between two operators, or between two iterations of a loop."""
@@ -210,8 +209,8 @@ class OrtEngine(PipelinedEngine):
             if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
                 log.info("%s: %s", path.name, "; ".join(cut.notes))
                 self._session = ort.InferenceSession(cut.graph, options, providers=providers, enable_fallback=0)
-            self._inputs = tuple(_spec(node) for node in self._session.get_inputs())
-            self._outputs = tuple(_spec(node) for node in self._session.get_outputs())
+            self._inputs = tuple(spec_of(node) for node in self._session.get_inputs())
+            self._outputs = tuple(spec_of(node) for node in self._session.get_outputs())
         except ort_session.errors_of(ort) as error:
             raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
         if len(self._session.get_providers()) < len(providers):
@@ -258,53 +257,6 @@ class OrtEngine(PipelinedEngine):
             copied(value, spec.dtype) if spec.dtype is DType.BF16 else value.numpy()
             for spec, value in zip(self._outputs, results, strict=True)
         ]
-
-
-def _spec(node: Any) -> TensorSpec:
-    match = re.fullmatch(r"tensor\((\w+)\)", node.type)
-    if match is None:
-        remedy = "convert the model by skl2onnx with options={'zipmap': False}"
-        raise InvalidArgument(
-            f"'{node.name}' is of type {node.type}; only tensors can be served: "
-            + (remedy if "map(" in node.type else "convert it inside the model, or leave it out")
-        )
-    shape: Shape = tuple(
-        dim if isinstance(dim, int) and dim >= 0 else dim_name(node.name, axis, dim)
-        for axis, dim in enumerate(node.shape)
-    )
-    return TensorSpec(node.name, DType.parse(match[1]), shape)
-
-
-def _batch_symbol(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> str | None:
-    """Return the first dimension's name if it is a well-known one and every input and output starts with it."""
-    leading = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
-    only = leading.pop() if len(leading) == 1 else None
-    if not isinstance(only, str) or only not in _BATCH_NAMES:
-        return None
-    # A second batch axis, as in a similarity matrix, relates samples of one batch to each other.
-    return only if all(spec.shape.count(only) == 1 for spec in (*inputs, *outputs)) else None
-
-
-def _to_ort(spec: TensorSpec, array: Array) -> Array:
-    if spec.dtype is not DType.BYTES:
-        # A tensor after a JSON header may start at any byte; kernels expect aligned memory.
-        flags = array.flags
-        return array if flags.aligned and flags.c_contiguous else array.copy()
-    try:
-        items = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1)]
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"input '{spec.name}' holds text that is not UTF-8, which ONNX strings require"
-        ) from error
-    return np.array(items, dtype=object).reshape(array.shape)
-
-
-def _from_ort(spec: TensorSpec, value: Array) -> Array:
-    if spec.dtype is not DType.BYTES:
-        return value
-    items = np.empty(value.size, dtype=object)
-    items[:] = [str(item).encode() for item in value.reshape(-1)]
-    return items.reshape(value.shape)
 
 
 def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:

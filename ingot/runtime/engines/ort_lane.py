@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import math
 import re
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import IngotError
+from ingot.runtime.engines.ort_tensors import copied
 from ingot.runtime.gpu.array import Direct, Range
 from ingot.runtime.gpu.graphs import Graphs
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
@@ -193,11 +193,3 @@ class OrtLane:
             else copied(value, spec.dtype)
             for spec, value in zip(self._outputs, values, strict=True)
         ]
-
-
-def copied(value: Any, dtype: DType) -> Array:
-    """Return a copy of an ``onnxruntime.OrtValue`` in the host's memory, also of a type that numpy lacks."""
-    shape = tuple(value.shape())
-    array = np.empty(shape, dtype.numpy)
-    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
-    return array
