@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ingot.tensors import Array, Signature
@@ -53,3 +53,9 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free the model's memory; the engine cannot be used afterwards."""
         ...
+
+
+def lanes_of(engine: Engine, count: int) -> list[Engine]:
+    """Return up to ``count`` engines that share one's copy of the model, itself first; only some have others."""
+    more_lanes: Callable[[int], list[Engine]] | None = getattr(engine, "more_lanes", None)
+    return [engine] if more_lanes is None or count == 1 else [engine, *more_lanes(count - 1)]

@@ -27,7 +27,7 @@ from ingot import foreign
 from ingot.errors import IngotError, InternalError, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import dump_error
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import Engine, lanes_of
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.isolation import confinement, description
@@ -179,8 +179,7 @@ class _EngineCalls:
                 options[name] = Path(options[name])
         ort_arena.share(math.inf)
         engine = open_engine(Path(how["path"]), **options)
-        more_lanes = getattr(engine, "more_lanes", None) if how["lanes"] > 1 else None
-        self.lanes = [*map(_Lane, [engine, *([] if more_lanes is None else more_lanes(how["lanes"] - 1))])]
+        self.lanes = [*map(_Lane, lanes_of(engine, how["lanes"]))]
         self.sweeper.check(time.monotonic(), idle=True)
         graph = options.get("format", "onnx") == "onnx"  # the memory of other formats is their author's decision
         if graph and how["call_mb"] is not None and self._limit is None and engine.device == "cpu":

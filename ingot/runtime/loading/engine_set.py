@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ingot import tensors
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.padding import PaddingPolicy
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import lanes_of
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.isolation.supervisor import Supervision
 from ingot.runtime.loading import self_test, warmup
@@ -95,7 +95,7 @@ class EngineSet:
             device = self._runnable.device(len(self.engines))
             self.engines.append(self._runnable.start(device, tuned.threads, self._name)[0])
         # Lanes of different engines take turns, so that the first batches use all devices.
-        rows = [_lanes(engine, settings.lanes) for engine in self.engines]
+        rows = [lanes_of(engine, settings.lanes) for engine in self.engines]
         self.engines = [lane for row in itertools.zip_longest(*rows) for lane in row if lane is not None]
 
     @property
@@ -184,9 +184,3 @@ class EngineSet:
 def _of_any_size(signature: Signature) -> Signature:
     """Return a bare file's signature with unbounded dimensions: only the engine knows their limits."""
     return replace(signature, ranges={name: Range(0) for name in signature.symbols})
-
-
-def _lanes(engine: Engine, count: int) -> list[Engine]:
-    """Return the engines that share one's copy of the model, itself first; only some have others."""
-    more_lanes: Callable[[int], list[Engine]] | None = getattr(engine, "more_lanes", None)
-    return [engine] if more_lanes is None else [engine, *more_lanes(count - 1)]
