@@ -140,7 +140,9 @@ def _parse(name: str, text: str, datatype: str) -> Array:
     try:
         return data.from_json(name, DType(datatype), json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the value of input '{name}' is not JSON: {error}") from error
+        raise InvalidArgument(
+            f"the value of input '{name}' is not JSON: {error}; write {name}=[[1,2]], or {name}=@FILE for a .npy file"
+        ) from error
 
 
 def _plain(array: Array) -> Any:

@@ -50,6 +50,12 @@ def test_malformed_parameters_are_refused(
     assert says in refused(run_ingot("infer", server.http_url, *INPUT, *command))
 
 
+def test_a_value_that_is_not_json_is_refused_with_the_form_to_write(run_ingot: RunIngot, server: RunningServer) -> None:
+    said = refused(run_ingot("infer", server.http_url, "affine", "--input", "x=ones.npy"))
+    assert "the value of input 'x' is not JSON" in said
+    assert "write x=[[1,2]], or x=@FILE for a .npy file" in said
+
+
 def test_an_address_that_ends_in_v2_is_explained(run_ingot: RunIngot, server: RunningServer) -> None:
     assert "the client adds /v2 itself" in refused(run_ingot("infer", f"{server.http_url}/v2", *INPUT))
 
