@@ -181,7 +181,7 @@ class Supervisor:
                     if self._closed or supervision is None:
                         self.failed = True
                         break
-                log.error("%s %s and is started again", self.name, ending)
+                log.error("%s %s; it is started again", self.name, ending)
                 supervision.lost(ending)
                 supervision.changed()
                 if time.monotonic() - began > _LONG_LIFE:

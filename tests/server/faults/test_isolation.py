@@ -127,7 +127,7 @@ def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, fron
             assert (answer.status_code, "retry-after" in answer.headers) == (503, False), answer.text
             wait_until(lambda: not isinstance(_outcome(asking, "quotient", HARMLESS), Unavailable))
         assert service.count("ingot_engine_restarts_total", model="quotient", reason="SIGFPE") == 3
-        assert "the engine process of model 'quotient' ended by SIGFPE and is started again" in service.log.read_text()
+        assert "the engine process of model 'quotient' ended by SIGFPE; it is started again" in service.log.read_text()
 
 
 @pytest.mark.matrix
