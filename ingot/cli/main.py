@@ -136,6 +136,9 @@ def main() -> None:
     except SystemExit as end:
         if any(thread.name.startswith(_LOADING) for thread in threading.enumerate()):
             # An engine that is still working would abort the process when its libraries are unloaded.
+            from ingot.model_store.blobs.folder import remove_scratch
+
+            remove_scratch()
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)
             sys.stdout.flush()

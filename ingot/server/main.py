@@ -21,6 +21,7 @@ import uvloop
 from ingot.dlpack import to_array
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
+from ingot.model_store.blobs.folder import remove_scratch
 from ingot.report.units import written
 from ingot.runtime import Repository
 from ingot.runtime.device_tensors import resident
@@ -138,6 +139,7 @@ def _forced_end(limit: float, terminal: _Terminal) -> Iterator[None]:
         while True:
             if not select.select([reader], [], [], None if not first else max(0.0, end - time.monotonic()))[0]:
                 log.critical("the server did not stop within %s; the process ends", written(limit))
+                remove_scratch()
                 os._exit(128 + first)
             numbers = os.read(reader, 256)
             if not numbers:  # the server has stopped
@@ -145,6 +147,7 @@ def _forced_end(limit: float, terminal: _Terminal) -> Iterator[None]:
                 return
             for number in numbers:
                 if first and number in (signal.SIGINT, signal.SIGTERM):
+                    remove_scratch()
                     os._exit(128 + number)
                 stops = number in (signal.SIGINT, signal.SIGTERM) or (number == signal.SIGHUP and terminal.closed)
                 if stops and not first:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ingot.errors import InvalidArchive, InvalidArgument, write_error
 from ingot.model_store.blobs.blobs import CHUNK_BYTES, Blobs, chunks, damaged
@@ -26,6 +26,15 @@ STALLED_SECONDS = 60.0
 """How long another process may write nothing of a blob before it is copied twice rather than never; a registry must
 send 1 MiB in that time."""
 _LOOK_SECONDS = 0.05
+
+
+_removals: list[weakref.finalize[..., Any]] = []
+
+
+def remove_scratch() -> None:
+    """Remove all temporary folders of :meth:`BlobFolder.scratch`, for a process that ends without the interpreter."""
+    for removal in _removals:
+        removal()
 
 
 class BlobFolder:
@@ -51,7 +60,8 @@ class BlobFolder:
             folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
         except OSError as error:
             raise write_error("cannot create a temporary folder", error, "; set TMPDIR to a writable folder") from error
-        weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
+        removal = weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
+        _removals[:] = [each for each in _removals if each.alive] + [removal]
         return folder
 
     @property

@@ -15,6 +15,7 @@ import pytest
 from ingot.errors import InvalidArchive, InvalidArgument, Unavailable
 from ingot.model_store import BlobFolder
 from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.blobs.folder import remove_scratch
 from ingot.model_store.blobs.transfer import Cancelled, Transfer
 
 CONTENT = bytes(range(256)) * 20_000  # some chunks, and a part of one
@@ -238,3 +239,16 @@ def test_a_cancelled_copy_waits_for_no_other(folder: BlobFolder, descriptor: Des
             waiting.result(60)
         first.allowed.set()
         copying.result()
+
+
+def test_temporary_folders_are_removed_before_a_process_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server ends so at a second Ctrl-C, or while a model is loaded."""
+    monkeypatch.setattr("ingot.model_store.blobs.folder._removals", [])  # without those of other tests
+    kept, gone = BlobFolder.scratch(), BlobFolder.scratch()
+    root = gone.root
+    del gone
+    assert not root.exists()
+    assert kept.root.exists()
+    remove_scratch()
+    assert not kept.root.exists()
+    remove_scratch()
