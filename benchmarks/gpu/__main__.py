@@ -2,8 +2,9 @@
 
 For each model: the highest rate of the engine alone (CUDA graphs, inputs on the GPU already); the server's under a
 closed loop over HTTP and gRPC; the highest rate of Poisson arrivals within the model's limit, how busy the GPU then is,
-and what one request takes beyond its computation. The load generator runs on the same machine. The table is printed,
-and with ``--write`` written to docs/benchmarks.md.
+and what one request takes beyond its computation; with ``--peers``, the highest rate within 25 ms over HTTP against the
+same model behind other servers. The load generator runs on the same machine. The table is printed, and with ``--write``
+written to docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ import torch
 
 from benchmarks.gpu.engine import timed
 from benchmarks.gpu.models import Spec, requests_of, specs, store_of
+from benchmarks.gpu.peers import CONNECTIONS, LIMIT, goodput, goodput_of, pythons
 from benchmarks.serving.docs import PAGE, updated
 from benchmarks.serving.processes import NoAnswer, started
 from ingot._version import __version__
-from ingot.bench.measurement import Bench, Objective, Rule
+from ingot.bench.measurement import Bench, Rule
 from ingot.bench.payload import Payload
 from ingot.bench.target import Target
 from ingot.runtime import devices
 from ingot.runtime.engines.torch_engine import use_precision
 from ingot.runtime.gpu import nvml
-from ingot.tensors import DType
+from ingot.tensors import Array, DType
 
 COLUMNS = (
     "model",
@@ -47,6 +49,7 @@ COLUMNS = (
     "GPU busy then",
     "one request beyond its computation",
     "bf16 against fp32 in TF32",
+    "Poisson within 25 ms over HTTP, against peers",
 )
 
 
@@ -63,6 +66,9 @@ class Figures:
     busy: float | None = None
     beyond: float = 0.0
     gain: float | None = None
+    within: float = 0.0
+    answer: Array | None = None
+    peers: dict[str, float] = field(default_factory=dict)
 
     def row(self, name: str) -> list[str]:
         held = "-" if self.poisson is None else f"{self.poisson:.2g} (p99 ≤ {1e3 * (self.limit or 0):g} ms)"
@@ -75,6 +81,11 @@ class Figures:
             "-" if self.busy is None else f"{self.busy:.0%}",
             f"{1e3 * self.beyond:.2f} ms",
             "-" if self.gain is None else f"{self.gain:.2f}x",
+            ", ".join(
+                f"{peer} {self.within / rate:.2f}x" if rate else f"{peer} holds no rate"
+                for peer, rate in self.peers.items()
+            )
+            or "-",
         ]
 
 
@@ -90,13 +101,18 @@ def measure(name: str, spec: Spec, options: argparse.Namespace) -> Figures:
     with serving(name, store, batches[-1], options) as urls:
         for wire in ("grpc", "http"):
             _over(wire, urls[wire], name, spec, found, options)
+    if found.answer is not None:
+        requests, program = requests_of(spec, DType.BF16), store.with_name("model.pt2")
+        for peer in options.peers:
+            found.peers[peer] = goodput_of(peer, program, requests, found.answer, batches[-1], options)
     return found
 
 
 def _over(wire: str, url: str, name: str, spec: Spec, found: Figures, options: argparse.Namespace) -> None:
     """Measure a model's server over one protocol; over gRPC all figures, over HTTP its rate alone."""
     rule = Rule(window=options.seconds, windows=options.windows)
-    payload = Payload(requests=requests_of(spec, DType.BF16), samples=1, text="random")
+    requests = requests_of(spec, DType.BF16)
+    payload = Payload(requests=requests, samples=1, text="random")
     with Target(url, name) as target:
         target.check(payload)
         bench = Bench(target, target.plan(payload), 1, rule, processes=options.processes)
@@ -105,12 +121,14 @@ def _over(wire: str, url: str, name: str, spec: Spec, found: Figures, options: a
         # Several batches of requests in flight, so that every lane has a full one.
         found.shares[wire] = bench.closed(options.clients or 4 * spec.batches[-1]).total.rate / found.rate
         if wire == "grpc" and spec.limit is not None:
-            points = bench.search(Objective(quantile=0.99, seconds=spec.limit))
-            found.poisson = max((point.offered for point, held in points if held), default=0.0) / found.rate
+            found.poisson = goodput(bench, spec.limit) / found.rate
             if found.poisson:
                 with busy(options.device) as shares:
                     bench.opened(found.poisson * found.rate)
                 found.busy = mean(shares) if shares else None
+        if wire == "http" and options.peers:
+            found.answer = target.client.infer(name, requests[0])["y"]
+            found.within = goodput(bench, LIMIT, CONNECTIONS)
 
 
 @contextlib.contextmanager
@@ -175,6 +193,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4, help="of the load generator")
     parser.add_argument("--serve", default="", help="further options of ingot serve, such as '--cuda-graphs off'")
     parser.add_argument("--build", type=Path, default=Path("build/gpu"), help="for the models")
+    parser.add_argument("--peers", default="", help="litserve,mosec: other servers to compare with")
+    parser.add_argument("--peer-python", type=Path, help="a Python that has the peers and PyTorch for the device")
+    parser.add_argument("--peer-build", type=Path, default=Path("build/serving"), help="of benchmarks.serving.install")
+    parser.add_argument("--peer-waits", default="1,4,10", help="of peers for a batch, in ms; the best counts")
     parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
     options = parser.parse_args()
     known = specs(small=options.small)
@@ -184,6 +206,8 @@ def main() -> None:
     if devices.kind_of(options.device) == "cuda":
         use_precision("tf32")  # of the fp32 that bf16 is compared with; bf16 itself is not affected
     options.build = options.build.absolute()
+    options.peers = [peer for peer in options.peers.split(",") if peer]
+    options.pythons = pythons(options.peers, options.peer_build.absolute(), options.peer_python)
     rows = []
     for name in names:
         rows.append(measure(name, known[name], options).row(name))

@@ -49,17 +49,21 @@ class Process:
         command: what to run.
         environment: variables in addition to those of this process.
         log: the file that its output goes to.
-        core: which core all of them are bound to.
+        core: which core all of them are bound to, with one thread of OpenMP; None for all cores.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, core: int = SERVER_CORE):
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, core: int | None = SERVER_CORE
+    ):
         self._token = uuid.uuid4().hex
         self._log = log
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment, _TOKEN: self._token}
+        command = command if core is None else pinned(command, core)
+        threads = {} if core is None else {"OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **threads, **environment, _TOKEN: self._token}
         self.started = time.perf_counter()
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                pinned(command, core), env=variables, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+                command, env=variables, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
 
     @property

@@ -5,7 +5,6 @@ import os
 import socket
 
 import numpy as np
-import onnxruntime
 
 
 def parse():
@@ -33,6 +32,8 @@ class Engine:
     """ONNX Runtime with one thread. ``run`` takes arrays by name, with the batch; all models have one output."""
 
     def __init__(self, path=None):
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         path = path or os.environ["BENCHMARK_MODEL"]
@@ -56,6 +57,16 @@ class Engine:
             sample[name] = np.frombuffer(body, dtype, int(np.prod(shape)), start).reshape(shape)
             start += sample[name].nbytes
         return sample
+
+
+def engine():
+    """Return what runs the file ``BENCHMARK_MODEL``: an ONNX model, or a PyTorch program."""
+    path = os.environ["BENCHMARK_MODEL"]
+    if not path.endswith(".pt2"):
+        return Engine(path)
+    from program import Program
+
+    return Program(path)
 
 
 _DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}

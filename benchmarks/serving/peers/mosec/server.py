@@ -3,13 +3,13 @@
 import sys
 
 import orjson
-from arguments import Engine, parse
+from arguments import engine, parse
 from mosec import Server, Worker
 
 
 class Json(Worker):
     def __init__(self):
-        self.engine = Engine()
+        self.engine = engine()
 
     def deserialize(self, data):
         return self.engine.of_json(orjson.loads(data))
