@@ -142,7 +142,8 @@ def test_recorded_arrivals_keep_their_bursts_at_another_rate(monkeypatch: pytest
 
 def test_the_page_shows_the_curve_the_objective_and_the_plan() -> None:
     plan = planned(5000.0, cost=0.5)
-    source = report.Source(model="a<b#int8", profile="made up", overhead="made up", notes=["a note"], command="ingot")
+    parts = {"profile": "made up", "overhead": "made up", "sample": "x [8]", "command": "ingot"}
+    source = report.Source(model="a<b#int8", notes=["a note"], **parts)
     page = report.html(plan, source)
     assert "a<b" not in page
     assert "objective: p99" in page
