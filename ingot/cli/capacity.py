@@ -17,11 +17,11 @@ from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.bench import read_shape, read_times
 from ingot.cli.output import note, print_json, progress, say
 from ingot.errors import InvalidArgument
-from ingot.tensors import Array, DType
 
 if TYPE_CHECKING:
     from ingot.capacity.server import Server, Traffic
     from ingot.model_store import Variant
+    from ingot.tensors import Array
 
 Protocol = Literal["binary", "json", "grpc"]
 
@@ -199,6 +199,8 @@ def _recorded(name: str, variant: Variant, options: _Replica, overhead: str) -> 
 
 
 def _sizes(inputs: Mapping[str, Array]) -> str:
+    from ingot.tensors import DType  # with numpy, which --help does not need
+
     return ", ".join(f"{name} {DType.of(array).value}{list(array.shape)}" for name, array in inputs.items())
 
 
