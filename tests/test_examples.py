@@ -46,10 +46,10 @@ def test_mnist_from_local_idx_files(tmp_path: Path) -> None:
     for part, rows in (("train", slice(0, 1400)), ("t10k", slice(1400, None))):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte", images[rows])
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", digits.target[rows].astype(np.uint8))
-    printed = run(tmp_path, "mnist", tmp_path, "--epochs", "1")
+    printed = run(tmp_path, "mnist", tmp_path, "--epochs", "2")
     found = re.search(r"([\d.]+)% of 397 test images are right, over gRPC", printed)
     assert found is not None, printed
-    assert float(found[1]) > 60  # after one epoch; by chance 10
+    assert float(found[1]) > 80
     assert (tmp_path / "mnist.ingot").is_file()
 
 

@@ -62,17 +62,22 @@ def divided_weights(program: torch.export.ExportedProgram, plan: Mapping[str, Di
     found = {}
     for name in program.state_dict:
         module, _, weight = name.rpartition(".")
-        division = division_of(module.replace("ingot_wrapped.", ""), plan)
+        division = division_of(_own_name(module), plan)
         if division is not None and (dim := divided_dim(weight, division, table=name in tables)) is not None:
             if dim >= program.state_dict[name].dim():
                 raise InvalidArgument(
-                    f"the tensor-parallel plan divides {name.replace('ingot_wrapped.', '')} {division}, which is not a "
+                    f"the tensor-parallel plan divides {_own_name(name)} {division}, which is not a "
                     "matrix; export the model again"
                 )
             found[name] = dim
     if not found:
         raise InvalidArgument("the tensor-parallel plan divides no weight of the model; export the model again")
     return found
+
+
+def _own_name(name: str) -> str:
+    """Return the name in the author's module, without those of the modules that the capture has put around it."""
+    return name.replace("ingot_wrapped.", "")
 
 
 def divide(program: torch.export.ExportedProgram, dims: Mapping[str, int], rank: int, count: int) -> None:
@@ -85,7 +90,7 @@ def divide(program: torch.export.ExportedProgram, dims: Mapping[str, int], rank:
         size = program.state_dict[name].shape[dim]
         if size % count:
             raise InvalidArgument(
-                f"dimension {dim} of {name.replace('ingot_wrapped.', '')} has {size} elements, which cannot be divided "
+                f"dimension {dim} of {_own_name(name)} has {size} elements, which cannot be divided "
                 f"evenly over {count} processes; serve it with another number of --shards, or leave the layer out of "
                 "the plan"
             )

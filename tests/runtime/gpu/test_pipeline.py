@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
@@ -19,11 +19,10 @@ from tests.runtime.gpu.fake_device import Doubling, FakeDevice, UnorderedAccess,
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _only_objects_of_these_tests() -> Iterator[None]:
+def _only_objects_of_these_tests() -> None:
     """A collection looks at those alone; with all of a long test run it takes half a second."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # for good: thawing would undo what tests/conftest.py has frozen
 
 
 class Run:
