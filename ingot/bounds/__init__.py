@@ -14,7 +14,8 @@ from pathlib import Path
 from ingot.bounds.abstract import Tensor, limits
 from ingot.bounds.analysis import Analysis, Scope, StoppedError
 from ingot.bounds.graph import Model, opened
-from ingot.bounds.poly import ZERO, Interval, Poly, TooComplexError
+from ingot.bounds.interval import Interval
+from ingot.bounds.poly import ZERO, Poly, TooComplexError
 from ingot.bounds.protobuf import DamagedError
 from ingot.errors import InvalidArgument
 from ingot.tensors import DType, Range, Signature, TensorSpec

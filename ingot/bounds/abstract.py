@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingot.bounds.graph import Constant
-from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
+from ingot.bounds.interval import Interval
+from ingot.bounds.poly import ONE, ZERO, Poly, product
 
 ITEMS = 64
 """Values are known one by one in tensors of at most this many elements."""

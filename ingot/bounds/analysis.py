@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from ingot.bounds.abstract import BOOL, INT64, Tensor, UnboundedError
 from ingot.bounds.graph import Attribute, Graph, Model, Node
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators import RULES, Op, Rule
-from ingot.bounds.poly import ONE, ZERO, Interval, Poly, TooComplexError
+from ingot.bounds.poly import ONE, ZERO, Poly, TooComplexError
 from ingot.report.text import one_line
 
 MAX_VISITS = 100_000

@@ -16,7 +16,8 @@ from onnx.backend.test.case.node import collect_testcases
 from ingot.bounds.abstract import Tensor
 from ingot.bounds.analysis import Analysis, Scope
 from ingot.bounds.graph import opened
-from ingot.bounds.poly import Interval, Poly
+from ingot.bounds.interval import Interval
+from ingot.bounds.poly import Poly
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from ingot.bounds.abstract import Tensor
 from ingot.bounds.analysis import Analysis, Scope
 from ingot.bounds.graph import opened
-from ingot.bounds.poly import Interval, Poly
+from ingot.bounds.interval import Interval
+from ingot.bounds.poly import Poly
 
 FLOAT, UINT8, INT32, INT64 = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT32, TensorProto.INT64
 SIZES = ("batch", "width")

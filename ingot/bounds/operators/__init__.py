@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ingot.bounds.abstract import BOOL, FLOAT, INT32
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators import elementwise, indexing, linear, made, reducing, shaping, trees
 from ingot.bounds.operators.elementwise import combined, shaped
 from ingot.bounds.operators.op import Op, Rule
 from ingot.bounds.operators.reducing import reduced
-from ingot.bounds.poly import Interval
 
 __all__ = ["RULES", "Op", "Rule"]
 

@@ -18,8 +18,9 @@ from ingot.bounds.abstract import (
     limits,
     settled,
 )
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, Rule
-from ingot.bounds.poly import ONE, ZERO, Interval, Poly
+from ingot.bounds.poly import ONE, ZERO, Poly
 
 Combine = Callable[..., Interval]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ingot.bounds.abstract import INT64, Tensor, UnboundedError, limits
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, sizes
 from ingot.bounds.operators.shaping import ANY_SHAPE, axes_of
-from ingot.bounds.poly import ONE, ZERO, Interval
+from ingot.bounds.poly import ONE, ZERO
 
 
 def slice_(op: Op) -> list[Tensor]:

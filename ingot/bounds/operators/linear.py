@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from ingot.bounds.abstract import FLOAT, INT64, UINT8, Dims, Tensor, UnboundedError, broadcast
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, Rule, sizes
-from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
+from ingot.bounds.poly import ONE, ZERO, Poly, product
 
 # ONNX Runtime visits all elements of a window, also those of its padding.
 _LARGEST_WINDOW = 1 << 24

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ingot.bounds.abstract import FLOAT, STRING, Tensor, UnboundedError
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op
-from ingot.bounds.poly import ONE, ZERO, Interval
+from ingot.bounds.poly import ONE, ZERO
 
 _MOST_SKIPS = 1 << 12  # with each, an engine visits all elements again
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ingot.bounds.abstract import Dims, Tensor, UnboundedError
 from ingot.bounds.graph import Graph, Node
-from ingot.bounds.poly import ZERO, Interval, Poly
+from ingot.bounds.interval import Interval
+from ingot.bounds.poly import ZERO, Poly
 
 
 @dataclass

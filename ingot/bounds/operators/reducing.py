@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import reduce
 
 from ingot.bounds.abstract import INT64, INTEGERS, Tensor, UnboundedError, settled
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, Rule, sizes
-from ingot.bounds.poly import ONE, ZERO, Interval
+from ingot.bounds.poly import ONE, ZERO
 
 _Fold = Callable[[Interval, Interval], Interval]
 

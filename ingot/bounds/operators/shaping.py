@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 
 from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, sizes
-from ingot.bounds.poly import ONE, ZERO, Interval, Poly, product
+from ingot.bounds.poly import ONE, ZERO, Poly, product
 
 ANY_SHAPE = "its output's shape comes from values"
 

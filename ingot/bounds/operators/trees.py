@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ingot.bounds.abstract import FLOAT, INT64, STRING, Dims, Tensor, UnboundedError
+from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op
-from ingot.bounds.poly import ONE, Interval
+from ingot.bounds.poly import ONE
 
 
 def classifier(op: Op) -> list[Tensor]:
