@@ -19,22 +19,31 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.tensors import Array, DType
 
 _LITTLE = sys.byteorder == "little"
+_LENGTH = struct.Struct("<I").unpack_from
 
 
 def to_bytes(array: Array) -> bytes:
     """Return an array in the protocol's raw form: little-endian, row-major; BYTES elements length-prefixed."""
     if array.dtype.kind in "OSU":
-        parts: list[bytes] = []
-        for item in array.reshape(-1):
-            raw = item if isinstance(item, bytes) else str(item).encode()
-            parts += (struct.pack("<I", len(raw)), raw)
-        return b"".join(parts)
+        flat = array.reshape(-1)
+        return b"".join(_prefixed(flat[start : start + TEXTS]) for start in range(0, flat.size, TEXTS))
     if not (_LITTLE and array.dtype.isnative):
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return array.tobytes()
 
 
+def _prefixed(texts: Array) -> bytes:
+    """Return the elements of a BYTES tensor with one dimension, each behind its length."""
+    items = [item if isinstance(item, bytes) else str(item).encode() for item in texts.tolist()]
+    parts = [b""] * (2 * len(items))
+    parts[0::2] = np.array(list(map(len, items)), "<u4").view("V4").tolist()
+    parts[1::2] = items
+    return b"".join(parts)
+
+
 MAX_RANK = 32
+TEXTS = 1 << 14
+"""Elements of a BYTES tensor that are converted at once, in a few milliseconds; other threads can run in between."""
 # Most rows of a tensor without elements: it costs its sender nothing, and the server a batch for some of them.
 _MAX_EMPTY = 1 << 16
 _MAX_ELEMENTS = 1 << 48  # numpy counts sizes of zero as one here, and cannot create larger arrays even if empty
@@ -86,18 +95,23 @@ def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
     # The client states the count: compare it with the size of the data before allocating memory.
     if count * 4 > len(raw):
         raise InvalidArgument(f"tensor '{name}' has {len(raw)} bytes of data, too few for {count} BYTES elements")
+    raw, size, position = bytes(raw), len(raw), 0
+    found: list[bytes] = []
+    try:
+        for _ in range(count):
+            start = position + 4
+            position = start + _LENGTH(raw, position)[0]
+            if position > size:
+                break
+            found.append(raw[start:position])
+    except struct.error:
+        raise InvalidArgument(f"tensor '{name}' ends before BYTES element {len(found)} of {count}") from None
+    if len(found) < count:
+        raise InvalidArgument(f"BYTES element {len(found)} of tensor '{name}' runs past the end of the data")
+    if position != size:
+        raise InvalidArgument(f"tensor '{name}' has {size - position} bytes after its {count} BYTES elements")
     items = np.empty(count, dtype=object)
-    position = 0
-    for index in range(count):
-        start = position + 4
-        if start > len(raw):
-            raise InvalidArgument(f"tensor '{name}' ends before BYTES element {index} of {count}")
-        position = start + int(struct.unpack_from("<I", raw, position)[0])
-        if position > len(raw):
-            raise InvalidArgument(f"BYTES element {index} of tensor '{name}' runs past the end of the data")
-        items[index] = bytes(raw[start:position])
-    if position != len(raw):
-        raise InvalidArgument(f"tensor '{name}' has {len(raw) - position} bytes after its {count} BYTES elements")
+    items[:] = found
     return items
 
 

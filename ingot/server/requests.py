@@ -41,6 +41,9 @@ _NO_DELIVERIES: Mapping[str, Delivery] = MappingProxyType({})
 # The protocol does not define the range of priorities.
 _MAX_PRIORITY = 1 << 31
 
+# Bytes that Python's object of a short text takes in addition to the text.
+_TEXT_OBJECT = 40
+
 # Entries of a memo, and the most bytes around the tensors of a request that is remembered.
 _MEMO_ENTRIES = 512
 MEMO_BYTES = 4 << 10
@@ -148,6 +151,21 @@ class InferResponse:
     def outputs(self) -> list[tuple[str, DType, Array]]:
         """The outputs in the order requested, by default the model's."""
         return [(spec.name, spec.dtype, self.arrays[spec.name]) for spec in self.route.outputs]
+
+    @property
+    def size(self) -> int:
+        """The number of values in all outputs."""
+        return sum([array.size for array in self.arrays.values()])
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether an output is BYTES, each element of which is converted separately."""
+        return any(array.dtype == object for array in self.arrays.values())
+
+
+def memory_of(array: Array) -> int:
+    """Return about how many bytes an array takes, with the Python objects of a BYTES tensor but without their texts."""
+    return array.nbytes + (_TEXT_OBJECT * array.size if array.dtype == object else 0)
 
 
 def named(tensors: Iterable[tuple[str, Array]]) -> dict[str, Array]:

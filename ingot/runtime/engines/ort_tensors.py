@@ -56,7 +56,7 @@ def to_ort(spec: TensorSpec, array: Array) -> Array:
         flags = array.flags
         return array if flags.aligned and flags.c_contiguous else array.copy()
     try:
-        items = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1)]
+        items = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(
             f"input '{spec.name}' holds text that is not UTF-8, which ONNX strings require"
@@ -69,7 +69,7 @@ def from_ort(spec: TensorSpec, value: Array) -> Array:
     if spec.dtype is not DType.BYTES:
         return value
     items = np.empty(value.size, dtype=object)
-    items[:] = [str(item).encode() for item in value.reshape(-1)]
+    items[:] = [str(item).encode() for item in value.reshape(-1).tolist()]
     return items.reshape(value.shape)
 
 

@@ -96,7 +96,7 @@ def size_of(array: Array) -> int:
     if array.dtype != object:
         return array.nbytes
     try:
-        return array.nbytes + sum(map(len, array.reshape(-1)))
+        return array.nbytes + sum(map(len, array.reshape(-1).tolist()))
     except TypeError as error:
         raise InvalidArgument(f"an element of a BYTES input is not text ({error}); pass bytes") from None
 

@@ -9,23 +9,25 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.server import compression
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.compression import decompress
 from ingot.server.dataplane import DataPlane, attempt_async, public_error
+from ingot.server.grpc import codec
 from ingot.server.grpc.call import Call, Method
 from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.health import scope_of
 from ingot.server.grpc.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.replies import Replies, StreamCleanup
-from ingot.server.grpc.wire import Codec
+from ingot.server.grpc.wire import Codec, Decoded
 from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
 from ingot.server.observation.context import CONTEXT, GRPC
-from ingot.server.requests import CLIENT, InferResponse
+from ingot.server.requests import CLIENT, InferResponse, memory_of
 
 Work = Callable[[], Coroutine[None, None, None]]
 
@@ -254,16 +256,33 @@ class Calls:
             left = None if call.deadline is None else call.left
             if left is not None and left <= 0:
                 raise DeadlineExceeded("the call's deadline passed before its request arrived")
-            request, typed = self._codec.decode(data, left, call.head.client)
-            request.client, request.sticky, request.context = call.head.client or id(replies), call.head.sticky, context
-            call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
+            decoded = self._codec.decode(data, left, call.head.client)
+            if callable(decoded):
+                self._run(replies, call, partial(self._submit_slow, replies, call, decoded))
+            else:
+                self._start(replies, call, decoded)
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             self._refuse(replies, call, public_error(error, "ModelInfer failed"))
+
+    async def _submit_slow(self, replies: Replies, call: Call, decode: Callable[[], Decoded]) -> None:
+        """Submit a request that is decoded in a thread."""
+        decoded = await replies.loop.run_in_executor(compression.threads, decode)
+        self._hold(call, sum(map(memory_of, decoded[0].inputs.values())))
+        self._start(replies, call, decoded)
+
+    def _start(self, replies: Replies, call: Call, decoded: Decoded) -> None:
+        request, typed = decoded
+        head = call.head
+        request.client, request.sticky, request.context = head.client or id(replies), head.sticky, call.context
+        call.ticket = self._plane.submit(request, "grpc", partial(self._answer, replies, call, typed))
 
     def _answer(self, replies: Replies, call: Call, typed: bool, outcome: InferResponse | IngotError) -> None:
         call.ticket = None  # an answer that waits for the client must not keep its request in memory
         if isinstance(outcome, IngotError):
             self._refuse(replies, call, outcome)
+            return
+        if codec.is_slow_response(outcome, typed=typed):
+            self._run(replies, call, partial(self._answer_slow, replies, call, typed, outcome))
             return
         try:
             began = time.perf_counter()
@@ -273,6 +292,13 @@ class Calls:
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
             failure = f"an answer of model {outcome.route.name} could not be encoded"
             self._refuse(replies, call, public_error(error, failure))
+
+    async def _answer_slow(self, replies: Replies, call: Call, typed: bool, response: InferResponse) -> None:
+        """Send a response that is encoded in a thread."""
+        message, seconds = await replies.loop.run_in_executor(compression.threads, codec.timed, response, typed)
+        self._plane.encoding["grpc"].observe(seconds)
+        data = message.SerializeToString()
+        replies.answer(call, (data,), len(data))
 
     def _refuse(self, replies: Replies, call: Call, error: IngotError) -> None:
         if call.closed:

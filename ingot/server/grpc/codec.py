@@ -6,6 +6,7 @@ The client half is used by :class:`ingot.Client`.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -57,6 +58,23 @@ _FIELDS = {
 
 # Values of typed contents that are converted at once.
 _STEP = 1 << 14
+# Bytes of requests, and values of responses, that are converted in the event loop; for up to some milliseconds.
+_MOST_BYTES, _MOST_VALUES = 64 << 10, 1 << 15
+
+
+def is_slow(message: pb.ModelInferRequest) -> bool:
+    """Return whether a request is to be decoded in a thread: it has many values that are converted one by one."""
+    if len(message.inputs) > MAX_TENSORS:  # it is refused
+        return False
+    size = sum(map(len, message.raw_input_contents)) if message.raw_input_contents else message.ByteSize()
+    return any(
+        (tensor.datatype == "BYTES" and bool(tensor.parameters)) or (size > _MOST_BYTES and _is_converted(tensor))
+        for tensor in message.inputs
+    )
+
+
+def _is_converted(tensor: pb.ModelInferRequest.InferInputTensor) -> bool:
+    return tensor.datatype == "BYTES" or tensor.HasField("contents")
 
 
 def decode_request(
@@ -120,6 +138,11 @@ def wants_typed(request: InferRequest) -> bool:
     return request.template.parameters.get("binary_data_output") is False
 
 
+def is_slow_response(response: InferResponse, *, typed: bool) -> bool:
+    """Return whether a response is to be encoded in a thread; see :func:`is_slow`."""
+    return response.size > _MOST_VALUES and (typed or response.has_texts)
+
+
 def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferResponse:
     """Return the message; with typed contents if that is wanted, and each datatype has a typed form."""
     route = response.route
@@ -139,6 +162,13 @@ def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferRes
         else:
             message.raw_output_contents.append(arrays.to_bytes(array))
     return message
+
+
+def timed(response: InferResponse, typed: bool) -> tuple[pb.ModelInferResponse, float]:
+    """Return what :func:`encode_response` does, and the seconds that it took."""
+    began = time.perf_counter()
+    message = encode_response(response, typed=typed)
+    return message, time.perf_counter() - began
 
 
 def encode_request(request: InferRequest) -> pb.ModelInferRequest:
@@ -209,11 +239,13 @@ def _typed(name: str, dtype: DType, shape: Sequence[int], contents: pb.InferTens
         )
     if dtype is DType.BYTES:
         items = np.empty(len(values), dtype=object)
-        items[:] = list(values)
+        for start in range(0, len(values), _STEP):
+            items[start : start + _STEP] = values[start : start + _STEP]
         return items.reshape(shape)
-    array = np.array(
-        values, dtype={"int_contents": np.int32, "uint_contents": np.uint32}.get(_FIELDS[dtype], dtype.numpy)
-    )
+    kind = {"int_contents": np.int32, "uint_contents": np.uint32}.get(_FIELDS[dtype], dtype.numpy)
+    array = np.empty(len(values), kind)
+    for start in range(0, len(values), _STEP):
+        array[start : start + _STEP] = values[start : start + _STEP]
     if dtype.is_integer and array.size:
         bounds = np.iinfo(dtype.numpy)
         if array.min() < bounds.min or array.max() > bounds.max:

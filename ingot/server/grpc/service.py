@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
 from ingot.errors import IngotError, NotFound, Unsupported, public_text
-from ingot.server import extensions, generation
+from ingot.server import compression, extensions, generation
 from ingot.server.dataplane import DataPlane, attempt_async, public_error
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
@@ -152,20 +152,22 @@ class Service:
         return answer
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        decoded = self._decoded(request)
+        decoded = await self._decoded(request)
         response = await self._plane.infer(decoded, "grpc")
-        return self._encoded(decoded, response)
+        return await self._encoded(decoded, response)
 
-    def _encoded(self, request: InferRequest, response: InferResponse) -> pb.ModelInferResponse:
-        began = time.perf_counter()
-        message = codec.encode_response(response, typed=codec.wants_typed(request))
-        self._plane.encoding["grpc"].observe(time.perf_counter() - began)
+    async def _encoded(self, request: InferRequest, response: InferResponse) -> pb.ModelInferResponse:
+        typed = codec.wants_typed(request)
+        encode = functools.partial(codec.timed, response, typed)
+        message, seconds = await _run(encode, in_thread=codec.is_slow_response(response, typed=typed))
+        self._plane.encoding["grpc"].observe(seconds)
         return message
 
-    def _decoded(self, request: pb.ModelInferRequest) -> InferRequest:
+    async def _decoded(self, request: pb.ModelInferRequest) -> InferRequest:
         client = CLIENT.get()
         read = refuse if self._plane.reader is None else self._plane.reader(client)
-        decoded = codec.decode_request(request, self._plane.repository.get, read)
+        decode = functools.partial(codec.decode_request, request, self._plane.repository.get, read)
+        decoded = await _run(decode, in_thread=codec.is_slow(request))
         decoded.client = client
         return decoded
 
@@ -239,10 +241,10 @@ class Service:
         """Yield the answers to one request; like Triton's, the last is empty if the client asks for that."""
         empty = _EMPTY_FINAL in request.parameters and request.parameters[_EMPTY_FINAL].bool_param
         try:
-            decoded = self._decoded(request)
+            decoded = await self._decoded(request)
             async with contextlib.aclosing(generation.answers(self._plane, decoded, "grpc")) as answers:
                 async for response, last in answers:
-                    yield _final(self._encoded(decoded, response), last and not empty)
+                    yield _final(await self._encoded(decoded, response), last and not empty)
         except Exception as error:  # noqa: BLE001 - the boundary of one request
             yield self._failed(request, public_error(error, "a request of ModelStreamInfer failed"))
             return
@@ -279,6 +281,11 @@ class Service:
             "CudaSharedMemoryRegister": (self.register_cuda_memory, pb.CudaSharedMemoryRegisterRequest),
             "CudaSharedMemoryUnregister": (self.unregister_cuda_memory, pb.CudaSharedMemoryUnregisterRequest),
         }
+
+
+async def _run(work: Callable[[], T], *, in_thread: bool) -> T:
+    """Return the result of work that the event loop does itself, or a thread if it takes long."""
+    return await asyncio.get_running_loop().run_in_executor(compression.threads, work) if in_thread else work()
 
 
 def _chosen(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ protobuf library, which alone defines what a message means.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ _RAW_OUTPUT = b"\x32"
 
 _Form = tuple[bytes, tuple[tuple[bytes, str], ...], int]
 """An answer up to its id, what stands before each output's tensor, and the size of it all."""
+
+Decoded = tuple[InferRequest, bool]
+"""A request, and whether its response shall have typed contents."""
 
 
 class _Message(NamedTuple):
@@ -65,7 +69,7 @@ class Codec:
         self._starts: BoundedCache[int, tuple[int, ...]] = BoundedCache(_LENGTHS)
         self._messages: Memo[bytes, _Message] = Memo()
 
-    def decode(self, data: bytes, left: float | None = None, client: str = "") -> tuple[InferRequest, bool]:
+    def decode(self, data: bytes, left: float | None = None, client: Hashable = "") -> Decoded | Callable[[], Decoded]:
         """Parse a ModelInferRequest.
 
         Args:
@@ -74,16 +78,31 @@ class Codec:
             client: who sends it, by its key.
 
         Returns:
-            The request, and whether its response shall have typed contents.
+            The request, and whether its response shall have typed contents; or a function for a thread that returns
+            them, and raises NotFound or InvalidArgument, if that takes long.
 
         Raises:
             NotFound: there is no such model.
             InvalidArgument: it is not valid protobuf, or is inconsistent.
         """
+        known = self._known(data, left)
+        if known is not None:
+            return known, False
+        message = codec.parse(pb.ModelInferRequest, data)
+        decode = partial(self._decode, message, left, client)
+        if codec.is_slow(message):
+            return decode
+        request, typed = decode()
+        if not typed and len(message.raw_input_contents) == len(message.inputs) > 0:
+            self._learn_request(message, request, len(data))
+        return request, typed
+
+    def _known(self, data: bytes, left: float | None) -> InferRequest | None:
+        """Return the request of a message whose form is known, which has raw contents."""
         for start in self._starts.get(len(data), ()):
             known = self._messages.get(data[:start])
             if known is not None and (request := known.read(data, start, "", left)) is not None:
-                return request, False
+                return request
         begin, stop = _id_of(data)
         shift = stop - begin
         if shift:
@@ -93,40 +112,14 @@ class Codec:
                 if known is not None and text is not None:
                     request = known.read(data, start + shift, text, left)
                     if request is not None:
-                        return request, False
-        return self._parse(data, left, client)
+                        return request
+        return None
 
-    def encode(self, response: InferResponse, *, typed: bool) -> tuple[tuple[bytes, ...], int]:
-        """Return a ModelInferResponse in parts, and their size in bytes."""
-        if not typed:
-            route, identifier, found = response.route, response.id, response.arrays
-            kind: list[Any] = []
-            for spec in route.outputs:
-                array = found[spec.name]
-                kind += (array.shape, array.nbytes)
-            form = route.answers.get(tuple(kind)) or _learn_response(route, tuple(kind))
-            if form is not None:
-                head, rest, size = form
-                if identifier:
-                    raw_id = identifier.encode()
-                    head += bytes((_ID_TAG,)) + _varint(len(raw_id)) + raw_id
-                    size += len(head) - len(form[0])
-                parts = [head]
-                for before, name in rest:
-                    parts += (before, arrays.to_bytes(found[name]))
-                return tuple(parts), size
-        data = codec.encode_response(response, typed=typed).SerializeToString()
-        return (data,), len(data)
-
-    def _parse(self, data: bytes, left: float | None, client: str) -> tuple[InferRequest, bool]:
-        message = codec.parse(pb.ModelInferRequest, data)
+    def _decode(self, message: pb.ModelInferRequest, left: float | None, client: Hashable) -> Decoded:
         read = refuse if self._reader is None else self._reader(client)
         request = codec.decode_request(message, self._find, read)
-        typed = codec.wants_typed(request)
-        if not typed and len(message.raw_input_contents) == len(message.inputs) > 0:
-            self._learn_request(message, request, len(data))
         request.left = left
-        return request, typed
+        return request, codec.wants_typed(request)
 
     def _learn_request(self, message: pb.ModelInferRequest, request: InferRequest, size: int) -> None:
         raw = list(message.raw_input_contents)
@@ -149,6 +142,28 @@ class Codec:
         starts = self._starts.get(whole, ())
         if len(key) not in starts:
             self._starts.keep(whole, (*starts, len(key))[-_ALIKE:])
+
+    def encode(self, response: InferResponse, *, typed: bool) -> tuple[tuple[bytes, ...], int]:
+        """Return a ModelInferResponse in parts, and their size in bytes."""
+        if not typed:
+            route, identifier, found = response.route, response.id, response.arrays
+            kind: list[Any] = []
+            for spec in route.outputs:
+                array = found[spec.name]
+                kind += (array.shape, array.nbytes)
+            form = route.answers.get(tuple(kind)) or _learn_response(route, tuple(kind))
+            if form is not None:
+                head, rest, size = form
+                if identifier:
+                    raw_id = identifier.encode()
+                    head += bytes((_ID_TAG,)) + _varint(len(raw_id)) + raw_id
+                    size += len(head) - len(form[0])
+                parts = [head]
+                for before, name in rest:
+                    parts += (before, arrays.to_bytes(found[name]))
+                return tuple(parts), size
+        data = codec.encode_response(response, typed=typed).SerializeToString()
+        return (data,), len(data)
 
 
 def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:

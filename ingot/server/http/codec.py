@@ -6,7 +6,6 @@ The binary tensor data extension puts raw buffers behind the JSON header, in the
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -141,7 +140,12 @@ def decode_raw_request(
     free = [axis for axis, dim in enumerate(shape) if isinstance(dim, str)]
     if spec.dtype is DType.BYTES:
         raw = len(body).to_bytes(4, "little") + body
-        shape = [1 if isinstance(dim, str) else dim for dim in shape]
+        if free or math.prod(dim for dim in shape if isinstance(dim, int)) != 1:
+            sizes = ", ".join(str(dim) for dim in spec.shape)
+            raise InvalidArgument(
+                f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]; it has [{sizes}], "
+                "and a body without a JSON header is one element"
+            )
     else:
         raw = body
         row = math.prod(dim for dim in shape if isinstance(dim, int)) * spec.dtype.numpy.itemsize
@@ -184,30 +188,34 @@ def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[by
     Raises:
         InvalidArgument: an output in JSON holds NaN or infinity, which JSON cannot carry.
     """
-    known, raws = _known(response, layout)
+    raws, shapes = _raws(response, layout)
+    known = response.route.answers.get(shapes)
+    if known is None:
+        known = _learn(response.route, layout, shapes)
+        response.route.answers.keep(shapes, known)
     if known.texts or response.id:
         return _with_texts(response, known, raws)
     return b"".join((known.end, *raws)), known.headers
 
 
-def encoding(response: InferResponse, layout: ResponseFormat) -> Callable[[], tuple[bytes, Headers]]:
-    """Return :func:`encode_response` as a function for a thread."""
-    return functools.partial(_with_texts, response, *_known(response, layout))
+def encode_large(response: InferResponse, layout: ResponseFormat) -> tuple[bytes, Headers]:
+    """Return what :func:`encode_response` does; for a thread, as it shares nothing with the event loop."""
+    raws, shapes = _raws(response, layout)
+    return _with_texts(response, _learn(response.route, layout, shapes), raws)
 
 
-def _known(response: InferResponse, layout: ResponseFormat) -> tuple[_Layout, list[bytes]]:
-    """Return what is known of responses of these shapes, and the raw outputs."""
-    route, found = response.route, response.arrays
+def _raws(response: InferResponse, layout: ResponseFormat) -> tuple[list[bytes], tuple[Any, ...]]:
+    """Return the raw outputs, and the shape of each output and the bytes of those that are raw."""
+    found = response.arrays
     raws: list[bytes] = []
-    kind: list[Any] = []
-    for spec in route.outputs:
+    shapes: list[Any] = []
+    for spec in response.route.outputs:
         array = found[spec.name]
-        kind.append(array.shape)
+        shapes.append(array.shape)
         if layout.binary(spec.name) if layout.by_name else layout.default:
             raws.append(raw := arrays.to_bytes(array))
-            kind.append(len(raw))
-    shapes = tuple(kind)
-    return route.answers.get(shapes) or _learn(route, layout, shapes), raws
+            shapes.append(len(raw))
+    return raws, tuple(shapes)
 
 
 def _with_texts(response: InferResponse, known: _Layout, raws: list[bytes]) -> tuple[bytes, Headers]:
@@ -235,7 +243,7 @@ class _Layout(NamedTuple):
 
 
 def _learn(route: Route, layout: ResponseFormat, shapes: tuple[Any, ...]) -> _Layout:
-    """Return the JSON of responses without their values, and remember it.
+    """Return the JSON of responses without their values.
 
     Args:
         route: of the responses.
@@ -255,9 +263,7 @@ def _learn(route: Route, layout: ResponseFormat, shapes: tuple[Any, ...]) -> _La
             texts.append((text + b',"data":', spec))
             text = b"},"
     end = text.rstrip(b",") + b"]}"
-    known = _Layout(tuple(texts), end, _length(len(end)))
-    route.answers.keep(shapes, known)
-    return known
+    return _Layout(tuple(texts), end, _length(len(end)))
 
 
 def _length(json: int) -> Headers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,27 +79,35 @@ def to_json(name: str, dtype: DType, array: Array) -> bytes:
     flat = array.ravel()
     if dtype is DType.BYTES:
         try:
-            return orjson.dumps([item if isinstance(item, str) else item.decode() for item in flat.tolist()])
+            return _in_chunks(flat, _dump_texts)
         except UnicodeDecodeError as error:
             raise InvalidArgument(
                 f"tensor '{name}' holds bytes that are not UTF-8, which JSON cannot carry; ask for binary data"
             ) from error
     if dtype is DType.BF16:
         flat = flat.astype(np.float32)
-    if len(flat) <= _CHUNK:
-        text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    else:
-        pieces = [
-            orjson.dumps(flat[start : start + _CHUNK], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-            for start in range(0, len(flat), _CHUNK)
-        ]
-        text = b"[%b]" % b",".join(pieces)
+    text = _in_chunks(flat, _dump_numbers)
     if b"null" in text:  # which NaN and infinity become
         raise InvalidArgument(
             f"tensor '{name}' holds NaN or infinity, which JSON cannot carry; "
             "ask for it as binary data (parameters: binary_data true)"
         )
     return text
+
+
+def _in_chunks(flat: Array, dump: Callable[[Array], bytes]) -> bytes:
+    """Return the JSON list of an array's values, converted in chunks, between which other threads run."""
+    if len(flat) <= _CHUNK:
+        return dump(flat)
+    return b"[%b]" % b",".join(dump(flat[start : start + _CHUNK])[1:-1] for start in range(0, len(flat), _CHUNK))
+
+
+def _dump_texts(flat: Array) -> bytes:
+    return orjson.dumps([item if isinstance(item, str) else item.decode() for item in flat.tolist()])
+
+
+def _dump_numbers(flat: Array) -> bytes:
+    return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _flat(name: str, data: list[Any]) -> list[Any]:

@@ -21,12 +21,12 @@ from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestH
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, bodies_budget, check_size
 from ingot.server.observation.context import CONTEXT, RequestContext
-from ingot.server.requests import Cancellable, InferRequest, InferResponse, outcome_of
+from ingot.server.requests import Cancellable, InferRequest, InferResponse, memory_of, outcome_of
 from ingot.server.triton.placement import refuse
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10
-# Values of outputs in JSON that the event loop encodes, for up to 5 ms.
+# Values of outputs in JSON, and texts, that the event loop encodes, for up to 5 ms.
 _AT_ONCE = 1 << 15
 
 Done = Callable[[HttpResponse], None]
@@ -111,7 +111,7 @@ def _decode(
         if length == 0:
             signature = plane.signature(head.model, head.version)
             request, layout = codec.decode_raw_request(head.model, head.version, body, signature)
-        elif min(len(body), len(body) if length is None else length) > large.AT_ONCE:
+        elif large.is_slow(body, length, regions=service.decoder.reader is not None):
             read = refuse if service.decoder.reader is None else service.decoder.reader(client)
             decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads, read)
             proceed = functools.partial(_decoded, service, head, hold, done, client, context)
@@ -142,7 +142,7 @@ def _decoded(
     request, layout, _ = outcome
     request.client, request.sticky, request.context = client, head.sticky, context
     try:
-        hold(sum(array.nbytes for array in request.inputs.values()))
+        hold(sum(memory_of(array) for array in request.inputs.values()))
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
     except IngotError as error:
         done(_unreadable(plane, head, error))
@@ -166,9 +166,8 @@ def _reply(
         done(responses.refusal(plane, outcome))
         return
     try:
-        if (not layout.default or layout.by_name) and sum([array.size for array in outcome.arrays.values()]) > _AT_ONCE:
-            encoding = functools.partial(_timed, codec.encoding(outcome, layout))
-            encoded = asyncio.get_running_loop().run_in_executor(compression.threads, encoding)
+        if (not layout.default or layout.by_name or outcome.has_texts) and outcome.size > _AT_ONCE:
+            encoded = asyncio.get_running_loop().run_in_executor(compression.threads, _timed, outcome, layout)
             encoded.add_done_callback(functools.partial(_encoded, plane, head, done))
             return
         began = time.perf_counter()
@@ -180,10 +179,10 @@ def _reply(
     _send(head, done, body, headers)
 
 
-def _timed(encode: Callable[[], tuple[bytes, Headers]]) -> tuple[float, bytes, Headers]:
+def _timed(response: InferResponse, layout: ResponseFormat) -> tuple[float, bytes, Headers]:
     """Return the seconds that encoding takes, and its result."""
     began = time.perf_counter()
-    body, headers = encode()
+    body, headers = codec.encode_large(response, layout)
     return time.perf_counter() - began, body, headers
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, TooLarge
 from ingot.server.http import data
 from ingot.tensors import Array, DType
 
 AT_ONCE = 64 << 10
-"""JSON of more bytes is parsed here, in a thread; shorter JSON takes the event loop a millisecond at most."""
+"""JSON, and binary tensors of text, of more bytes are decoded in a thread; shorter ones take a millisecond at most."""
 
 # Bytes that are converted at once, for some 100 microseconds; other threads run in between.
 _PIECE = 16 << 10
@@ -37,6 +37,23 @@ _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 # Replaces all but brackets and commas by one character.
 _SKELETON = bytes(code if code in b"[]," else ord("0") for code in range(256))
+
+
+def is_slow(body: bytes, header_length: int | None, *, regions: bool) -> bool:
+    """Return whether the event loop should not decode a body: it holds large JSON, or many elements of text.
+
+    Args:
+        body: the whole body.
+        header_length: the JSON's length if raw buffers follow it; None for plain JSON.
+        regions: whether inputs may be in shared memory.
+    """
+    size = len(body) if header_length is None else min(header_length, len(body))
+    if size > AT_ONCE or (len(body) <= AT_ONCE and not regions):
+        return size > AT_ONCE
+    json = body[:size]
+    if b"\\" in json:  # the words below may be written with escapes
+        return True
+    return b"BYTES" in json and (len(body) > AT_ONCE or b"shared_memory_region" in json)
 
 
 class Numbers:
@@ -111,7 +128,7 @@ def loads(raw: bytes) -> Any:
 
     Raises:
         JSONDecodeError: the text is not JSON.
-        InvalidArgument: the text has too many values.
+        TooLarge: the text has too many values.
     """
     lists = list(_long_lists(raw))
     if lists:
@@ -182,9 +199,9 @@ def _check(text: bytes) -> None:
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     strings = plain.count(b'"') // 2
     if strings > _MOST_VALUES or _separators(b"".join(plain.split(b'"')[::2])) > _MOST_VALUES:
-        raise InvalidArgument(
-            f"the request's JSON has over {_MOST_VALUES} values apart from the numbers of its tensors; send tensors of "
-            "text as binary data (parameters: binary_data_size)"
+        raise TooLarge(
+            f"the request's JSON has over {_MOST_VALUES:,} values apart from the numbers of its tensors, the limit of "
+            "one request; send tensors of text as binary data (parameters: binary_data_size)"
         )
 
 

@@ -169,7 +169,8 @@ def test_a_raw_body_is_one_input(http: httpx.Client) -> None:
     assert described["outputs"][0]["shape"] == [1, 3]
     assert np.frombuffer(data, "<f4").tolist() == [3, 5, 7, -1, -2, -3]
     text = http.post("/v2/models/identity-bytes/infer", content=b"hello", headers={LENGTH: "0"})
-    assert text.status_code == 400  # one element cannot fill [1, 2]
+    says = "For BYTE datatype raw input 'x', the model must have input shape [1]; it has [batch, 2]"
+    assert (text.status_code, says in text.json()["error"]) == (400, True)
     two = http.post("/v2/models/pair/infer", content=body, headers={LENGTH: "0"})
     assert "must only have 1 input" in two.json()["error"]
 

@@ -140,8 +140,8 @@ def test_invalid_requests_are_refused(case: str) -> None:
         (body(tensor(f"[{BOMB.decode()}]", [1, 3])), "has 300001 values, but shape"),
         (body(tensor(f"[{BOMB.decode()}]", [300_001])), "takes 300001"),
         (body(tensor(f"[{'[],' * 2_000_000}[]]", [2_000_001])), "send it flat"),
-        (body(json.dumps(SMALL["inputs"][0]), rest=f', "parameters": {{"a": [{"[]," * 2_000_000}[]]}}'), "1048576"),
-        (body(json.dumps(SMALL["inputs"][0]), rest=f', "parameters": [{"{}," * 2_000_000}[]]'), "1048576"),
+        (body(json.dumps(SMALL["inputs"][0]), rest=f', "parameters": {{"a": [{"[]," * 2_000_000}[]]}}'), "1,048,576"),
+        (body(json.dumps(SMALL["inputs"][0]), rest=f', "parameters": [{"{}," * 2_000_000}[]]'), "1,048,576"),
         (body(tensor(json.dumps([""] * 2_000_000), [2_000_000], "BYTES")), "as binary data"),
     ],
 )
