@@ -57,7 +57,7 @@ def recorded(variant: Variant, *, device: str, cores: int | None, overhead: Over
             f"the latencies of variant '{name}' were recorded on {', '.join(sorted(made))}, not on {device}; "
             f"--measure measures them on a machine with such a device"
         )
-    found = re.search(r"(\d+) cores?$", evidence.machine)
+    found = re.search(r"(\d+) cores?\b", evidence.machine)
     there = int(found[1]) if found else 1
     cores = cores or there
     short = seconds[min(seconds)] < TINY_CALL

@@ -19,7 +19,7 @@ from ingot.quant.measure import limits
 from ingot.quant.measure.datasets import Datasets, prepare
 from ingot.quant.measure.limits import Deadline
 from ingot.quant.measure.runner import Runner
-from ingot.quant.measure.trial import TrialRunner
+from ingot.quant.measure.trial import TrialRunner, certain
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
 from ingot.quant.report.records import Report, Verdict
@@ -275,7 +275,7 @@ def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: P
             f"{acceptance.double(runner.source)}"
         )
     progress(f"Trying {plan.name}")
-    trial = runner.attempt(plan, _TIMING)
+    trial = runner.attempt(plan, _TIMING, certain)
     if trial.failure:
         raise QuantizationError(trial.failure)
     if not trial.audit.quantized and not config.force:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import math
 import os
 import platform
@@ -12,6 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from ingot.runtime import control_group
+
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64.
+_ARCH_PRCTL, _REQUEST_REGISTERS, _TILES = 158, 0x1023, 18
 
 
 def cpu_count() -> int:
@@ -74,7 +78,10 @@ def gpu_identifier(index: int) -> uuid.UUID:
 
 @cache
 def cpu_features() -> str:
-    """Return the processor's architecture and instruction sets, which determine the kernels that engines choose."""
+    """Return the processor's architecture and instruction sets, which determine the kernels that engines choose.
+
+    Matrix units whose registers this process may not use are left out.
+    """
     names: set[str] = set()
     try:
         with Path("/proc/cpuinfo").open() as info:
@@ -84,7 +91,15 @@ def cpu_features() -> str:
                     names.update(value.split())
     except OSError:
         names.add(platform.processor())
+    amx = {name for name in names if name.startswith("amx_")}
+    if amx and not _may_use_amx():
+        names -= amx
     return " ".join([platform.machine(), *sorted(names)])
+
+
+def _may_use_amx() -> bool:
+    """Return whether Linux lets this process use the registers of x86's matrix units; a container may forbid it."""
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_REGISTERS, _TILES) == 0)
 
 
 def has_bf16() -> bool:
@@ -93,14 +108,19 @@ def has_bf16() -> bool:
 
 
 def describe() -> str:
-    """Return the architecture, CPU model and cores of the machine, for evidence."""
+    """Return the architecture, CPU model and cores of the machine, and a digest of its instruction sets, for evidence.
+
+    All virtual machines of a provider may name the same model and differ in instruction sets. Measurements from one
+    machine hold on another only if both descriptions are equal.
+    """
     model = platform.processor() or platform.machine()
     try:
         with Path("/proc/cpuinfo").open() as info:
             model = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{platform.machine()}, {model}, {cpu_count()} cores"
+    features = hashlib.sha256(cpu_features().encode()).hexdigest()[:8]
+    return f"{platform.machine()}, {model}, {cpu_count()} cores, instructions {features}"
 
 
 def spread(device: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from ingot.runtime.engine import Engine
 from ingot.tensors import Array, DType, Signature
 
 BATCHES = (1, 8, 32)
+LOOKS = 5
+"""How often engines are timed at most until their speeds are certain enough."""
+STEADY = 0.05
+"""A ratio of two engines' times that is less certain than this is disturbed by other programs."""
+_MOST = 1000
+
+Latencies = tuple[BatchLatency, ...]
+"""The latencies of one model by batch size."""
 
 
 def measure(
@@ -43,17 +51,30 @@ def measure_together(
     batches: Iterable[int] = BATCHES,
     budget: float = 0.3,
     least: int = 3,
-) -> list[tuple[BatchLatency, ...]]:
+    settled: Callable[[Sequence[Latencies]], bool] = lambda found: True,
+) -> list[Latencies]:
     """Time engines of one signature alternately, so that a busy machine disturbs all of them alike.
 
-    Arguments and behaviour are those of :func:`measure`; ``budget`` is per engine.
+    Arguments and behaviour are those of :func:`measure`; ``budget`` is per engine. ``settled`` is called with all
+    latencies so far; if it returns False, all batch sizes are timed again and the calls are added, at most
+    :data:`LOOKS` times in all. The latencies' ``spread`` is that of the ratio to the first engine.
     """
-    profiles: list[list[BatchLatency]] = [[] for _ in engines]
-    for samples in dict.fromkeys(signature.max_samples(samples) for samples in batches):
-        inputs = repeat(signature, example, samples) if signature.batch is not None else example
-        for profile, seconds in zip(profiles, _time(engines, inputs, budget, least), strict=True):
-            profile.append(BatchLatency(rows=samples, seconds=seconds))
-    return [tuple(profile) for profile in profiles]
+    calls: dict[int, _Calls] = {
+        samples: _Calls(engines) for samples in dict.fromkeys(signature.max_samples(samples) for samples in batches)
+    }
+    found: list[Latencies] = []
+    for _ in range(LOOKS):
+        for samples, timed in calls.items():
+            timed.run(repeat(signature, example, samples) if signature.batch is not None else example, budget, least)
+        found = [tuple(timed.latency(place, rows) for rows, timed in calls.items()) for place, _ in enumerate(engines)]
+        if settled(found):
+            break
+    return found
+
+
+def steady(found: Sequence[Latencies]) -> bool:
+    """Return whether all ratios to the first engine are certain to 5 %, by the wall clock."""
+    return all(item.spread <= STEADY and not item.disturbed for latencies in found for item in latencies)
 
 
 def repeat(signature: Signature, example: Mapping[str, Array], samples: int) -> dict[str, Array]:
@@ -83,15 +104,53 @@ def zeros(signature: Signature) -> dict[str, Array]:
     return arrays
 
 
-def _time(engines: Sequence[Engine], inputs: Mapping[str, Array], budget: float, least: int) -> list[float]:
-    """Return the median seconds per call for each engine."""
-    times: list[list[float]] = [[] for _ in engines]
-    for engine in engines:
-        engine.run(inputs)
-    end = time.perf_counter() + budget * len(engines)
-    while len(times[0]) < least or (time.perf_counter() < end and len(times[0]) < 1000):
-        for engine, taken in zip(engines, times, strict=True):
-            start = time.perf_counter()
+class _Calls:
+    """Calls of engines in turn, with the same inputs."""
+
+    def __init__(self, engines: Sequence[Engine]):
+        self._engines = engines
+        self._times: list[list[tuple[float, float]]] = []  # per round and engine: wall-clock and CPU seconds
+
+    def run(self, inputs: Mapping[str, Array], budget: float, least: int) -> None:
+        """Call each engine ``least`` times or more, as many as ``budget`` seconds per engine allow, at most 1000."""
+        for engine in self._engines:
             engine.run(inputs)
-            taken.append(time.perf_counter() - start)
-    return [median(taken) for taken in times]
+        end = time.perf_counter() + budget * len(self._engines)
+        done = 0
+        while done < least or (time.perf_counter() < end and done < _MOST):
+            self._times.append([_timed(engine, inputs) for engine in self._engines])
+            done += 1
+
+    def latency(self, place: int, rows: int) -> BatchLatency:
+        wall, cpu = np.array(self._times).transpose(2, 1, 0)  # each [engines, rounds]
+        spread, spread_of_cpu = (_spread(times[0], times[place]) for times in (wall, cpu))
+        on_cpu = all(engine.device == "cpu" for engine in (self._engines[0], self._engines[place]))
+        known = on_cpu and bool((cpu[[0, place]] > 0).all())
+        disturbed = known and spread > STEADY and spread_of_cpu < spread
+        return BatchLatency(
+            rows=rows,
+            seconds=float(np.median(wall[place])),
+            cpu=float(np.median(cpu[place])) if known else None,
+            spread=spread_of_cpu if disturbed else spread,
+            disturbed=disturbed,
+        )
+
+
+def _timed(engine: Engine, inputs: Mapping[str, Array]) -> tuple[float, float]:
+    """Return the wall-clock seconds of a call, and the CPU seconds of the process."""
+    busy, start = time.process_time(), time.perf_counter()
+    engine.run(inputs)
+    end = time.perf_counter()
+    return end - start, time.process_time() - busy
+
+
+def _spread(first: Array, second: Array) -> float:
+    """Return the uncertainty of the median ratio of pairs of calls, as a share.
+
+    It is half the width of the median's 95 % interval, which order statistics have for any distribution; with fewer
+    than six pairs, of the whole range.
+    """
+    ratios = np.sort(first / np.maximum(second, 1e-12))
+    cut = max(0, math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))))
+    low, high = float(ratios[cut]), float(ratios[-1 - cut])
+    return math.sqrt(high / low) - 1 if low > 0 else 0.0

@@ -157,6 +157,7 @@ def timing(speed: float, wait: float = 0) -> Callable[..., list[tuple[BatchLaten
         batches: Iterable[int],
         budget: float = 0,
         least: int = 3,
+        settled: object = None,
     ) -> list[tuple[BatchLatency, ...]]:
         time.sleep(wait)
         sizes = dict.fromkeys(signature.max_samples(size) for size in batches)

@@ -120,7 +120,7 @@ class TestVerdicts:
     ) -> None:
         """All are three times as fast at batch 1, and a bit slower at batch 8."""
 
-        def measure(engines: Any, signature: Any, example: Any, batches: Any, budget: float = 0, least: int = 3) -> Any:
+        def measure(engines: Any, *arguments: Any, **options: Any) -> Any:
             times = {1: (3e-3, 1e-3), 8: (8e-3, 1e-2)}
             return [
                 tuple(BatchLatency(rows=rows, seconds=pair[place > 0]) for rows, pair in times.items())
@@ -410,7 +410,7 @@ class TestRefusedConfigurations:
     def test_an_engine_that_computes_nothing_in_integers(
         self, classifier: Archive, engine: EngineName, title: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(TrialRunner, "attempt", lambda runner, plan, timing: Trial(plan))
+        monkeypatch.setattr(TrialRunner, "attempt", lambda runner, plan, *timing: Trial(plan))
         with pytest.raises(
             QuantizationError, match=f"{title} computes nothing of the result of 'static-int8' in integ"
         ):

@@ -45,3 +45,29 @@ def test_a_share_of_time_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, share
     monkeypatch.setattr("ingot.runtime.devices.os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(devices, "quota", lambda: share)
     assert devices.cpu_count() == cores
+
+
+@pytest.mark.parametrize(
+    ("flags", "allowed", "expected"),
+    [
+        ("avx2 amx_int8 amx_bf16", True, ["amx_bf16", "amx_int8", "avx2"]),
+        ("avx2 amx_int8 amx_bf16", False, ["avx2"]),
+        ("avx2 fma", False, ["avx2", "fma"]),
+    ],
+)
+def test_matrix_units_that_a_container_forbids_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, allowed: bool, expected: list[str]
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"model name\t: Intel(R) Xeon(R) Processor\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(devices, "Path", lambda _: info)
+    monkeypatch.setattr(devices, "_may_use_amx", lambda: allowed)
+    assert devices.cpu_features.__wrapped__().split()[1:] == expected
+
+
+def test_virtual_machines_of_one_model_differ_in_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = devices.describe()
+    monkeypatch.setattr(devices, "cpu_features", lambda: "x86_64 amx_int8")
+    there = devices.describe()
+    assert here != there
+    assert here.partition(", instructions ")[0] == there.partition(", instructions ")[0]

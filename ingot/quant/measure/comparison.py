@@ -17,6 +17,7 @@ from ingot.model_store.places import split_variant
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
+from ingot.quant.report import words
 from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
 from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.runtime.loading.loader import engine_of, precision_of
@@ -85,7 +86,7 @@ def compare(
         notes = [*chosen.notes(expected, scores.before, samples), *notes]
         progress("Timing both in turn")
         example = next(samples.batches(1)).inputs
-        latencies = profile.measure_together([left, right], signature, example, sizes)
+        latencies = profile.measure_together([left, right], signature, example, sizes, settled=profile.steady)
     made = Provenance.of("", _packages(first, second))
     return ModelComparison(
         model=first.variant.serving.name,
@@ -102,7 +103,12 @@ def compare(
         machine=devices.describe(),
         created=made.created,
         versions=made.versions,
-        notes=(*_warnings(first, second, samples, data), *notes, *samples.notes),
+        notes=(
+            *_warnings(first, second, samples, data),
+            *words.uncertainty(latencies[1]),
+            *notes,
+            *samples.notes,
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ingot.model_store import BatchLatency, Variant
+from ingot.model_store import Variant
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.data.samples import Samples
 from ingot.quant.metric import Comparison, Metric
@@ -82,9 +82,21 @@ class Runner:
         found, _ = by_output(self.variant.signature, self._expected, answers, self.evaluation)
         return comparison, found
 
-    def time(self, engines: Sequence[Engine], timing: float) -> list[tuple[BatchLatency, ...]]:
-        """Return the latencies by batch of engines, timed in turn."""
-        return profile.measure_together(engines, self.variant.signature, self.example, self.batches, timing)
+    def time(
+        self,
+        engines: Sequence[Engine],
+        timing: float,
+        settled: Callable[[Sequence[profile.Latencies]], bool] = profile.steady,
+    ) -> list[profile.Latencies]:
+        """Return the latencies by batch of engines, timed in turn until they are settled or a limit is reached."""
+
+        def checked(found: Sequence[profile.Latencies]) -> bool:
+            self.check()
+            return settled(found)
+
+        return profile.measure_together(
+            engines, self.variant.signature, self.example, self.batches, timing, settled=checked
+        )
 
     def _answers(self, engine: Engine) -> list[dict[str, Array]]:
         answers = []

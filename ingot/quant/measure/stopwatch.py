@@ -83,7 +83,9 @@ class Race:
                 )
                 for path, kind in self.models
             ]
-            return profile.measure_together(engines, self.signature, self.example, self.batches, self.seconds)
+            return profile.measure_together(
+                engines, self.signature, self.example, self.batches, self.seconds, settled=profile.steady
+            )
 
 
 def main() -> None:

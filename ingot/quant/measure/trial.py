@@ -12,7 +12,7 @@ from ingot.errors import IngotError
 from ingot.model_store import BatchLatency, BlobFolder
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import onnx_graph
-from ingot.model_store.format.evidence import Agreement
+from ingot.model_store.format.evidence import Agreement, speedups
 from ingot.quant.data import ranges
 from ingot.quant.data.ranges import Observation
 from ingot.quant.data.samples import Samples
@@ -25,7 +25,7 @@ from ingot.quant.report.records import Audit
 from ingot.quant.report.words import mean
 from ingot.quant.schemes import plan, static
 from ingot.quant.schemes.plan import EngineName, Plan
-from ingot.runtime import Engine, load_engine
+from ingot.runtime import Engine, load_engine, profile
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,7 @@ class Trial:
     @property
     def speedups(self) -> dict[int, float]:
         """How many times faster than the original, by batch."""
-        before = {item.rows: item.seconds for item in self.baseline}
-        return {item.rows: before[item.rows] / item.seconds for item in self.latency}
+        return speedups(self.baseline, self.latency)
 
     @property
     def speed(self) -> float:
@@ -77,6 +76,26 @@ class Trial:
     def faster(self) -> bool:
         """Whether it is faster than the original overall, and not clearly slower at any batch size."""
         return is_faster(self.speedups)
+
+    @property
+    def spread(self) -> float:
+        """The uncertainty of the speed, as a share."""
+        logs = [math.log1p(item.spread) for item in self.latency]
+        return math.expm1(math.hypot(*logs) / len(logs)) if logs else 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether speed-ups are ratios of CPU times, since other programs made wall-clock times scatter."""
+        return any(item.disturbed for item in self.latency)
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the timing is too uncertain to say whether it is faster."""
+        spreads = {item.rows: 1 + item.spread for item in self.latency}
+        best, worst = (
+            {rows: value * spreads[rows] ** sign for rows, value in self.speedups.items()} for sign in (1, -1)
+        )
+        return is_faster(best) != is_faster(worst)
 
     @property
     def drop(self) -> float:
@@ -99,6 +118,15 @@ def slowness(speedups: Mapping[int, float]) -> str:
         return "not faster than the original" if whole <= 1 else f"less than {FASTER}x"
     rows, least = min(speedups.items(), key=lambda item: item[1])
     return f"slower at batch {rows} ({least:.2f}x)" if least < _SLOWEST else ""
+
+
+def _clear(trial: Trial) -> bool:
+    return not trial.unclear
+
+
+def certain(trial: Trial) -> bool:
+    """Return whether the speed of a trial may be kept as evidence."""
+    return not trial.unclear and profile.steady([trial.latency])
 
 
 @dataclass(frozen=True)
@@ -195,8 +223,12 @@ class TrialRunner(Runner):
         graph, weights = onnx_graph.pack(model, blobs, self.source.blobs if link else None)
         return Built(blobs, graph, weights, engine=candidate.engine, compute=candidate.compute)
 
-    def measure(self, candidate: Plan, built: Built, timing: float = _TIMING) -> Trial:
+    def measure(
+        self, candidate: Plan, built: Built, timing: float = _TIMING, settled: Callable[[Trial], bool] = _clear
+    ) -> Trial:
         """Compare the speed and outputs of a plan's model with the original's.
+
+        It is timed again while it is not ``settled``, for ``timing`` seconds per batch size and model each time.
 
         Raises:
             IngotError: the plan's engine cannot load or run it, or its outputs are unusable.
@@ -204,7 +236,11 @@ class TrialRunner(Runner):
         self.check()
         with contextlib.closing(built.load(self.threads)) as engine:
             self.check()
-            baseline, latency = self.time([self.original, engine], timing)
+            baseline, latency = self.time(
+                [self.original, engine],
+                timing,
+                lambda found: settled(Trial(plan=candidate, baseline=found[0], latency=found[1])),
+            )
             comparison, outputs = self.compare(engine)
         return Trial(
             plan=candidate,
@@ -216,12 +252,10 @@ class TrialRunner(Runner):
             outputs=outputs,
         )
 
-    def attempt(self, candidate: Plan, timing: float = _TIMING) -> Trial:
+    def attempt(self, candidate: Plan, timing: float = _TIMING, settled: Callable[[Trial], bool] = _clear) -> Trial:
         """Build and measure a plan; one that cannot run yields a trial with a failure.
 
-        Args:
-            candidate: the plan.
-            timing: seconds for each batch size and model.
+        The arguments are those of :meth:`measure`.
         """
         try:
             built = self.build(candidate, BlobFolder.scratch())
@@ -229,7 +263,7 @@ class TrialRunner(Runner):
             same = self._known.get(built.key)
             if same is not None:
                 return replace(same, plan=candidate)
-            trial = self.measure(candidate, built, timing)
+            trial = self.measure(candidate, built, timing, settled)
         except TimeUp:
             raise
         except IngotError as error:
@@ -240,15 +274,19 @@ class TrialRunner(Runner):
         self._known[built.key] = trial
         return trial
 
-    def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
-        """Return trials with new latencies, timed in turn with each other and the original."""
+    def time_again(
+        self, trials: Sequence[Trial], timing: float, settled: Callable[[Sequence[Trial]], bool]
+    ) -> list[Trial]:
+        """Return trials with new latencies, timed in turn with each other and the original until they are settled."""
+
+        def timed(found: Sequence[profile.Latencies]) -> list[Trial]:
+            baseline, *others = found
+            return [replace(trial, latency=item, baseline=baseline) for trial, item in zip(trials, others, strict=True)]
+
         built = [self.build(trial.plan, BlobFolder.scratch(), link=len(trials) == 1) for trial in trials]
         with contextlib.ExitStack() as stack:
             engines = [stack.enter_context(contextlib.closing(item.load(self.threads))) for item in built]
-            baseline, *latencies = self.time([self.original, *engines], timing)
-        return [
-            replace(trial, latency=latency, baseline=baseline) for trial, latency in zip(trials, latencies, strict=True)
-        ]
+            return timed(self.time([self.original, *engines], timing, lambda found: settled(timed(found))))
 
     def _observe(self) -> dict[str, Observation]:
         if self.calibration is None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from ingot.model_store.format.evidence import BatchLatency, Count, Number, OutputAgreement
+from ingot.model_store.format.evidence import BatchLatency, Count, Number, OutputAgreement, speedups
 
 DOCUMENT = "quantization.json"
 """The name of the report in an archive."""
@@ -253,8 +253,7 @@ class ModelComparison(_Record):
     @property
     def speedups(self) -> dict[int, float]:
         """The speed-up of the other over the first, by batch."""
-        first = {item.rows: item.seconds for item in self.before.latency}
-        return {item.rows: first[item.rows] / item.seconds for item in self.after.latency if item.rows in first}
+        return speedups(self.before.latency, self.after.latency)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant.report.records import Candidate, DataRecord, Report, Score
 from ingot.report.units import number, percent, size
+from ingot.runtime.profile import STEADY
 
 
 def score(item: Score | None) -> str:
@@ -74,6 +75,22 @@ def speed(speedups: Mapping[int, float]) -> str:
     batches = ", ".join(map(str, speedups))
     several = f" (geometric mean over the batches {batches})" if len(speedups) > 1 else f" at batch {batches}"
     return f"{found:.2f} times as fast as the original{several}"
+
+
+def uncertainty(latency: Sequence[BatchLatency]) -> tuple[str, ...]:
+    """Return remarks on a timing that other programs disturbed."""
+    disturbed = ", ".join(str(item.rows) for item in latency if item.disturbed)
+    wide = {item.rows: item.spread for item in latency if item.spread > STEADY}
+    found = []
+    if disturbed:
+        found.append(
+            "other programs used the processor during the timing: the speed-ups at batch "
+            f"{disturbed} are ratios of CPU time"
+        )
+    if wide:
+        listed = ", ".join(f"{share:.0%} at batch {rows}" for rows, share in wide.items())
+        found.append(f"the speed-ups may be wrong by {listed}: repeat the command on a machine without other work")
+    return tuple(found)
 
 
 def verdict(report: Report) -> str:

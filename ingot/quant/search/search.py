@@ -24,13 +24,18 @@ from ingot.quant.search import sensitivity
 from ingot.quant.search.families import families, refinements
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.sensitivity import Noise
+from ingot.runtime import profile
 
 log = logging.getLogger(__name__)
 
-# Finalists are timed again, longer and in turn; for a large model, only the best.
+# Finalists are timed again in turn, until their speeds are certain to this share; for a large model, only the best.
 _FINALISTS = 4
-_FINAL_TIMING = 1.0
-_LEAST_TIMING = 0.15
+_CERTAIN = 0.02
+# Seconds for each look at them, batch size and model.
+_FINAL_TIMING = 0.5
+_LEAST_TIMING = 0.05
+# The first timing is short: it may be wrong by this share, whatever the spread of its calls.
+_DOUBT = 0.15
 # How many of the fastest are tried with one scale per tensor.
 _COARSENED = 3
 # A plan whose rows affect each other must be this much faster than one whose requests can be batched.
@@ -52,6 +57,7 @@ class Found:
         noises: the damage by each layer of the chosen plan, largest first, if it was measured.
         complete: whether the search ended within its time.
         cost: seconds per attempt.
+        notes: remarks on the whole search.
         remarks: by plan, the reason why one within the budget with a higher speed-up was not chosen.
     """
 
@@ -61,6 +67,7 @@ class Found:
     noises: tuple[Noise, ...] = ()
     complete: bool = True
     cost: float = field(default=0.0, compare=False)
+    notes: tuple[str, ...] = ()
     remarks: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -99,6 +106,7 @@ class Search:
         self._noises: dict[str, list[Noise]] = {}
         self._origins: dict[str, str] = {}  # plans from which others were made by keeping layers
         self._unproven: set[str] = set()  # plans whose measurements are only from the journal
+        self._refused: set[str] = set()  # plans that were not faster when they were timed again
         self._kept = choose(runner.source.names, config.keep)
 
     def run(self) -> Found:
@@ -111,17 +119,16 @@ class Search:
             complete = False
         finally:
             self._runner.check = lambda: None
-        finalists = self._finalists()
-        chosen = self._best(finalists)
+        chosen, timed = self._choose()
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
-        remarks = self._remarks(chosen, finalists) if chosen is not None else {}
         return Found(
             chosen,
             tuple(self._trials.values()),
             noises=tuple(noises),
             complete=complete,
             cost=self._cost,
-            remarks=remarks,
+            notes=self._notes(timed, complete=complete),
+            remarks=self._remarks(chosen, timed) if chosen is not None else {},
         )
 
     def _explore(self) -> None:
@@ -144,19 +151,33 @@ class Search:
     def _good(self, trial: Trial) -> bool:
         return not trial.failure and trial.holds(self._config.max_drop) and trial.faster
 
-    def _different(self) -> list[Trial]:
-        """Return the plans that hold and are faster; of plans with equal models, which share a timing, the first."""
+    def _different(self, wanted: Callable[[Trial], bool]) -> list[Trial]:
+        """Return the wanted plans, the best first; of plans with equal models, which share a timing, the first."""
         models: dict[object, Trial] = {}
-        for trial in filter(self._good, self._trials.values()):
+        for trial in filter(wanted, self._trials.values()):
             models.setdefault((trial.latency, trial.size), trial)
-        return list(models.values())
+        return sorted(models.values(), key=lambda trial: -self._worth(trial))
+
+    def _doubtful(self, trial: Trial) -> bool:
+        """Return whether a plan that holds was refused by its speed, and might not be by a longer timing."""
+        if trial.failure or trial.faster or not trial.holds(self._config.max_drop):
+            return False
+        return trial.plan.key not in self._refused and trial.speed * (1 + max(trial.spread, _DOUBT)) >= FASTER
 
     def _finalists(self) -> list[Trial]:
-        """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged."""
+        """Return the best plans, all of them measured by this process: a journal may be old, damaged or forged.
+
+        Up to half are plans that would be the best if they had not been slower at some batch size. If no plan is
+        faster, those that nearly are get a second look.
+        """
         while True:
             # All of them are in memory at once for the timing, with the original.
             count = 1 if self._runner.large else self._affordable
-            found = sorted(self._different(), key=lambda trial: -trial.speed / self._price(trial.plan))[:count]
+            good, doubtful = self._different(self._good), self._different(self._doubtful)
+            if good:
+                best = self._worth(good[0])
+                doubtful = [trial for trial in doubtful if self._worth(trial) >= best][: count // 2]
+            found = [*good[: count - len(doubtful)], *doubtful][:count]
             unproven = [trial for trial in found if trial.plan.key in self._unproven]
             if not unproven:
                 return found
@@ -174,46 +195,73 @@ class Search:
         elif not math.isclose(trial.drop, known.drop, rel_tol=_CLOSE, abs_tol=_CLOSE):
             log.warning("'%s' loses %.4g, but %.4g according to the journal", trial.plan.name, trial.drop, known.drop)
 
-    def _best(self, finalists: Sequence[Trial]) -> Trial | None:
-        if not finalists:
-            return None
-        timed = self._time_again(finalists)
-        for before, after in zip(finalists, timed, strict=True):
-            for key, trial in self._trials.items():
-                if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, from any plan
-                    self._trials[key] = replace(trial, latency=after.latency, baseline=after.baseline)
-        again = [trial for trial in timed if trial.faster]
-        if not again:
-            return None
-        worth = {trial.plan.key: trial.speed / self._price(trial.plan) for trial in again}
-        most = max(worth.values())
-        return min((trial for trial in again if worth[trial.plan.key] * _EQUAL >= most), key=lambda trial: trial.drop)
+    def _choose(self) -> tuple[Trial | None, list[Trial]]:
+        """Return the best plan, and those that it was timed in turn with; None if none is faster."""
+        while finalists := self._finalists():
+            timed = self._time_again(finalists)
+            for before, after in zip(finalists, timed, strict=True):
+                for key, trial in self._trials.items():
+                    if (trial.latency, trial.size) == (before.latency, before.size):  # the same model, from any plan
+                        self._trials[key] = replace(trial, latency=after.latency, baseline=after.baseline)
+                        self._refused.add(key)
+            if again := [trial for trial in timed if trial.faster]:
+                return min(self._equal(again), key=lambda trial: trial.drop), timed
+        return None, []
+
+    def _equal(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the best plan, and those that the timing cannot distinguish from it."""
+        best = max(trials, key=self._worth)
+        return [
+            trial
+            for trial in trials
+            if self._worth(trial) * max(_EQUAL, (1 + trial.spread) * (1 + best.spread)) >= self._worth(best)
+        ]
+
+    def _settled(self, timed: Sequence[Trial]) -> bool:
+        """Return whether more timing would hardly change the choice."""
+        rivals = [trial for trial in timed if trial.faster or trial.unclear]
+        rivals = self._equal(rivals) if rivals else []
+        return all(trial.spread <= _CERTAIN and not trial.unclear and not trial.disturbed for trial in rivals)
+
+    def _worth(self, trial: Trial) -> float:
+        """Return the speed, lower for a plan whose requests cannot be batched."""
+        return trial.speed / self._price(trial.plan)
+
+    def _notes(self, timed: Sequence[Trial], *, complete: bool) -> tuple[str, ...]:
+        """Return remarks on an incomplete search, and on a choice among plans that the timing could not distinguish."""
+        notes: tuple[str, ...] = () if complete else ("the time was up before the search was complete",)
+        equal = self._equal([trial for trial in timed if trial.faster]) if timed else []
+        if len(equal) > 1 and max(trial.spread for trial in equal) > _CERTAIN:
+            names = ", ".join(f"'{trial.plan.name}'" for trial in equal)
+            notes += (f"the timing cannot say which of {names} is the fastest: the most exact of them was chosen",)
+        return notes
 
     def _remarks(self, chosen: Trial, finalists: Sequence[Trial]) -> dict[str, str]:
         """Return why plans that hold and have a higher speed-up than the chosen one were not chosen."""
-        worth = chosen.speed / self._price(chosen.plan)
+        worth = self._worth(chosen)
         models = [(trial.size, trial.drop) for trial in finalists]
         remarks: dict[str, str] = {}
         for key, trial in self._trials.items():
             if key == chosen.plan.key or not self._good(trial) or trial.speed <= chosen.speed:
                 continue
-            priced = trial.speed / self._price(trial.plan)
+            priced = self._worth(trial)
             if priced < trial.speed and priced < worth * _EQUAL:
                 remarks[key] = f"counts as {priced:.2f}x: its requests are not batched"
             elif (trial.size, trial.drop) not in models:
                 remarks[key] = f"timed once, not among the best {len(finalists)}"
             else:
-                remarks[key] = f"within {_EQUAL - 1:.0%} of the chosen one, less exact"
+                apart = max(_EQUAL, (1 + trial.spread) * (1 + chosen.spread)) - 1
+                remarks[key] = f"within {apart:.0%} of the chosen one, less exact"
         return remarks
 
     def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
         """Time the best in turn if there is time; otherwise keep their measurements."""
         calls = len(self._runner.batches) * (len(finalists) + 1)
-        spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls
+        spare = (self._deadline.left - self._cost * (len(finalists) + 1)) / calls / profile.LOOKS
         if spare < _LEAST_TIMING:
             return list(finalists)
         self._progress("Timing the best once more")
-        return self._runner.time_again(finalists, min(spare, _FINAL_TIMING))
+        return self._runner.time_again(finalists, min(spare, _FINAL_TIMING), self._settled)
 
     @property
     def _cost(self) -> float:
@@ -261,7 +309,8 @@ class Search:
 
     def _hopeful(self, trial: Trial) -> bool:
         """Return whether a plan is as fast as the best so far, so that improving it may be worthwhile."""
-        return not trial.failure and trial.faster and trial.speed >= self._fastest
+        faster = trial.faster or trial.unclear
+        return not trial.failure and faster and trial.speed * (1 + trial.spread) >= self._fastest
 
     def _so_far(self) -> str:
         fastest = self._fastest
@@ -277,8 +326,7 @@ class Search:
 
     def _coarsen(self) -> None:
         """Try one scale per tensor for the fastest that hold: fewer factors to apply, at some loss."""
-        good = sorted(self._different(), key=lambda trial: -trial.speed)
-        for trial in good[:_COARSENED]:
+        for trial in self._different(self._good)[:_COARSENED]:
             if trial.plan.per_channel and {"static", "dynamic"} & set(trial.plan.schemes.values()):
                 self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale per tensor"))
 

@@ -21,6 +21,7 @@ from ingot.model_store import Archive, Evidence, Golden, Serving, Variant, add_v
 from ingot.quant.config import HalfRecipe, PT2EInt8, QuantConfig, Recipe
 from ingot.quant.measure.stopwatch import Race
 from ingot.quant.metric import Comparison, within
+from ingot.quant.report import words
 from ingot.quant.report.records import Audit, Candidate, Layer, Report, Score
 from ingot.quant.variants import packing
 from ingot.quant.variants.packing import Job
@@ -142,7 +143,8 @@ def add(job: Job, program: Variant, recipe: Recipe, found: Attempt, reason: str)
     made, packed = found.made, found.packed
     name = packing.free_name(job.archive, name_of(recipe))
     made_with = ("torch", *(("torchao",) if isinstance(recipe, PT2EInt8) else ()))
-    notes = (*job.notes, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
+    measured = words.uncertainty(found.evidence.latency)
+    notes = (*job.notes, *measured, *packed.notes, f"native code for processors of this kind and PyTorch {release()}")
     head = packing.head(job, name, found.comparison, made_with)
     summary = head.model_copy(update={**_findings(recipe, found), "notes": notes, "reason": reason})
     operators = made.audit.quantized if made.audit else {}

@@ -12,9 +12,11 @@ import onnx_ir as ir
 from ingot.errors import QuantizationError
 from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golden, Serving, add_variant
 from ingot.model_store.format import onnx_graph
+from ingot.model_store.format.evidence import speedups
 from ingot.quant.config import HalfRecipe
 from ingot.quant.graph.layers import choose
 from ingot.quant.metric import Comparison, within
+from ingot.quant.report import words
 from ingot.quant.report.records import Candidate, Report, Score
 from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
@@ -123,17 +125,16 @@ def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
             for item in (job.runner.source.path, path)
         ]
         baseline, latency = job.runner.time(engines, _TIMING)
-    return _Times(baseline, latency)
+    return _Times(baseline, latency, words.uncertainty(latency))
 
 
 def _report(job: GraphJob, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
-    before = {item.rows: item.seconds for item in times.baseline}
     candidate = Candidate(
         name=recipe.name,
         recipe=recipe.record(),
         size=size,
         latency=times.latency,
-        speedups={item.rows: before[item.rows] / item.seconds for item in times.latency},
+        speedups=speedups(times.baseline, times.latency),
         score=Score.of(comparison.after),
         drop=Score.of(comparison.drop),
         holds=within(comparison.drop.value, job.config.max_drop),

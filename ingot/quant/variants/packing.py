@@ -20,6 +20,7 @@ from ingot.quant.measure.limits import Deadline, TimeUp
 from ingot.quant.measure.runner import Runner
 from ingot.quant.measure.trial import Trial, TrialRunner, slowness
 from ingot.quant.metric import Comparison
+from ingot.quant.report import words
 from ingot.quant.report.page import html
 from ingot.quant.report.records import DOCUMENT, Candidate, DataRecord, Layer, Report, Score, Verdict
 from ingot.quant.report.view import text
@@ -198,7 +199,7 @@ def report(job: GraphJob, found: Found, variant: str, noises: Sequence[Noise]) -
     """Return the report of a search."""
     chosen = found.chosen
     part = head(job, variant, chosen.comparison if chosen is not None else None)
-    notes = job.notes if found.complete else (*job.notes, "the time was up before the search was complete")
+    notes = (*job.notes, *(words.uncertainty(chosen.latency) if chosen is not None else ()), *found.notes)
     return part.model_copy(
         update={
             "baseline": chosen.baseline if chosen else next((trial.baseline for trial in found.trials), ()),

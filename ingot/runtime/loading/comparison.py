@@ -79,7 +79,10 @@ def measured(
 
 
 def _timed_here(evidence: Evidence) -> bool:
-    return evidence.machine == devices.describe() and bool(evidence.latency or evidence.baseline)
+    """Return whether latencies were recorded on this machine, with ratios that are certain enough to compare."""
+    times = (*evidence.latency, *evidence.baseline)
+    certain = all(1 + item.spread <= EQUAL for item in times)
+    return evidence.machine == devices.describe() and bool(times) and certain
 
 
 def _relative(variants: Sequence[Variant]) -> dict[str, Costs] | None:

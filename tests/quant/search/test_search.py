@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +25,10 @@ from ingot.quant.search.families import families, refinements
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.search import Found, Search, fewest
 from ingot.quant.search.sensitivity import Noise
+from ingot.runtime import profile
 from tests.quant import graphs
 from tests.quant.graphs import random
+from tests.runtime.clocks import Machine, Model, bursts, race
 
 LAYERS = 8
 CONFIG = QuantConfig(max_drop=0.01, engines=("onnxruntime",))
@@ -82,7 +85,9 @@ class FakeRunner:
             self.check()
         return trial(plan, *self._worth(plan))
 
-    def time_again(self, trials: Sequence[Trial], timing: float) -> list[Trial]:
+    def time_again(
+        self, trials: Sequence[Trial], timing: float, settled: Callable[[Sequence[Trial]], bool]
+    ) -> list[Trial]:
         self.timed += [item.plan.name for item in trials]
         self.clock += len(trials) * self.cost / 2 + timing * (len(trials) + 1) * len(self.batches)
         return [trial(item.plan, self._retimed(item.plan)[0], item.drop) for item in trials]
@@ -211,6 +216,106 @@ class TestChoice:
             worth_of = {item.plan.key: item.speed / (1.2 if item.plan.rows_touch else 1) for item in good}
             assert worth_of[found.chosen.plan.key] * 1.03 >= max(worth_of.values())
         assert len(runner.attempts) == len({plan.key for plan in runner.attempts}) == len(found.trials)
+
+
+class BusyRunner(FakeRunner):
+    """A runner on a machine whose other programs delay calls by half of their time on average, and often by more."""
+
+    def __init__(self, source: Source, worth: Worth, machine: Machine, seed: int):
+        super().__init__(source, worth)
+        self._machine = machine
+        self._random = np.random.default_rng(seed)
+
+    def attempt(self, plan: Plan) -> Trial:
+        made = super().attempt(plan)
+        return made if made.failure else self._timed([made], 0.15, lambda found: not found[0].unclear)[0]
+
+    def time_again(
+        self, trials: Sequence[Trial], timing: float, settled: Callable[[Sequence[Trial]], bool]
+    ) -> list[Trial]:
+        return self._timed(trials, timing, settled)
+
+    def _timed(self, trials: Sequence[Trial], timing: float, settled: Callable[[Sequence[Trial]], bool]) -> list[Trial]:
+        delays = [bursts(0.01, int(self._random.integers(1 << 30))), lambda: float(self._random.exponential(5e-4))]
+        self._machine.delay, self._machine.jitter = delays
+        models = [Model(self._machine, 0.02)]
+        models += [Model(self._machine, 0.02 / self._worth(item.plan)[0]) for item in trials]
+
+        def made(found: Sequence[profile.Latencies]) -> list[Trial]:
+            return [replace(item, baseline=found[0], latency=found[at]) for at, item in enumerate(trials, 1)]
+
+        return made(race(*models, batches=[1, 8], budget=timing, settled=lambda found: settled(made(found))))
+
+
+class TestNoise:
+    def test_a_busy_machine_does_not_change_the_choice(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+        worth = {"static int8, layers alone": (1.6, 0.001), "static int8": (1.45, 0), "dynamic int8": (1.5, 0.002)}
+        machine = Machine()
+        monkeypatch.setattr("ingot.runtime.profile.time", machine)
+        for seed in range(6):
+            found = run(BusyRunner(source, lambda plan: worth.get(plan.name, (0.9, 0)), machine, seed)).chosen
+            assert found is not None
+            assert found.plan.name == "static int8, layers alone"
+            assert found.speedups == {rows: pytest.approx(1.6, rel=0.06) for rows in (1, 8)}
+
+    @pytest.mark.parametrize(("first", "chosen"), [(0.95, "static int8"), (0.8, None)])
+    def test_nothing_is_refused_by_one_short_timing(self, source: Source, first: float, chosen: str | None) -> None:
+        runner = FakeRunner(source, lambda plan: (first, 0), retimed=lambda plan: (2.0 if static(plan) else 0.9, 0))
+        found = run(runner)
+        assert (found.chosen.plan.name if found.chosen else None) == chosen
+        assert bool(runner.timed) is bool(chosen)
+
+    def test_the_best_that_is_slower_at_a_batch_size_is_timed_again(self, source: Source) -> None:
+        """As bf16 was on a network of bytes: 0.8 times as fast at batch 1 by one timing, and the fastest in fact."""
+
+        class Runner(FakeRunner):
+            def attempt(self, plan: Plan) -> Trial:
+                return self._with_batch_1(super().attempt(plan), 0.8)
+
+            def time_again(
+                self, trials: Sequence[Trial], timing: float, settled: Callable[[Sequence[Trial]], bool]
+            ) -> list[Trial]:
+                return [self._with_batch_1(item, 1.1) for item in super().time_again(trials, timing, settled)]
+
+            @staticmethod
+            def _with_batch_1(trial: Trial, speed: float) -> Trial:
+                if not static(trial.plan):
+                    return trial
+                more = [replace_rows(item, 32) for item in (trial.latency[0], trial.baseline[0])]
+                first = BatchLatency(rows=1, seconds=1 / speed), BatchLatency(rows=1, seconds=1)
+                return replace(trial, latency=(first[0], more[0]), baseline=(first[1], more[1]))
+
+        worth = {"static int8": (4.0, 0), "dynamic int8": (1.5, 0)}
+        found = run(Runner(source, lambda plan: worth.get(plan.name, (1, 0))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "static int8"
+        assert found.chosen.speedups == {1: pytest.approx(1.1), 32: pytest.approx(4)}
+
+    def test_what_the_timing_cannot_distinguish_is_said(self, source: Source) -> None:
+        """The most exact is chosen."""
+
+        class Runner(FakeRunner):
+            def time_again(
+                self, trials: Sequence[Trial], timing: float, settled: Callable[[Sequence[Trial]], bool]
+            ) -> list[Trial]:
+                timed = [
+                    replace(item, latency=(item.latency[0].model_copy(update={"spread": 0.1}),)) for item in trials
+                ]
+                assert not settled(timed)
+                return timed
+
+        worth = {"static int8": (2.0, 0.005), "static int8, layers alone": (1.8, 0.001), "int8 weights": (1.4, 0)}
+        found = run(Runner(source, lambda plan: worth.get(plan.name, (0.5, 0.5))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == "static int8, layers alone"
+        assert found.notes == (
+            "the timing cannot say which of 'static int8', 'static int8, layers alone' is the fastest: the most exact "
+            "of them was chosen",
+        )
+
+
+def replace_rows(item: BatchLatency, rows: int) -> BatchLatency:
+    return item.model_copy(update={"rows": rows})
 
 
 class TestMending:

@@ -15,7 +15,7 @@ from ingot.model_store import Archive, Evidence, Golden, Store, Variant
 from ingot.model_store.store.derived import DerivedCache
 from ingot.runtime import Limits, Settings, devices
 from ingot.runtime.gpu.graphs import GraphOptions
-from ingot.runtime.loading import comparison
+from ingot.runtime.loading import comparison, warmup
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Chooser, obstacle
 from ingot.runtime.loading.loader import graphs_for, tensorrt_cache
@@ -145,6 +145,28 @@ def test_times_of_other_hardware_are_not_believed(
     times.update(a=0.001, b=0.002)
     wrong = timed(0.001, machine=machine.replace("gpu", ""))
     choice = choose(archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=wrong)]), settings)
+    assert (choice.runnable.variant, choice.reason) == ("a", "measured")
+
+
+def test_records_of_a_processor_with_other_instructions_are_not_believed(
+    times: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine with the same model of processor and as many cores, as virtual machines are."""
+    times.update(a=0.001, b=0.002)
+    made = archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=timed(0.001))])
+    assert (choose(made).runnable.variant, choose(made).reason) == ("b", "recorded")
+    assert warmup.recorded(made.variants[0].serving.evidence)
+    monkeypatch.setattr(devices, "cpu_features", lambda: "x86_64 amx_int8")
+    assert (choose(made).runnable.variant, choose(made).reason) == ("a", "measured")
+    assert not warmup.recorded(made.variants[0].serving.evidence)
+
+
+def test_uncertain_records_are_not_believed(times: dict[str, float]) -> None:
+    times.update(a=0.001, b=0.002)
+    evidence = timed(0.001)
+    latency = tuple(item.model_copy(update={"spread": 0.3}) for item in evidence.latency)
+    wrong = evidence.model_copy(update={"latency": latency})
+    choice = choose(archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=wrong)]))
     assert (choice.runnable.variant, choice.reason) == ("a", "measured")
 
 
