@@ -197,7 +197,10 @@ class Examples:
             return np.asarray(rng.standard_normal(shape)).astype(spec.dtype.numpy)
         limit = self._limits[spec.name].at(sizes) if spec.name in self._limits else 2
         numbers = np.asarray(rng.integers(0, limit, shape)).astype(spec.dtype.numpy)
-        if shape and limit == 2:
+        if limit == 2 and (len(spec.shape) == 1 or spec.shape[-1:] == (1,)):
+            # One value a sample: with equal ones, nothing would show whether samples are independent.
+            numbers.flat[:1], numbers.flat[1:2] = 1, 0
+        elif shape and limit == 2:
             numbers[..., :1] = 1  # engines disagree on attention masks of zeros only
         return numbers
 

@@ -207,7 +207,16 @@ def unbatchable(reference: Runner, signature: Signature, batch: str, examples: E
         whole = reference.run(inputs)
     samples = [_sample(inputs, axes, index) for index in range(sizes[batch])]
     if all(_equal(samples[0], sample) for sample in samples):
-        return "the samples of the example are all equal, so they cannot be proved independent"
+        integer = next((spec for spec in signature.inputs if spec.dtype.is_integer and spec.name in axes), None)
+        values = (
+            f"declare a range of values, such as --input '{replace(integer, values=None)}=0..120', or "
+            if integer
+            else ""
+        )
+        return (
+            "the samples of the example are all equal, so they cannot be proved independent; "
+            f"{values}pass an --example with different samples"
+        )
     if (output := _influenced_by_extremes(reference, whole, inputs, axes, signature.values)) is not None:
         return f"output '{output}' of a sample depends on the other samples"
     for index, own in enumerate(samples):

@@ -8,7 +8,8 @@ import pytest
 from ingot.errors import ParityError
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, tolerance, unbatchable, unrepeated
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec
+from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec
+from ingot.values import ValueRange
 
 
 class Function:
@@ -148,3 +149,22 @@ def test_an_output_that_compares_the_rows_of_a_batch_is_not_joined() -> None:
     of = Signature((TensorSpec("x", DType.FP32, ("batch", 4)),), (TensorSpec("y", DType.FP32, ("batch", "batch")),))
     reason = unbatchable(Function(lambda x: x @ x.T), of, "batch", Examples(of.inputs, of.ranges))
     assert reason == "output 'y' has 2 dimensions 'batch', not one"
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if not dtype.is_float])
+@pytest.mark.parametrize("shape", [("batch",), ("batch", 1), ("batch", 1, 1)])
+def test_one_value_a_sample_differs_between_samples(dtype: DType, shape: Shape) -> None:
+    of = Signature((TensorSpec("x", dtype, shape),), (TensorSpec("y", dtype, shape),))
+    examples = Examples(of.inputs, of.ranges)
+    assert unbatchable(Function(lambda x: x), of, "batch", examples) is None
+    if dtype is not DType.BYTES:
+        reason = unbatchable(Function(lambda x: np.roll(x, 1, 0)), of, "batch", examples)
+        assert "depends on the other samples" in str(reason)
+
+
+def test_equal_samples_name_the_remedy() -> None:
+    spec = TensorSpec("x", DType.INT64, ("batch", 1), ValueRange(3, 3))
+    of = Signature((spec,), (TensorSpec("y", DType.INT64, ("batch", 1)),))
+    reason = unbatchable(Function(lambda x: x), of, "batch", Examples(of.inputs, of.ranges))
+    assert "all equal" in str(reason)
+    assert "--input 'x:int64[batch,1]=0..120'" in str(reason)
