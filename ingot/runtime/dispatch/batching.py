@@ -16,6 +16,7 @@ from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, T
 from ingot.faultlog import rate_limited_logger
 from ingot.padding import Padder
 from ingot.report import units
+from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.engine import Engine
@@ -154,7 +155,8 @@ class Batcher:
         self._delivers = bool(getattr(engine, "direct", Direct()).outputs)
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._input_axes = signature.batch_axes(signature.inputs)
-        self._promised = {spec.name for spec in signature.outputs}
+        self._batched = next(iter(self._input_axes), "")
+        self._outputs = OutputCheck(signature)
         self._output_axes = signature.batch_axes(signature.outputs)
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
@@ -235,8 +237,7 @@ class Batcher:
         finally:
             ran = time.perf_counter()
             spent.running += ran - joined
-        if not self._promised <= outputs.keys():
-            raise InternalError(f"the engine returned no output '{min(self._promised - outputs.keys())}'")
+        outputs = self._outputs.checked(outputs, self._samples(entries))
         if self._buffers.nbytes:
             self._buffers.part_from(outputs.values())
         answers = self._split(entries, outputs)
@@ -247,6 +248,13 @@ class Batcher:
         if self._texts or (ran - joined > self._soonest and sum([a.nbytes for a in outputs.values()]) > limit.nbytes):
             return [limit.checked(answer) for answer in answers]
         return [*answers]
+
+    def _samples(self, entries: Sequence[Entry]) -> int:
+        if len(entries) > 1:
+            return sum([entry.samples for entry in entries])
+        # The samples of an empty request count as one in the scheduler.
+        name = self._batched
+        return entries[0].inputs[name].shape[self._input_axes[name]] if name else 1
 
     def _targets(self, entries: Sequence[Entry]) -> dict[str, list[Range]]:
         """Return where requests want their samples of outputs on the device, by the name of the output."""
@@ -317,10 +325,6 @@ class Batcher:
         if len(entries) == 1:
             return [outputs]
         axes = self._output_axes
-        total = sum([entry.samples for entry in entries])
-        for name, array in outputs.items():
-            if array.shape[axes[name]] != total:
-                raise InternalError(f"output '{name}' has {array.shape[axes[name]]} samples for a batch of {total}")
         parts: list[dict[str, Array]] = []
         first = not any(axes.values())
         start = 0

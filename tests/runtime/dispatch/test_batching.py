@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -133,6 +133,42 @@ def test_an_engine_that_returns_too_few_rows_is_not_trusted() -> None:
     outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
     assert engine.calls == [3, 1, 2, 1, 1]  # joined it lied; alone each is right
     assert all(isinstance(outcome, Mapping) for outcome in outcomes)
+
+
+def test_an_engine_that_drops_a_row_of_a_single_request_answers_nothing() -> None:
+    for samples, returned in ((3, 2), (0, 1), (1, 0)):
+        y = np.zeros((returned, 2), np.float32)
+        engine = FunctionEngine(lambda inputs, y=y: {"y": y})  # type: ignore[misc]
+        [outcome] = Batcher(engine, DOUBLER).run([entry(np.ones((samples, 2), np.float32))])
+        assert isinstance(outcome, InternalError)
+        assert f"float32 [{returned}, 2] for {samples} samples" in str(outcome)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda y: y.astype(np.float64), id="datatype"),
+        pytest.param(lambda y: y[..., None], id="rank"),
+        pytest.param(lambda y: np.concatenate([y, y[:1]]), id="samples"),
+        pytest.param(lambda y: y.T, id="axes"),
+    ],
+)
+def test_what_an_engine_returns_has_the_datatype_rank_and_samples_of_the_signature(
+    change: Callable[[Array], Array], count: int
+) -> None:
+    engine = FunctionEngine(lambda inputs: {"y": change(inputs["x"])})
+    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((3, 2), np.float32)) for _ in range(count)])
+    for outcome in outcomes:
+        assert isinstance(outcome, InternalError)
+        assert "the model's signature is y:float32[batch,2]" in str(outcome)
+
+
+def test_outputs_that_the_signature_lacks_are_dropped() -> None:
+    engine = FunctionEngine(lambda inputs: {"y": inputs["x"], "more": inputs["x"][:1]})
+    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(2)])
+    assert engine.calls == [2]
+    assert [outputs(outcome).keys() for outcome in outcomes] == [{"y"}, {"y"}]
 
 
 def test_an_output_that_the_engine_does_not_give_is_named() -> None:

@@ -101,6 +101,16 @@ class ReferenceEngine:
         return [OnDevice(each.ctypes.data, each.shape, DType.of(each), each) for each in results]
 
 
+class FaultyEngine(ReferenceEngine):
+    """Loses the last of several samples, and returns negative values in double precision."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = super().run(inputs)
+        if any(array.min() < 0 for array in inputs.values()):
+            return {name: array.astype(np.float64) for name, array in outputs.items()}
+        return {name: array[: max(1, len(array) - 1)] for name, array in outputs.items()}
+
+
 def _specs(values: Any) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(
