@@ -26,8 +26,9 @@ class Settings:
     ``device`` is ``auto``, ``cpu``, ``cuda``, or a kind of device with indices, such as ``cuda:0,1``. On each device,
     ``instances`` engines run side by side, which share the CPU cores; on a GPU, each has up to ``lanes`` batches in
     flight. ``cuda_graphs`` selects the engines that capture batches as CUDA graphs: ``on``, all that can, or ``auto``,
-    those of PyTorch. ``engine`` runs graphs of variants that name none, and bare files. ``shards`` is the number of
-    processes, each with its own GPU if there are any, over which one copy of a model is divided.
+    those of PyTorch. ``engine`` runs every graph; None is the engine that a variant names, or else ONNX Runtime.
+    ``shards`` is the number of processes, each with its own GPU if there are any, over which one copy of a model is
+    divided.
     ``allow_code`` loads variants of formats that can run their author's code.
     ``ort_library`` is a native library of custom operators for ONNX Runtime.
     ``variant_choice`` selects the served variant where none is named, among those that run here: ``measured``, the
@@ -54,7 +55,7 @@ class Settings:
     lanes: int = 3
     cuda_graphs: CudaGraphs = "auto"
     shards: int = 1
-    engine: str = "onnxruntime"
+    engine: str | None = None
     limits: Limits = field(default_factory=Limits)
     allow_code: bool = False
     ort_library: Path | None = None

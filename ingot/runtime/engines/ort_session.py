@@ -136,7 +136,10 @@ def pick_device(ort: Any, device: str, provider: str = CUDA) -> str:
     """
     kind, _, index = device.partition(":")
     if device != "cpu" and not re.fullmatch(r"(auto|cuda)(:\d+)?", device):
-        raise InvalidArgument(f"unknown device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU")
+        raise InvalidArgument(
+            f"ONNX Runtime has no device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU, or name the "
+            "engine that runs on a plug-in's device (--engine)"
+        )
     built = provider in ort.get_available_providers()
     usable = built and devices.has_cuda()
     if kind == "cuda" and not usable:

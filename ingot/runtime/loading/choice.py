@@ -17,7 +17,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.loading import comparison
 from ingot.runtime.loading.comparison import EQUAL, Costs
-from ingot.runtime.loading.loader import engine_of, precision_of
+from ingot.runtime.loading.loader import engine_of, measured_with, precision_of
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.settings import Settings
 
@@ -134,7 +134,8 @@ class Chooser:
         """Choose from variants that should run; those that fail to are left out with a warning."""
         if self._settings.variant_choice == "preferred":
             return self._first(variants, "the archive's first variant that runs here")
-        if len(variants) > 1 and not self._uses_others_hardware():
+        measured = all(measured_with(variant, self._settings.engine) for variant in variants)
+        if len(variants) > 1 and measured and not self._uses_others_hardware():
             costs = comparison.recorded(variants)
             if costs is not None:
                 return self._by_record(variants, costs)
@@ -258,14 +259,14 @@ def obstacle(variant: Variant, settings: Settings) -> str:
 
 def _engine_obstacle(engine: str, settings: Settings) -> str:
     if engine not in (*ENGINES, *plugins.names("ingot.engines")):
-        return f"it is made for the engine '{engine}', which this version does not have"
+        return f"it would run in the engine '{engine}', which this version does not have"
     if engine == "tensorrt" and (settings.device == "cpu" or not devices.has_cuda()):
-        return "it is made for TensorRT, which needs an NVIDIA GPU"
+        return "it would run in TensorRT, which needs an NVIDIA GPU"
     if engine != "openvino":
         return ""
     if settings.device not in ("auto", "cpu"):
-        return f"it is made for OpenVINO, which runs models on the CPU only, and the device is '{settings.device}'"
+        return f"it would run in OpenVINO, which runs models on the CPU only, and the device is '{settings.device}'"
     # Located and not imported, which would take time and memory that may not be needed.
     if importlib.util.find_spec("openvino") is None:
-        return "it is made for OpenVINO, which is not installed: pip install 'ingot-serve[openvino]'"
+        return "it would run in OpenVINO, which is not installed: pip install 'ingot-serve[openvino]'"
     return ""

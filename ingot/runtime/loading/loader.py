@@ -48,9 +48,27 @@ def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Un
         return engine
 
 
-def engine_of(variant: Variant, default: str = ENGINES[0]) -> str:
-    """Return which engine runs a variant of format ``onnx``: the one in which it was measured, if any."""
-    return variant.serving.requires.get("engine") or default
+def engine_of(variant: Variant, configured: str | None = None) -> str:
+    """Return which engine runs a variant of format ``onnx``: the configured one, or else that of its measurements."""
+    return configured or variant.serving.requires.get("engine") or ENGINES[0]
+
+
+def measured_with(variant: Variant, configured: str | None) -> bool:
+    """Return whether the engine that runs a variant is the one in which it was measured."""
+    return engine_of(variant, configured) == engine_of(variant)
+
+
+def check_engine_runs(form: str, engine: str | None) -> None:
+    """Check that a configured engine can run a format.
+
+    Raises:
+        Unsupported: it runs only graphs of format ``onnx``.
+    """
+    if engine is not None and form != "onnx":
+        raise Unsupported(
+            f"the engine '{engine}' (--engine) runs variants of format 'onnx', not of format '{form}'; leave out "
+            "--engine, or set 'engine' in ingot.toml for the models that need it"
+        )
 
 
 def uses_cuda(form: str, engine: str) -> bool:

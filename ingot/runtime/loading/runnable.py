@@ -14,14 +14,17 @@ from ingot.errors import InternalError
 from ingot.model_store import Golden, Variant
 from ingot.padding import Padding
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.isolation.policy import check_shards, doubt_of, isolation_of
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.loader import (
+    check_engine_runs,
     engine_of,
     graphs_for,
     load_engine,
+    measured_with,
     precision_of,
     tensorrt_cache,
     uses_cuda,
@@ -84,7 +87,7 @@ class Runnable:
                 path,
                 device=device,
                 threads=threads,
-                engine=settings.engine,
+                engine=settings.engine or ENGINES[0],
                 isolation=isolation,
                 graphs=graphs_for("onnx", None, settings),
                 max_batch=settings.limits.max_batch,
@@ -94,7 +97,7 @@ class Runnable:
             bounds=bounds,
             size=size,
             graph=path,
-            needed=lambda: _need("onnx", settings.engine, weights=size, own=isolation is None),
+            needed=lambda: _need("onnx", settings.engine or ENGINES[0], weights=size, own=isolation is None),
         )
 
     @classmethod
@@ -103,11 +106,14 @@ class Runnable:
 
         Raises:
             InvalidArchive: its goldens are damaged.
-            Unsupported: it cannot be divided over as many processes as the settings ask for.
+            Unsupported: it cannot be divided over as many processes as the settings ask for, or the configured engine
+                does not run its format.
         """
         form = variant.serving.format
         plan = variant.serving.tensor_parallel
         check_shards(settings, form)
+        check_engine_runs(form, settings.engine)
+        measured = measured_with(variant, settings.engine)
         bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
         doubt = doubt_of(settings, form, bounds)
         isolation = isolation_of(settings, doubt, planned=bool(plan))
@@ -121,7 +127,7 @@ class Runnable:
                 form,
                 engine_of(variant, settings.engine),
                 weights=variant.size,
-                activations=_activations(variant, bounds, goldens),
+                activations=_activations(variant, bounds, goldens, recorded=measured),
                 most=variant.signature.max_samples(settings.limits.max_batch) if batching else 1,
                 own=isolation is None,
             )
@@ -152,7 +158,7 @@ class Runnable:
             prepacked=Prepacked.of_variant(variant, settings, isolation),
             padding=variant.serving.padding,
             # Recorded latencies are of one call on all cores.
-            latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 else {},
+            latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 and measured else {},
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
@@ -248,13 +254,15 @@ def _need(form: str, engine: str, **needed: Any) -> Need | None:
     return Need(**needed) if uses_cuda(form, engine) else None
 
 
-def _activations(variant: Variant, bounds: Bounds | None, goldens: Sequence[Golden]) -> Callable[[int], int]:
-    """Return the planned bytes of a call, by its samples: recorded, or else by the bounds of the graph.
+def _activations(
+    variant: Variant, bounds: Bounds | None, goldens: Sequence[Golden], *, recorded: bool
+) -> Callable[[int], int]:
+    """Return the planned bytes of a call, by its samples: the recorded ones, or else by the graph's bounds.
 
     Other dimensions have the sizes of the goldens. Without both, nothing is planned.
     """
     signature = variant.signature
-    if (plan := variant.serving.evidence.memory) is not None:
+    if recorded and (plan := variant.serving.evidence.memory) is not None:
         return plan.at
     if bounds is None or not bounds.bounded or not goldens:
         return lambda samples: 0

@@ -172,10 +172,12 @@ class Fields:
         form="auto, cpu, cuda, or cuda:0,1 with the indices of GPUs",
         per_model=True,
     )
-    engine: str = _field(
-        "onnxruntime",
-        "Engine of ONNX graphs that name none: onnxruntime, openvino, tensorrt, or one of a plug-in",
-        more="See [TensorRT](gpu.md#tensorrt) and [plug-ins](gpu.md#plug-ins).",
+    engine: str | None = _field(
+        None,
+        "Engine of all ONNX graphs: onnxruntime, openvino, tensorrt, or one of a plug-in",
+        unset="the one that a variant names, or else onnxruntime",
+        more="A model whose goldens it does not reproduce is refused, and so are models of other formats. See "
+        "[TensorRT](gpu.md#tensorrt) and [plug-ins](gpu.md#plug-ins).",
         group=EXPERT,
         per_model=True,
     )

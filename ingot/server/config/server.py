@@ -139,7 +139,8 @@ class ServerConfig(Fields):
         from ingot.runtime.engines.opening import check_engine
         from ingot.runtime.repeat import Repeat
 
-        check_engine(self.engine)  # also if all variants name theirs, so that it would have no effect
+        if self.engine is not None:
+            check_engine(self.engine)
         limits = Limits(self.max_batch, self.max_queue, self.max_queue_mb << 20, self.max_delay)
         return Settings(
             device=self.device,

@@ -272,7 +272,7 @@ class TestArchives:
         with ingot.serve(made, **FREE) as server, Client(server.http_url) as client:
             told = client.metadata("double")
         assert (told["platform"], told["properties"]["variant"]) == ("onnxruntime_onnx", "fp32")
-        assert "left out: int8: it is made for OpenVINO, which is not installed: pip install" in caplog.text
+        assert "left out: int8: it would run in OpenVINO, which is not installed: pip install" in caplog.text
         path = tmp_path / "double.ingot"
         made.save(path)
         with pytest.raises(
