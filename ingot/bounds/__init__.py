@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ingot.bounds.abstract import Tensor, limits
 from ingot.bounds.analysis import Analysis, Scope, StoppedError
+from ingot.bounds.derived import quotient
 from ingot.bounds.graph import Model, opened
 from ingot.bounds.interval import Interval
-from ingot.bounds.poly import ZERO, Poly, TooComplexError
+from ingot.bounds.poly import ZERO, Poly, Size, TooComplexError
 from ingot.bounds.protobuf import DamagedError
 from ingot.errors import InvalidArgument
 from ingot.tensors import DType, Range, Signature, TensorSpec
@@ -55,18 +56,7 @@ class Bounds:
     @property
     def formula(self) -> str:
         """The same as text, such as ``8000 + 4096 batch + 48 batch seq^2``, in bytes; empty if it is not bounded."""
-        if not self.bounded:
-            return ""
-        terms = sorted(self._peak.terms.items(), key=lambda term: (sum(power for _, power in term[0]), term[0]))
-        return (
-            " + ".join(
-                " ".join(
-                    [f"{float(factor):.6g}", *(name if power == 1 else f"{name}^{power}" for name, power in monomial)]
-                )
-                for monomial, factor in terms
-            )
-            or "0"
-        )
+        return str(self._peak) if self.bounded else ""
 
 
 def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
@@ -118,13 +108,20 @@ def _declared(model: Model) -> Signature:
 
 
 def _input(spec: TensorSpec, signature: Signature, *, empty: bool) -> Tensor:
-    dims = []
-    for dim in spec.shape:
-        size = Interval.exactly(Poly.symbol(dim) if isinstance(dim, str) else dim)
-        may_be_empty = empty and isinstance(dim, str) and signature.range(dim).low == 0
-        dims.append(Interval.up_to(size.high or ZERO) if may_be_empty else size)
+    dims = [_dim(dim, signature, empty=empty) if isinstance(dim, str) else Interval.exactly(dim) for dim in spec.shape]
     each = limits(spec.dtype.onnx)
     if spec.values is not None and spec.dtype.is_integer:
         low, high = (None if end is None else Poly.of(int(end)) for end in (spec.values.low, spec.values.high))
         each = Interval(low or each.low, high or each.high)
     return Tensor.of(spec.dtype.onnx, dims, each=each)
+
+
+def _dim(name: str, signature: Signature, *, empty: bool) -> Interval:
+    """Return a named dimension; servers refuse sizes outside of its range."""
+    sizes = signature.range(name)
+    highs = () if sizes.high is None else (Poly.of(sizes.high),)
+    if empty and sizes.low == 0:
+        return Interval.up_to(Poly.symbol(Size(name, highs=highs)))
+    size = Poly.symbol(Size(name, lows=(Poly.of(max(1, sizes.low)),), highs=highs))
+    multiple = quotient(size, sizes.step)
+    return Interval.exactly(size if multiple is None else multiple.scaled(sizes.step))

@@ -218,7 +218,10 @@ def _broadcast(one: Interval, two: Interval) -> Interval:
     for first, second in ((one, two), (two, one)):
         if first.constant == Fraction(1):
             return second
-    for first in (one, two):
+    for first, second in ((one, two), (two, one)):
         if first.constant is not None:
             return first  # the other is 1 or equal
-    return one.joined(two)
+        # Where the other is 1, or this is, both are 1.
+        if first.exact is not None and second.positive and second.high is not None and first.exact.covers(second.high):
+            return first
+    return one.most(two) if one.positive and two.positive else one.joined(two)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ingot.bounds.derived import larger, quotient, smaller
 from ingot.bounds.poly import ONE, ZERO, Number, Poly
 
 
@@ -70,6 +71,10 @@ class Interval:
             return Interval(ZERO, self.high)
         if not by:
             return Interval()
+        if floor and self.exact is not None and self.non_negative and by > 0 and by.denominator == 1:
+            rounded = quotient(self.exact, int(by))
+            if rounded is not None:
+                return Interval.exactly(rounded)
         found = self * Interval.exactly(1 / by)
         whole = found.exact is not None and all(factor.denominator == 1 for factor in found.exact.terms.values())
         if not floor or whole:
@@ -86,12 +91,15 @@ class Interval:
 
     def least(self, other: Interval) -> Interval:
         """Return the smaller of two values."""
-        high = _both(lambda one, two: two if one.covers(two) else one, self.high, other.high)
-        return Interval(_both(Poly.lower, self.low, other.low), high or self.high or other.high)
+        high = _both(lambda one, two: smaller(one, two) or one, self.high, other.high)
+        low = _both(lambda one, two: smaller(one, two) or one.lower(two), self.low, other.low)
+        return Interval(low, high or self.high or other.high)
 
     def most(self, other: Interval) -> Interval:
         """Return the larger of two values."""
-        return -((-self).least(-other))
+        low = _both(lambda one, two: larger(one, two) or one, self.low, other.low)
+        high = _both(lambda one, two: larger(one, two) or one.upper(two), self.high, other.high)
+        return Interval(low or self.low or other.low, high)
 
 
 def _both(combine: Callable[[Poly, Poly], Poly], one: Poly | None, two: Poly | None) -> Poly | None:

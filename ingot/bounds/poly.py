@@ -1,16 +1,19 @@
 """Polynomials of the sizes of a model's inputs.
 
-Every size is at least 1, so a polynomial is known to be non-negative where each negative term is outweighed by positive
-terms of which its monomial is a factor.
+Every size of an input is at least 1, so a polynomial is known to be non-negative where each negative term is outweighed
+by positive terms of which its monomial is a factor. Sizes that are computed from others are symbols too; their limits
+are tried in their place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from itertools import islice
 
 Monomial = tuple[tuple[str, int], ...]
 """Symbols with their exponents, sorted; empty for the constant term."""
@@ -20,10 +23,54 @@ MAX_SIZE = 1 << 28
 """No dimension is assumed to be larger where integers could overflow; the default limit of bodies is far below."""
 _MAX_TERMS = 64
 _MAX_DEGREE = 16
+# How many polynomials, with computed sizes replaced by their limits, are tried to compare two.
+_MAX_TRIED = 16
 
 
 class TooComplexError(Exception):
     """A polynomial has too many terms, or too high a degree."""
+
+
+class Size(str):
+    """A symbol of which more is known than of a dimension's name: an integer of at least ``least``, which is 0 or 1.
+
+    ``lows`` are polynomials that it is never below, ``highs`` those that it never exceeds. ``value`` computes it from
+    the sizes of the inputs, and ``depth`` counts the computations within each other; None and 0 are those of a named
+    dimension, which differs from a computed size even if a file gives it the same name.
+    """
+
+    least: int
+    lows: tuple[Poly, ...]
+    highs: tuple[Poly, ...]
+    value: Callable[[Mapping[str, int]], int] | None
+    depth: int
+
+    def __new__(
+        cls,
+        name: str,
+        *,
+        least: int = 1,
+        lows: tuple[Poly, ...] = (),
+        highs: tuple[Poly, ...] = (),
+        value: Callable[[Mapping[str, int]], int] | None = None,
+        depth: int = 0,
+    ) -> Size:
+        size = super().__new__(cls, name)
+        size.least, size.lows, size.highs, size.value, size.depth = least, lows, highs, value, depth
+        return size
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True and self.depth == getattr(other, "depth", 0)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    @property
+    def most(self) -> Number:
+        """A number that it does not exceed if no named dimension exceeds ``MAX_SIZE``."""
+        return min([high.most for high in self.highs] + ([MAX_SIZE] if self.value is None else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +95,26 @@ class Poly:
         if not self.terms:
             return Fraction(0)
         return self.terms.get(()) if len(self.terms) == 1 else None
+
+    @property
+    def sizes(self) -> set[Size]:
+        """The symbols of which more is known than their names."""
+        return {name for monomial in self.terms for name, _ in monomial if isinstance(name, Size)}
+
+    @property
+    def integral(self) -> bool:
+        """Whether all values are known to be integers."""
+        return all(factor.denominator == 1 for factor in self.terms.values())
+
+    @property
+    def depth(self) -> int:
+        """How many computations of sizes there are within each other."""
+        return max((size.depth for size in self.sizes), default=0)
+
+    @property
+    def most(self) -> Number:
+        """A number that no value exceeds if no named dimension exceeds ``MAX_SIZE``."""
+        return sum(by * _most(monomial) for monomial, by in self.terms.items() if by > 0)
 
     @property
     def degree(self) -> int:
@@ -76,8 +143,21 @@ class Poly:
     def scaled(self, by: Number) -> Poly:
         return Poly({monomial: factor * by for monomial, factor in self.terms.items()} if by else {})
 
+    def __str__(self) -> str:
+        """Return the exact terms; other polynomials have other texts, whatever the names of dimensions are."""
+        terms = sorted(self.terms.items(), key=lambda term: (_degree(term[0]), term[0]))
+        return " + ".join(_text(monomial, factor) for monomial, factor in terms) or "0"
+
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return the value for these sizes, rounded up and at least 0; a size below 1 counts as 1.
+
+        Raises:
+            KeyError: a symbol has no size.
+        """
+        return max(0, math.ceil(self.value(sizes)))
+
+    def value(self, sizes: Mapping[str, int]) -> Fraction:
+        """Return the exact value for these sizes; a size below 1 counts as 1.
 
         Raises:
             KeyError: a symbol has no size.
@@ -85,18 +165,29 @@ class Poly:
         total = Fraction(0)
         for monomial, factor in self.terms.items():
             for name, power in monomial:
-                factor *= max(1, sizes[name]) ** power
+                compute = name.value if isinstance(name, Size) else None
+                factor *= (max(1, sizes[name]) if compute is None else compute(sizes)) ** power
             total += factor
-        return max(0, math.ceil(total))
+        return total
 
     def covers(self, other: Poly) -> bool:
         """Return whether this is known to be at least ``other`` for all sizes."""
-        difference = (self - other).terms
-        spare = {monomial: factor for monomial, factor in difference.items() if factor > 0}
-        for monomial, factor in difference.items():
+        tried = [self - other]
+        for difference in tried:  # which grows
+            if difference._is_non_negative():
+                return True
+            if len(tried) < _MAX_TRIED:
+                with contextlib.suppress(TooComplexError):
+                    tried += islice(difference._weakened(), _MAX_TRIED - len(tried))
+        return False
+
+    def _is_non_negative(self) -> bool:
+        """Return whether each negative term is outweighed by positive terms that are its multiples."""
+        spare = {monomial: factor for monomial, factor in self.terms.items() if factor > 0}
+        for monomial, factor in self.terms.items():
             if factor >= 0:
                 continue
-            for larger in [found for found in spare if _divides(monomial, found)]:
+            for larger in [found for found in spare if _exceeds(found, monomial)]:
                 used = min(spare[larger], -factor)
                 spare[larger] -= used
                 factor += used
@@ -106,10 +197,23 @@ class Poly:
                 return False
         return True
 
+    def _weakened(self) -> Iterator[Poly]:
+        """Yield polynomials that are no larger: in each, one size is replaced by one of its limits."""
+        for size in sorted(self.sizes):
+            for limits, negative in ((size.highs, True), (size.lows, False)):
+                holding = {
+                    monomial: by
+                    for monomial, by in self.terms.items()
+                    if (by < 0) is negative and any(name == size for name, _ in monomial)
+                }
+                rest = Poly({monomial: by for monomial, by in self.terms.items() if monomial not in holding})
+                factors = Poly({_quotient(monomial, ((size, 1),)): by for monomial, by in holding.items()})
+                for limit in limits if holding else ():
+                    yield rest + factors * limit
+
     def at_most(self, value: int) -> bool:
         """Return whether this is known to be at most a number for all sizes up to ``MAX_SIZE``."""
-        most = sum(by * MAX_SIZE ** _degree(monomial) for monomial, by in self.terms.items() if by > 0)
-        return bool(most <= value)
+        return self.most <= value
 
     def at_least(self, value: int) -> bool:
         """Return whether this is known to be at least a number for all sizes up to ``MAX_SIZE``."""
@@ -143,6 +247,23 @@ class Poly:
             quotient, rest = quotient + step, rest - step * other
         return quotient
 
+    def share(self, other: Poly) -> Poly | None:
+        """Return a polynomial that is at least this divided by ``other``; None if signs are mixed.
+
+        A sum is at least each of its terms, so each term of this is divided by the term of ``other`` that leaves least.
+        """
+        if not other.terms or any(by < 0 for poly in (self, other) for by in poly.terms.values()):
+            return None
+        found = ZERO
+        for monomial, factor in self.terms.items():
+            options = [(_shared(monomial, term), factor / by) for term, by in other.terms.items()]
+            options = [option for option in options if option[0] is not None]
+            if not options:
+                return None
+            rest, by = min(options, key=lambda option: (_degree(option[0] or ()), option[1]))
+            found = found + Poly({rest or (): by})
+        return found
+
 
 ZERO, ONE = Poly.of(0), Poly.of(1)
 
@@ -170,6 +291,36 @@ def _product(left: Monomial, right: Monomial) -> Monomial:
 
 def _degree(monomial: Monomial) -> int:
     return sum(power for _, power in monomial)
+
+
+def _text(monomial: Monomial, factor: Fraction) -> str:
+    names = [name if isinstance(name, Size) or name.isidentifier() else repr(name) for name, _ in monomial]
+    powers = [name if power == 1 else f"{name}^{power}" for name, (_, power) in zip(names, monomial, strict=True)]
+    return " ".join([*([str(factor)] if factor != 1 or not monomial else []), *powers])
+
+
+def _most(monomial: Monomial) -> Number:
+    return math.prod((name.most if isinstance(name, Size) else MAX_SIZE) ** power for name, power in monomial)
+
+
+def _exceeds(large: Monomial, small: Monomial) -> bool:
+    """Return whether one product is known to be at least another: its further factors are at least 1."""
+    powers = dict(small)
+    if not _divides(small, large):
+        return False
+    return all(_positive(name) for name, power in large if power > powers.get(name, 0))
+
+
+def _positive(name: str) -> bool:
+    return not isinstance(name, Size) or name.least > 0
+
+
+def _shared(large: Monomial, small: Monomial) -> Monomial | None:
+    """Return at least the quotient of two products; None if the divisor may be 0."""
+    if not all(_positive(name) for name, _ in small):
+        return None
+    powers = dict(small)
+    return tuple((name, power - powers.get(name, 0)) for name, power in large if power > powers.get(name, 0))
 
 
 def _divides(small: Monomial, large: Monomial) -> bool:

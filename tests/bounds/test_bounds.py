@@ -205,3 +205,47 @@ def test_a_size_that_may_be_zero_is_bounded_from_below_by_zero(tmp_path: Path) -
     found = bounds(tmp_path, nodes, [("x", FLOAT, ("rows",))], [number("five", [5])], ranges={"rows": Range(0, None)})
     assert found.bounded
     assert found.peak({"rows": 0}) >= 4 * 5
+
+
+@pytest.mark.parametrize("most", [None, 64])
+def test_a_slice_of_a_table_has_the_size_of_what_it_is_added_to(tmp_path: Path, most: int | None) -> None:
+    """The position embeddings of an encoder, and its heads: scores [batch, 4, seq, seq]."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
+        helper.make_node("Slice", ["table", "zero", "length", "zero"], ["positions"]),
+        helper.make_node("Add", ["x", "positions"], ["placed"]),
+        helper.make_node("Reshape", ["placed", "heads"], ["parts"]),
+        helper.make_node("Transpose", ["parts"], ["query"], perm=[0, 2, 1, 3]),
+        helper.make_node("Transpose", ["parts"], ["key"], perm=[0, 2, 3, 1]),
+        helper.make_node("MatMul", ["query", "key"], ["y"]),
+    ]
+    table = numpy_helper.from_array(np.zeros((512, 8), np.float32), "table")
+    constants = [table, number("zero", [0]), number("heads", [0, 0, -1, 2])]
+    inputs: Inputs = [("x", FLOAT, ("batch", "seq", 8))]
+    found = bounds(tmp_path, nodes, inputs, constants, ranges={"seq": Range(1, most)})
+    assert found.bounded, found.reasons
+    assert found.peak({"batch": 3, "seq": 50}) <= 4 * 3 * (4 * 50 * 50 + 3 * 50 * 8) + 100
+
+
+def test_windows_of_a_padded_sequence_cover_it_once(tmp_path: Path) -> None:
+    """seq is padded to a multiple of 7 and divided into windows: y [batch * windows, 7, 7]."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
+        helper.make_node("Mod", ["length", "seven"], ["over"]),
+        helper.make_node("Sub", ["seven", "over"], ["missing"]),
+        helper.make_node("Mod", ["missing", "seven"], ["amount"]),
+        helper.make_node("Concat", ["nothing", "amount", "zero"], ["pads"], axis=0),
+        helper.make_node("Pad", ["x", "pads"], ["padded"]),
+        helper.make_node("Reshape", ["padded", "windows"], ["parts"]),
+        helper.make_node("Transpose", ["parts"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["parts", "turned"], ["y"]),
+    ]
+    constants = [
+        number("seven", [7]),
+        number("zero", [0]),
+        number("nothing", [0, 0, 0, 0]),
+        number("windows", [-1, 7, 8]),
+    ]
+    found = bounds(tmp_path, nodes, [("x", FLOAT, ("batch", "seq", 8))], constants)
+    assert found.bounded, found.reasons
+    assert found.peak({"batch": 3, "seq": 50}) <= 4 * 3 * 56 * (8 + 8 + 8 + 7) + 200

@@ -179,16 +179,8 @@ def departures(tensor: Tensor, answer: np.ndarray[Any, Any], sizes: dict[str, in
 
 
 def within(value: float, interval: Interval, sizes: dict[str, int]) -> bool:
-    def exactly(poly: Poly) -> Any:
-        total: Any = 0
-        for monomial, factor in poly.terms.items():
-            for name, power in monomial:
-                factor *= sizes[name] ** power
-            total += factor
-        return total
-
-    low_holds = interval.low is None or value >= exactly(interval.low)
-    return low_holds and (interval.high is None or value <= exactly(interval.high))
+    low_holds = interval.low is None or value >= interval.low.value(sizes)
+    return low_holds and (interval.high is None or value <= interval.high.value(sizes))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ingot.bounds.abstract import INT64, Tensor, UnboundedError, limits
+from ingot.bounds.derived import smaller
 from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, sizes
 from ingot.bounds.operators.shaping import ANY_SHAPE, axes_of
@@ -43,14 +44,13 @@ def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> 
         return Interval.up_to(high.scaled(Fraction(1, 1) / by) + (ONE if by > 1 else ZERO))
     begin, stop = (_counted(place, whole) for place in (start, end))
     past = stop.high is None or (stop.low is not None and stop.low.covers(high))
-    stop = whole if past else stop
+    stop = whole if past else stop.least(whole) if stop.non_negative else Interval(None, stop.high)
     if not begin.non_negative or stop.high is None:
         return Interval.up_to(high)
     length = stop - begin
-    if length.high is None or not high.covers(length.high):
-        return Interval.up_to(high)
-    inside = whole.low is not None and whole.low.covers(stop.high)
-    return length if inside and length.exact is not None and length.non_negative else Interval.up_to(length.high)
+    if length.exact is not None and length.non_negative:
+        return length
+    return Interval.up_to(high if length.high is None else smaller(high, length.high) or high)
 
 
 def _counted(place: Interval, whole: Interval) -> Interval:

@@ -67,7 +67,7 @@ def _rest(source: Tensor, others: Sequence[Interval]) -> Interval:
         quotient = total.over(by)
         if quotient is not None:
             return Interval.exactly(quotient)
-    return Interval.up_to(source.count.over(by) or source.count)
+    return Interval.up_to(source.count.over(by) or source.count.share(by) or source.count)
 
 
 def flatten(op: Op) -> list[Tensor]:
