@@ -14,6 +14,16 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+class Ended(Exception):
+    """Stands for the ``SystemExit`` of foreign code, which is not an ``Exception`` and would end the command."""
+
+    def __init__(self, error: SystemExit):
+        super().__init__(
+            f"the code ends the process (SystemExit: {error.code}); let it return, or raise another exception"
+        )
+        self.__traceback__ = error.__traceback__
+
+
 @contextlib.contextmanager
 def reported_as(
     kind: type[Exception], message: str | Callable[[Exception], str], keep: type[Exception] | tuple[()] = ()
@@ -29,16 +39,19 @@ def reported_as(
         yield
     except keep:
         raise
-    except Exception as error:  # such code raises errors of any type
+    except (Exception, SystemExit) as raised:  # such code raises errors of any type
+        error = Ended(raised) if isinstance(raised, SystemExit) else raised
         text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
         full = isinstance(error, OSError) and error.errno in FULL_DISK
-        raise (StorageFull if full else kind)(text) from error
+        raise (StorageFull if full else kind)(text) from raised
 
 
 def outcome(function: Callable[[], _T]) -> _T | Exception:
     """Return the result of a function, or the error that it raises, for callers that continue without the result."""
     try:
         return function()
+    except SystemExit as error:
+        return Ended(error)
     except Exception as error:  # noqa: BLE001 - such code raises errors of any type
         return error
 

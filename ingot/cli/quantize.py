@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ingot.quant.config import Recipe
     from ingot.quant.report.records import Report
 
-# The exit code when nothing faster was found and --strict is given.
+# The exit code when the model is written unchanged.
 NOTHING = 3
 # The longest reason shown, in characters; some engines quote their whole source.
 _MOST = 160
@@ -85,15 +86,16 @@ def quantize(
             help="Run the archive's PyTorch program, which pt2e-int8 and --option device=cpu compile.",
         ),
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if nothing faster was found.")] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Make an archive's model smaller and faster, and measure the loss of accuracy.
 
-    Candidates are measured on this machine, and the fastest one within the budget is added to the archive. An
-    interrupted search continues when the same command is run again.
+    Candidates are measured on this machine, and the fastest one within the budget is added to the archive. If there is
+    none, the archive is written unchanged and the exit code is 3. An interrupted search continues when the same command
+    is run again.
     """
+    began = time.monotonic()
     given = {"model": model, "calibration": calibrate, "validation": validate}
     check_out(out)
     check_apart(out, **given)
@@ -130,6 +132,7 @@ def quantize(
             transform=transform,
             journal=journal,
             progress=step,
+            began=began,
         )
     with transferring(f"Writing {out.name}", log=True) as transfer, limits.disk_watched(out.parent):
         result.archive.save(out, transfer)
@@ -151,7 +154,7 @@ def quantize(
         _show(result, out)
     if report is not None:
         note(f"wrote the report to {report}")
-    if result.verdict == "budget broken" or (strict and result.verdict == "nothing faster"):
+    if result.verdict != "quantized":
         raise typer.Exit(NOTHING)
 
 

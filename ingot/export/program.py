@@ -120,14 +120,8 @@ class Eager:
             shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
             return f"the model does not run on the example inputs ({shapes}): {foreign.typed(error)}"
 
-        try:
-            with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad():
-                named = self._call(tensors)
-        except SystemExit as error:  # not an Exception: it would end the export without a message
-            raise ExportError(
-                f"the model's code ends the process when it runs (SystemExit: {error.code}); let it raise another "
-                "exception, or return"
-            ) from error
+        with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad():
+            named = self._call(tensors)
         return {name: from_torch(tensor) for name, tensor in named.items()}
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

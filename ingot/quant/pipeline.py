@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from ingot.quant.graph.layers import choose
 from ingot.quant.graph.source import Source
 from ingot.quant.measure import limits
 from ingot.quant.measure.datasets import Datasets, prepare
-from ingot.quant.measure.limits import Deadline
+from ingot.quant.measure.limits import Deadline, TimeUp
 from ingot.quant.measure.runner import Runner
 from ingot.quant.measure.trial import TrialRunner, certain
 from ingot.quant.metric import Metric, parse_metric
@@ -28,6 +29,8 @@ from ingot.quant.search.journal import Journal
 from ingot.quant.search.search import Found, Search
 from ingot.quant.variants import acceptance, halves, packing
 from ingot.runtime import devices
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 # Seconds per batch size and model for a named recipe, whose latencies are kept as evidence.
@@ -72,8 +75,8 @@ def quantize(
 ) -> Archive:
     """Add a quantized variant to an archive: the fastest that keeps its accuracy, or one by a named recipe.
 
-    The archive is returned unchanged if the search finds nothing that is faster and exact enough; :func:`run` also
-    returns the reason.
+    If the search finds nothing that is faster and exact enough, the archive is returned unchanged, and a warning is
+    logged with the reason; :func:`run` also returns it.
 
     Args:
         archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
@@ -100,6 +103,8 @@ def quantize(
     )
     if result.journal is not None:
         result.journal.remove()
+    if result.verdict != "quantized":
+        log.warning("%s; '%s' is returned unchanged", result.reason, result.archive.name)
     return result.archive
 
 
@@ -113,14 +118,16 @@ def run(
     transform: str | None = None,
     journal: str | os.PathLike[str] | None = None,
     progress: Progress = lambda step: None,
+    began: float | None = None,
 ) -> Quantized:
     """Quantize like :func:`quantize`, and also return the report and the verdict.
 
     The journal is kept, so that nothing is lost if the archive cannot be saved: call ``result.journal.remove()``
-    afterwards.
+    afterwards. The configuration's budget counts from ``began``, in seconds of ``time.monotonic()``; by default from
+    this call.
     """
     config = config if isinstance(config, QuantConfig) else QuantConfig(recipe=config)
-    deadline = Deadline(config.budget)
+    deadline = Deadline(config.budget, began)
     if journal is not None and not isinstance(journal, str | os.PathLike):
         raise InvalidArgument(f"the journal is of type {type(journal).__name__}; it must be the path of a file")
     kept_in = Path(journal) if journal is not None else None
@@ -138,12 +145,34 @@ def run(
     local = original.copy_to(blobs)
     if config.recipe is not None and config.recipe.compiles:
         return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
+    try:
+        added = _change_graph(local, blobs, config, (data, validate, transform), kept_in, progress, deadline)
+    except TimeUp:
+        reason = "the time was up before anything was tried"
+        return Quantized(original, Report(model=original.name, verdict="nothing faster", reason=reason))
+    return added if added.verdict == "quantized" else replace(added, archive=original)
+
+
+def _change_graph(
+    local: Archive,
+    blobs: BlobFolder,
+    config: QuantConfig,
+    sources: tuple[Data | None, Data | None, str | None],
+    journal: Path | None,
+    progress: Progress,
+    deadline: Deadline,
+) -> Quantized:
+    """Quantize an archive's ONNX graph; ``sources`` are the data, the validation data and the transform.
+
+    Raises:
+        TimeUp: the time for a search was over before it began.
+    """
     source = Source(_parent(local, config))
     for name in (config.recipe.precision,) if config.recipe else ("int8", "int4", "bf16-openvino"):
         packing.free_name(local, name)  # fails before the work, not after it
-    choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
+    _check_kept(source, config)
     metric = parse_metric(config.metric, source.signature)
-    datasets = prepare(source.variant, data, validate, transform, config, metric)
+    datasets = prepare(source.variant, *sources, config, metric)
     with contextlib.closing(
         TrialRunner(
             source,
@@ -153,9 +182,9 @@ def run(
             batches=config.batches,
             threads=config.threads,
             progress=progress,
+            check=deadline.check if config.recipe is None else lambda: None,
         )
     ) as runner:
-        notes = (*datasets.notes, *runner.notes)
         job = packing.GraphJob(
             archive=local,
             blobs=blobs,
@@ -163,7 +192,7 @@ def run(
             config=config,
             metric=metric.name,
             datasets=datasets,
-            notes=notes,
+            notes=(*datasets.notes, *runner.notes),
             deadline=deadline,
         )
         if isinstance(config.recipe, HalfRecipe):
@@ -173,7 +202,7 @@ def run(
             found, reason = _named(runner, config.recipe, config, progress)
             report, added = packing.add(job, found, "quantized", reason, progress)
             return Quantized(added or local, report)
-        kept = Journal(kept_in, _identity(source, datasets, metric, config))
+        kept = Journal(journal, _identity(source, datasets, metric, config))
         if kept.resumed:
             done = "a candidate" if kept.resumed == 1 else f"{kept.resumed} candidates"
             progress(f"Continuing after {done} of an interrupted search")
@@ -181,7 +210,20 @@ def run(
         if found.failed:
             kept.remove()  # the cause may be fixed before the next attempt
         report, added = packing.add(job, found, *acceptance.of_search(found, source, config), progress)
-    return Quantized(added or original, report, kept)
+    return Quantized(added or local, report, kept)
+
+
+def _check_kept(source: Source, config: QuantConfig) -> None:
+    """Check the layers to keep.
+
+    Raises:
+        InvalidArgument: one does not exist, or they are all.
+    """
+    kept = choose(source.names, (*config.keep, *(config.recipe.keep if config.recipe else ())))
+    if source.names and len(kept) == len(source.names):
+        raise InvalidArgument(
+            "every layer is kept in floating point, so that nothing is left to quantize; keep fewer (--keep)"
+        )
 
 
 def _compile(
@@ -270,6 +312,10 @@ def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: P
     plan = replace(recipe.plan(runner.source), engine=_engine(config))
     plan = plan.keep(choose(runner.source.names, (*config.keep, *recipe.keep)))
     if not plan.schemes:
+        if recipe.plan(runner.source).schemes:
+            raise QuantizationError(
+                f"every layer that '{recipe.name}' supports is kept in floating point; keep fewer (--keep)"
+            )
         raise QuantizationError(
             f"nothing in this model can be quantized by '{recipe.name}': it has no layer that the recipe supports"
             f"{acceptance.double(runner.source)}"

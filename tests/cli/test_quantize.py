@@ -56,7 +56,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "one-class.npz", x=x, y=np.zeros(200, np.int64))
     np.savez(folder / "nan.npz", x=np.full((5, 8), np.nan, np.float32))
     np.savez(folder / "lengths.npz", x=x, y=y.argmax(1)[:-1])
+    np.savez(folder / "zeros.npz", x=np.zeros((400, 8), np.float32))
     (folder / "text.npz").write_text("no array at all")
+    exits = "import sys\n\ndef now(outputs, data):\n    sys.exit(0)\n"
+    (folder / "exits.py").write_text(exits)
+    (folder / "exits_at_once.py").write_text(f"{exits}\nnow(0, 0)\n")
     return folder
 
 
@@ -161,12 +165,10 @@ class TestSearch:
         before = Archive.open(tmp_path / "m.ingot").digest
         command = ("m.ingot", "--calibrate", "data.npz", "-o", "q.ingot")
         result = quantize(*command, speed=0.9)
-        assert succeeded(result).splitlines()[-1] == "q.ingot: classifier, unchanged"
+        assert succeeded(result, code=3).splitlines()[-1] == "q.ingot: classifier, unchanged"
         assert "warning: no candidate is faster than the original on this machine; the model is" in result.stderr
         assert Archive.open(tmp_path / "q.ingot").digest == before
         assert "not faster" in result.stdout
-        assert succeeded(quantize(*command, "--strict", speed=0.9), code=3).endswith("unchanged\n")
-        assert Archive.open(tmp_path / "q.ingot").digest == before
 
     @pytest.mark.matrix
     def test_a_budget_that_cannot_be_met(self, quantize: Quantize, tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ class TestSearch:
     @pytest.mark.matrix
     def test_the_time_is_limited(self, quantize: Quantize) -> None:
         result = quantize("m.ingot", "--calibrate", "data.npz", "--budget", "0.000000001s", "-o", "q.ingot")
-        assert succeeded(result) == "q.ingot: classifier, unchanged\n"
+        assert succeeded(result, code=3) == "q.ingot: classifier, unchanged\n"
         assert "the time was up before anything was tried" in result.stderr
 
 
@@ -377,6 +379,10 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         (["--validate", "nope.npz"], "there is no file nope.npz"),
         (["--calibrate", "data.npz", "--transform", "crop=3"], "a transform is for a folder of images"),
         (["--keep", "frist"], "there is no layer 'frist' to keep; the nearest are: first"),
+        (["--calibrate", "zeros.npz"], "all 400 rows of the calibration data in zeros.npz are equal: accuracy that is"),
+        (["--metric", "exits:now"], "now failed (exits.py:4): Ended: the code ends the process (SystemExit: 0)"),
+        (["--metric", "exits_at_once:now"], "cannot be imported: Ended: the code ends the process (SystemExit: 0)"),
+        (["--keep", "first", "--keep", "second"], "every layer is kept in floating point, so that nothing"),
         (["--budget", "5x"], "'5x' is not a duration; write it as 50ms, 90s, 5m or 1h"),
         (["--budget", "0m"], "the time budget is 0.0 s; it must be more than 0"),
         (["--batch", "0"], "the batch sizes are [0]; pass at least one, each 1 or more"),

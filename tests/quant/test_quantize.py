@@ -242,9 +242,13 @@ class TestRecipes:
                 quantize(classifier, {"x": rows()}, config=config)
 
     def test_nothing_left_to_quantize(self, classifier: Archive) -> None:
-        config = StaticInt8(keep=("first", "second"))
-        with pytest.raises(QuantizationError, match="nothing in this model can be quantized by 'static-int8'"):
-            quantize(classifier, {"x": rows()}, config=config)
+        """The message names the layers that are kept, not the recipe."""
+        for config in (QuantConfig(StaticInt8(keep=("first", "second"))), QuantConfig(keep=("first", "second"))):
+            with pytest.raises(InvalidArgument, match=r"every layer is kept in floating point.*keep fewer \(--keep\)"):
+                quantize(classifier, {"x": rows()}, config=config)
+        pictures = small_models.pictures()
+        with pytest.raises(QuantizationError, match="every layer that 'dynamic-int8' supports is kept in floating"):
+            quantize(pictures, config=DynamicInt8(keep=("head",)))
 
     @pytest.mark.parametrize(
         "recipe",

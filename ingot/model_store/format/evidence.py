@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import packages_distributions, version
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -180,6 +181,15 @@ def now() -> str:
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidArgument(f"SOURCE_DATE_EPOCH is '{epoch}', not a number of seconds since 1970") from error
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+@cache
+def distributions() -> Mapping[str, Sequence[str]]:
+    """Return the distributions that install each package: ``onnxruntime`` may be from ``onnxruntime-gpu``.
+
+    Reading them takes half a second of CPU time.
+    """
+    return packages_distributions()
 
 
 class Provenance(Record):

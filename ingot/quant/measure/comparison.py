@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import packages_distributions
 from typing import Any
 
 from ingot import tensors
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Archive, BlobFolder, Provenance, Variant
+from ingot.model_store.format.evidence import distributions
 from ingot.model_store.places import split_variant
+from ingot.quant.data import variance
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
@@ -74,6 +75,7 @@ def compare(
     chosen = parse_metric(metric, signature)
     samples = _read(signature, first, data, transform)
     chosen.check(samples)
+    varied = variance.check(samples) if data is not None else ()
     options: dict[str, Any] = {"device": device, "threads": threads, "allow_code": allow_code}
     progress("Loading")
     with _engine(first, options) as left, _engine(second, options) as right:
@@ -108,6 +110,7 @@ def compare(
             *words.uncertainty(latencies[1]),
             *notes,
             *samples.notes,
+            *varied,
         ),
     )
 
@@ -276,6 +279,6 @@ def _listed(specs: Sequence[TensorSpec]) -> str:
 
 
 def _packages(*models: _Model) -> tuple[str, ...]:
-    held = packages_distributions()
+    held = distributions()
     engines = dict.fromkeys(["onnxruntime", *(engine_of(item.variant) for item in models)])
     return tuple(name for engine in engines for name in held.get(engine, [])[:1])

@@ -12,6 +12,7 @@ from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
 from ingot.quant.config import QuantConfig
+from ingot.quant.data import variance
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.data.synthetic import synthetic
 from ingot.quant.metric import Metric
@@ -64,12 +65,14 @@ def prepare(
         metric: knows whether labels are needed, and checks them.
 
     Raises:
-        InvalidArgument: the data does not fit the model, the metric or the recipe.
+        InvalidArgument: the data does not fit the model, the metric or the recipe, or all of its rows are equal.
     """
     signature = variant.signature
     main = Samples.read(signature, data, transform=transform) if data is not None else None
+    notes = variance.check(main) if main is not None else ()
     if validate is not None:
         other = Samples.read(signature, validate, transform=transform, purpose="validation data")
+        notes += variance.check(other)
         datasets = _validated(main, other, config, metric)
     elif main is not None:
         datasets = _divided(main, config, metric)
@@ -77,9 +80,8 @@ def prepare(
         datasets = _generated(variant, config, metric)
     rows = datasets.evaluation.rows
     if metric.labels is not None and 0 < rows * config.max_drop < 1:
-        note = f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; pass more"
-        return replace(datasets, notes=(*datasets.notes, note))
-    return datasets
+        notes += (f"{rows} samples cannot show a drop of {config.max_drop:g}: one row is {1 / rows:.2g}; pass more",)
+    return replace(datasets, notes=(*datasets.notes, *notes))
 
 
 def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Datasets:

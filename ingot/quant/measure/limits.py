@@ -25,11 +25,12 @@ class Deadline:
     """The time at which a search must end. The deadlines of requests are in :mod:`ingot.runtime.dispatch.pending`.
 
     Args:
-        seconds: the time from now; None for no limit.
+        seconds: the time; None for no limit.
+        began: when it began, in monotonic seconds; None for now.
     """
 
-    def __init__(self, seconds: float | None = None):
-        self._end = math.inf if seconds is None else self.now + seconds
+    def __init__(self, seconds: float | None = None, began: float | None = None):
+        self._end = math.inf if seconds is None else (self.now if began is None else began) + seconds
 
     @property
     def now(self) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ingot.model_store import Variant
 from ingot.model_store.format.evidence import Agreement
+from ingot.quant.data import variance
 from ingot.quant.data.samples import Samples
 from ingot.quant.metric import Comparison, Metric
 from ingot.quant.metric.agreement import by_output
+from ingot.quant.metric.base import rows_of
 from ingot.runtime import Engine, profile
 from ingot.tensors import Array
 
@@ -25,8 +27,7 @@ class Runner:
         batches: the batch sizes that are timed.
         threads: CPU threads per call.
         progress: called with the name of each step as it begins.
-
-    ``check`` is called between the parts of long work; an error that it raises ends the work.
+        check: called between the parts of long work; an error that it raises ends the work.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class Runner:
         batches: Sequence[int],
         threads: int | None,
         progress: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ):
         self.variant = variant
         self.calibration = calibration
         self.evaluation = evaluation
         self.batches = tuple(batches)
         self.threads = threads
-        self.check: Callable[[], None] = lambda: None
+        self.check = check
         self.example = next(evaluation.batches(1)).inputs
         self._metric = metric
         self._progress = progress
@@ -56,7 +58,7 @@ class Runner:
         self._expected = self._answers(self.original)
         # Also checks early that the metric accepts these outputs.
         self.before = metric.compare(self._expected, self._expected, evaluation).before
-        self.notes = metric.notes(self._expected, self.before, evaluation)
+        self.notes = (*metric.notes(self._expected, self.before, evaluation), *self._unvaried())
 
     @property
     def original(self) -> Engine:
@@ -97,6 +99,14 @@ class Runner:
         return profile.measure_together(
             engines, self.variant.signature, self.example, self.batches, timing, settled=checked
         )
+
+    def _unvaried(self) -> Iterator[str]:
+        """Yield notes on outputs of the original that are the same for all rows."""
+        if self.evaluation.rows < 2:
+            return
+        for spec in self.variant.signature.outputs:
+            if variance.equal_rows(rows_of(self._expected, spec.name, self.variant.signature)):
+                yield f"the original's output '{spec.name}' is the same for all rows: its accuracy is not tested"
 
     def _answers(self, engine: Engine) -> list[dict[str, Array]]:
         answers = []

@@ -173,6 +173,7 @@ class TrialRunner(Runner):
         batches: Sequence[int],
         threads: int | None,
         progress: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ):
         self.source = source
         self._seen: dict[str, Observation] | None = None
@@ -186,6 +187,7 @@ class TrialRunner(Runner):
             batches=batches,
             threads=threads,
             progress=progress,
+            check=check,
         )
 
     @property

@@ -6,13 +6,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
-from ingot.model_store.format.evidence import Interval, MetricEvidence
+from ingot.model_store.format.evidence import Interval, MetricEvidence, distributions
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
 from ingot.quant.measure.datasets import Datasets
@@ -152,7 +151,7 @@ def loss(drop: float, budget: float) -> str:
 
 def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
     """Return the provenance of a new variant made with ``packages``, by default those of ONNX."""
-    known = packages_distributions()
+    known = distributions()
     runtimes = (known[name][0] for name in installed() if name in known)
     return Provenance.of(parent.serving.provenance.source, packages or (*runtimes, "onnx"), notes)
 

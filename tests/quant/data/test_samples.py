@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ingot.errors import InvalidArgument, NotFound, Unsupported
 from ingot.model_store.format.goldens import Golden, encode
+from ingot.quant.data import variance
 from ingot.quant.data.samples import Samples
 from ingot.quant.data.synthetic import synthetic
 from ingot.tensors import Array, DType, Range, Signature, parse_spec
@@ -514,3 +515,43 @@ class TestGenerated:
 
     def test_cases_without_a_batch(self) -> None:
         assert synthetic(ALONE, 5, examples=[{"x": np.ones((3, 2), np.float32)}]).rows == 5
+
+
+class TestVariance:
+    """Accuracy that is measured on equal rows is perfect, and says nothing."""
+
+    @pytest.mark.parametrize(
+        ("takes", "data"),
+        [
+            (X, np.zeros((400, 8), np.float32)),
+            (X, np.tile(RNG.standard_normal((1, 8)), (20, 1)).astype(np.float32)),
+            (TEXT, {"ids": np.full((9, 4), 7), "mask": np.ones((9, 4), np.int64)}),
+            (ALONE, {"x": np.ones((5, 3, 2), np.float32)}),
+            (signature("t:bytes[batch]"), np.array([b"a"] * 4, object)),
+        ],
+    )
+    def test_equal_rows_are_refused(self, takes: Signature, data: Any) -> None:
+        with pytest.raises(InvalidArgument, match=r"all \d+ rows of the calibration data are equal: .* pass real ones"):
+            variance.check(Samples.read(takes, data))
+
+    def test_one_row_cannot_vary(self) -> None:
+        assert variance.check(Samples.read(X, np.zeros((1, 8), np.float32))) == ()
+
+    def test_an_input_that_does_not_vary_is_noted(self) -> None:
+        """Texts without padding have such a mask. Of several lengths, it varies."""
+        mask = np.ones((9, 4), np.int64)
+        same = Samples.read(TEXT, {"ids": np.arange(36).reshape(9, 4), "mask": mask})
+        assert variance.check(same) == (
+            "input 'mask' is the same in all 9 rows of the calibration data: the result holds for this value only",
+        )
+        several = [{"ids": np.arange(size), "mask": np.ones(size, np.int64)} for size in (3, 5)]
+        assert variance.check(Samples.read(TEXT, several)) == ()
+
+    @pytest.mark.parametrize("axis", [1, -1])
+    def test_channels_that_do_not_vary_are_noted(self, rows: Array, axis: int) -> None:
+        array, takes = rows.copy(), X
+        if axis == 1:
+            array, takes = array.reshape(50, 2, 2, 2), signature("x:float32[batch,2,2,2]")
+        array[:, 1] = 3
+        (note,) = variance.check(Samples.read(takes, array))
+        assert note.startswith(f"1 of the {array.shape[axis]} channels of input 'x' hold one value only")
