@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import replace
 from io import BytesIO
@@ -14,14 +15,15 @@ from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.format import manifest
 from ingot.model_store.registry.auth import DELETE, PUSH, Scope
-from ingot.model_store.registry.client import Client, Request
+from ingot.model_store.registry.client import Client, RegistryResponse, Request
 from ingot.model_store.registry.download import open_download
 from ingot.model_store.registry.upload import Upload
 
 DOCKER_LIST: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 # Accept all kinds: otherwise a registry may convert a manifest, which changes its digest.
-ACCEPT = ", ".join((manifest.INDEX, manifest.MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
+KINDS = (manifest.INDEX, manifest.MANIFEST, DOCKER_LIST, DOCKER_MANIFEST)
+ACCEPT = ", ".join(KINDS)
 DIGEST_HEADER = "Docker-Content-Digest"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Error codes while another client uploads the blobs of the same manifest: the blobs are about to appear.
@@ -117,7 +119,7 @@ class RegistryBlobs:
         answer = self.client.call(self._request("GET", reference, {"Accept": ACCEPT}), allow=(404,))
         if answer.status == 404:
             return None
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+        kind = media_type(answer)
         descriptor = Descriptor(media_type=kind[:255], digest=_digest(answer.content), size=len(answer.content))
         said = answer.headers.get(DIGEST_HEADER, "")
         for expected in (said, reference):
@@ -181,6 +183,24 @@ class RegistryBlobs:
         actions = {"PUT": PUSH, "DELETE": DELETE}.get(method, "pull")
         url = self.client.url(f"{self.name}/manifests/{reference}")
         return Request(method, url, Scope(self.name, actions, purpose=self._purpose), headers=headers, content=content)
+
+
+def media_type(answer: RegistryResponse) -> str:
+    """Return the media type of a manifest.
+
+    Static file servers and some proxies send ``application/octet-stream`` or nothing; then the manifest's own field
+    counts, which is optional, so without it the fields that only one kind has.
+    """
+    sent: str = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+    if sent in KINDS:
+        return sent
+    try:
+        document = json.loads(answer.content)
+        own = document.get("mediaType", "")
+        implied = manifest.INDEX if "manifests" in document else manifest.MANIFEST if "layers" in document else sent
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return sent
+    return own if isinstance(own, str) and own else implied
 
 
 def _is_manifest(descriptor: Descriptor) -> bool:

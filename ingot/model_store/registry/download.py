@@ -43,6 +43,7 @@ class _Download(io.RawIOBase):
         self._at = min(start, descriptor.size)
         self._failed = 0
         self._failed_at = self._at
+        self._ranged = True  # False once the registry has returned another range than the requested one
         self._rest = memoryview(b"")
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes] = iter(())
@@ -113,33 +114,43 @@ class _Download(io.RawIOBase):
                 self._fail(error)
 
     def _connect(self) -> None:
-        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
-        try:
-            response = self._client.open(Request("GET", self._url, self._scope, headers=headers), allow=(416,))
-        except NotFound as error:
-            raise InvalidArchive(f"blob {self._descriptor.digest} is missing: {error}") from error
-        self._response = response
-        self._chunks = response.iter_raw()
-        skipped = self._at
-        if response.status_code == 206:
-            self._check_range(response.headers.get("Content-Range", ""))
-            skipped = 0
-        elif response.status_code == 416:
-            raise self._wrong_size("fewer")
+        response = self._request(self._at if self._ranged else 0)
+        if self._at and self._ranged and not self._continues(response):
+            # Proxies and object stores exist that answer a range wrongly each time.
+            self._disconnect()
+            self._ranged = False
+            response = self._request(0)
+        if response.status_code in (206, 416) and not self._continues(response):
+            raise InvalidArchive(
+                f"{self._client.address} returned a part of blob {self._descriptor.digest} for a request of all of it"
+            )
+        skipped = 0 if response.status_code == 206 else self._at
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and int(length) != self._descriptor.size - self._at + skipped:
             raise self._wrong_size(f"{int(length) + self._at - skipped}")
         self._skip(skipped)
 
-    def _check_range(self, text: str) -> None:
-        match = _RANGE.fullmatch(text)
-        if match is None or int(match[1]) != self._at:
-            raise InvalidArchive(
-                f"{self._client.address} was asked for blob {self._descriptor.digest} from byte {self._at} and "
-                f"returned '{text[:100]}'"
-            )
-        if match[3] not in ("*", str(self._descriptor.size)):
+    def _request(self, start: int) -> httpx.Response:
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        try:
+            response = self._client.open(Request("GET", self._url, self._scope, headers=headers), allow=(416,))
+        except NotFound as error:
+            raise InvalidArchive(f"blob {self._descriptor.digest} is missing: {error}") from error
+        self._response, self._chunks = response, response.iter_raw()
+        return response
+
+    def _continues(self, response: httpx.Response) -> bool:
+        """Return whether a response has all bytes from the current one, or all bytes of the blob.
+
+        Raises:
+            InvalidArchive: the registry says that the blob has another size.
+        """
+        if response.status_code != 206:
+            return response.status_code != 416
+        match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if match is not None and match[3] not in ("*", str(self._descriptor.size)):
             raise self._wrong_size(match[3])
+        return match is not None and (int(match[1]), int(match[2])) == (self._at, self._descriptor.size - 1)
 
     def _skip(self, count: int) -> None:
         """Skip bytes that were received already, for registries that ignore ranges."""

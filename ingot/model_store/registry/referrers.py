@@ -18,7 +18,7 @@ from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import attachments, manifest
 from ingot.model_store.references import attachments_tag
 from ingot.model_store.registry.auth import Scope
-from ingot.model_store.registry.blobs import RegistryBlobs
+from ingot.model_store.registry.blobs import RegistryBlobs, media_type
 from ingot.model_store.registry.client import Request
 from ingot.model_store.registry.pages import MAX_ITEMS, pages
 
@@ -101,8 +101,7 @@ def _from_api(blobs: RegistryBlobs, digest: str) -> list[dict[str, Any]] | None:
     entries: list[dict[str, Any]] = []
     # Registries without the API respond with various errors.
     for answer in pages(blobs.client, request, allow=(400, 403, 404, 405, 406, 501)):
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
-        if answer.status != 200 or kind != manifest.INDEX:
+        if answer.status != 200 or media_type(answer) != manifest.INDEX:
             blobs.client.has_referrers = answer.status == 403  # which may concern this repository only
             return None
         entries += _entries(answer.content, f"{blobs.client.address}'s list of attachments of {digest}")

@@ -96,19 +96,17 @@ class Upload:
             end = min(at + size, self._descriptor.size)
             try:
                 answer = self._client.once(self._chunk(location, at, end), allow=_LOST)
-                if answer.status in _LOST or _received(answer, end) != end:
+                received = _received(answer, end)
+                if answer.status in _LOST or received <= at:
                     raise Transient(f"{self._client.address} lost a part of blob {self._descriptor.digest}")
-                at, failed = end, 0
+                at, failed = self._go_on_at(received), 0  # a registry may keep less than it was sent
             except Transient as error:
                 failed += 1
                 self._client.retries.wait(failed, error)
                 answer = self._client.call(Request("GET", location, self._scope), allow=(400, *_LOST))
                 if answer.status not in (202, 204):
                     raise
-                at = _received(answer, 0)
-                if at > self._sent:
-                    raise InvalidArgument(f"{self._client.address} reports more bytes than were sent") from error
-                self._take_back(at)
+                at = self._go_on_at(_received(answer, 0))
             location = self._location(answer, location)
         return location
 
@@ -148,6 +146,17 @@ class Upload:
                 if self._sent == self._descriptor.size and self._sha.hexdigest() != self._descriptor.hex:
                     raise damaged(self._descriptor)
                 yield chunk
+
+    def _go_on_at(self, received: int) -> int:
+        """Return where the upload continues, by the bytes that the registry reports to have.
+
+        Raises:
+            InvalidArgument: they are more than were sent.
+        """
+        if received > self._sent:
+            raise InvalidArgument(f"{self._client.address} reports more bytes than were sent")
+        self._take_back(received)
+        return received
 
     def _take_back(self, at: int) -> None:
         """Go back to a byte, and retract the bytes after it from the progress."""

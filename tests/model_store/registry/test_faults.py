@@ -122,14 +122,30 @@ class TestDownload:
         with pytest.raises(InvalidArchive, match=f"has {SIZE + 7} bytes in .*, but its manifest says {SIZE}"):
             place.find(pushed)[0].verify()
 
-    def test_another_part_than_requested_is_refused(
+    @pytest.mark.parametrize(
+        "part", ["", f"bytes 0-{SIZE - 1}/{SIZE}", f"bytes 1000-1999/{SIZE}", "bytes 2000-2999/*", "status 416"]
+    )
+    def test_a_blob_is_read_from_the_start_if_another_part_than_requested_comes(
+        self, place: Registry, proxy: Server, pushed: str, model: Archive, part: str
+    ) -> None:
+        """The same wrong part comes for each range that is requested, so the registry is not asked for a third one."""
+        other = Fault(f"GET .*{large(model)}", headers={"Content-Range": part})
+        if part == "status 416":
+            other = Fault(f"GET .*{large(model)}", status=416)
+        proxy.faults = [Fault(f"GET .*{large(model)}", drop_received=1000), other]
+        proxy.faults.append(Fault(f"GET .*{large(model)}", drop_received=500))
+        place.find(pushed)[0].verify()
+        ranges = [item.headers.get("Range") for item in proxy.asked(large(model))]
+        assert ranges == [None, "bytes=1000-", None, None]
+
+    def test_a_part_of_a_blob_of_another_size_is_refused(
         self, place: Registry, proxy: Server, pushed: str, model: Archive
     ) -> None:
         proxy.faults = [
             Fault(f"GET .*{large(model)}", drop_received=1000),
-            Fault(f"GET .*{large(model)}", headers={"Content-Range": f"bytes 0-{SIZE - 1}/{SIZE}"}),
+            Fault(f"GET .*{large(model)}", headers={"Content-Range": "bytes 1000-1999/2000"}),
         ]
-        with pytest.raises(InvalidArchive, match="from byte 1000 and returned 'bytes 0-"):
+        with pytest.raises(InvalidArchive, match=f"has 2000 bytes in .*, but its manifest says {SIZE}"):
             place.find(pushed)[0].verify()
 
     def test_errors_of_the_registry_while_a_tag_moves_are_sat_out(

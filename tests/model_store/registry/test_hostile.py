@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import socket
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -64,6 +66,54 @@ def test_other_things_than_archives_are_named(place: Registry, fake: Fake) -> No
         place.find("tiny:chart")
     with pytest.raises(InvalidArchive, match="tiny:many' is not an Ingot archive, or is damaged"):
         place.find("tiny:many")
+
+
+@pytest.mark.parametrize("kind", ["application/octet-stream", "text/plain; charset=utf-8", "application/json", ""])
+def test_a_manifest_is_known_by_its_content_where_its_type_is_not_sent(place: Registry, fake: Fake, kind: str) -> None:
+    """Static file servers know no media types of manifests."""
+    fake.has_referrers = True
+
+    def untyped(asked: Asked) -> Reply | None:
+        if asked.method != "GET" or not re.search("/(manifests|referrers)/", asked.path):
+            return None
+        if asked.path.endswith("/page"):
+            return Reply(200, {"Content-Type": kind}, b"<html>")
+        return replace(fake.honest(asked), headers={"Content-Type": kind})
+
+    fake.before.append(untyped)
+    place.find("tiny:1")[0].verify()
+    signed = MODEL.with_signature(b"{}")
+    place.push(signed, "tiny:2")
+    assert [item.digest for item in place.find("tiny:2")[0].attached] == [item.digest for item in signed.attached]
+    unmarked = {key: value for key, value in json.loads(fake.manifests["1"]).items() if key != "mediaType"}
+    fake.manifests["unmarked"] = json.dumps(unmarked).encode()
+    assert len(place.find("tiny:unmarked")[0].variants) == len(MODEL.variants)
+    with pytest.raises(InvalidArchive, match="is not an Ingot archive, but"):
+        place.find("tiny:page")
+
+
+def test_a_push_in_chunks_goes_on_where_the_registry_says_that_it_ends(fake: Fake, server: Server) -> None:
+    """The registry keeps less than a chunk, says so, and answers no question about the upload."""
+    received: dict[str, bytes] = {}
+
+    def partial(asked: Asked) -> Reply | None:
+        place = asked.path.partition("?")[0]
+        if asked.method == "POST":
+            received[f"{place}{len(received)}"] = b""
+            return Reply(202, {"Location": list(received)[-1]})
+        if asked.method == "PATCH":
+            assert asked.headers["Content-Range"].startswith(f"{len(received[place])}-")
+            received[place] += asked.body[:1500]
+            return Reply(202, {"Range": f"0-{len(received[place]) - 1}"})
+        if asked.method == "PUT" and place in received:
+            asked.body = received[place]
+        return Reply(405) if asked.method == "GET" and place in received else None
+
+    fake.before.append(partial)
+    place = Registry(server.address, retries=Retries(tries=1), chunk_bytes=2000)
+    other = archive(weights=(b"v" * 9001,))
+    place.push(other, "tiny:3")
+    assert fake.blobs[other.variants[0].weights[0].digest] == b"v" * 9001
 
 
 def test_a_document_without_end_is_not_read_to_it(place: Registry, fake: Fake) -> None:
