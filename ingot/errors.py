@@ -9,7 +9,7 @@
     │   │   ├── ParityError  the exported graph computes other numbers than the model
     │   │   └── RejectedInputs  the model does not run on some inputs
     │   ├── QuantizationError  the model cannot be quantized, or its outputs become useless
-    │   └── TooLarge         the request is larger than the limit
+    │   └── TooLarge         the request, or the answer, is larger than the limit
     ├── NotFound             no such model, version, reference or file
     ├── PermissionDenied     a registry or storage service refuses access
     │   └── Unauthenticated  it asks for credentials, or does not accept those that were sent
@@ -115,7 +115,7 @@ class QuantizationError(InvalidArgument):
 
 
 class TooLarge(InvalidArgument):
-    """A request is larger than the configured limit."""
+    """A request, or a server's answer, is larger than the configured limit."""
 
     code = Code.TOO_LARGE
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 from hpack import Decoder, Encoder
+from hpack.exceptions import HPACKError
 from hpack.struct import NeverIndexedHeaderTuple
 
 from ingot.bench.plan import Plan
@@ -27,6 +28,9 @@ _LARGEST = (1 << 31) - 1
 # The server may send so many bytes; half of them are allowed again before they are used up.
 _REFILL = 1 << 29
 _MOST_BLOCKS = 1024
+_MOST_BLOCK = 64 << 10
+_MOST_FRAME = 16384  # as SETTINGS_MAX_FRAME_SIZE is not sent
+_MOST_ERROR = 1 << 20
 # The key of the field `error_message` of ModelStreamInferResponse, which comes first.
 _ERROR_FIELD = 0x0A
 _STATUS = (
@@ -59,18 +63,18 @@ class Place:
         window: bytes that may be sent on the stream.
         rest: the message that waits for the server to extend its windows.
         position: where that begins in the message.
-        arrived: of a stream of inference: the parts of the response that have arrived.
+        arrived: of a stream of inference: the beginning of a response.
+        missing: of such a stream: bytes until the end of a response, which are only counted.
         received: of such a stream: bytes since it was allowed to send more.
     """
 
-    __slots__ = ("arrived", "connection", "due", "position", "received", "rest", "sent", "stream", "window")
+    __slots__ = ("arrived", "connection", "due", "missing", "position", "received", "rest", "sent", "stream", "window")
 
     def __init__(self, connection: GrpcConnection):
         self.connection = connection
         self.due = self.sent = 0.0
-        self.stream = self.window = self.received = self.position = 0
-        self.rest = b""
-        self.arrived: list[bytes] = []
+        self.stream = self.window = self.received = self.position = self.missing = 0
+        self.rest = self.arrived = b""
 
     def begin(self, message: bytes) -> None:
         """Send a message. Raises OSError if the connection is lost."""
@@ -104,9 +108,15 @@ class GrpcConnection:
         self._block = b""
         self._block_flags = 0
         self._blocks: dict[bytes, str] = {}
-        self._greet()
-        if self._most < size:
-            raise ValueError(f"the server allows {self._most} calls on a connection, not {size}: raise --connections")
+        try:
+            self._greet()
+            if self._most < size:
+                raise ValueError(
+                    f"the server allows {self._most} calls on a connection, not {size}: raise --connections"
+                )
+        except (OSError, ValueError):
+            self.socket.close()
+            raise
         self.places = [Place(self) for _ in range(size)]
 
     def _greet(self) -> None:
@@ -176,9 +186,14 @@ class GrpcConnection:
         while size - position >= 9:
             high, low, kind, flags, stream = _FRAME.unpack_from(data, position)
             end = position + 9 + (high << 16) + low
+            if (high << 16) + low > _MOST_FRAME:
+                raise ValueError("the server sent a larger frame than HTTP/2 allows")
             if end > size:
                 break
-            self._frame(kind, flags, stream, data[position + 9 : end])
+            try:
+                self._frame(kind, flags, stream, data[position + 9 : end])
+            except (struct.error, IndexError, HPACKError) as error:
+                raise ValueError(f"the server sent a malformed frame: {error}") from error
             position = end
         self._buffer = data[position:]
         if not self._settled and self._buffer[:5] == b"HTTP/":
@@ -196,6 +211,8 @@ class GrpcConnection:
                 self._block, self._block_flags = payload[start:end], flags
             else:
                 self._block += payload
+                if len(self._block) > _MOST_BLOCK:
+                    raise ValueError(f"the server sent headers of more than {_MOST_BLOCK >> 10} KiB")
             if flags & _END_HEADERS and self._block_flags & _END_STREAM:
                 self._end(stream, self._status(self._block))
         elif kind == _WINDOW:
@@ -223,22 +240,36 @@ class GrpcConnection:
         if place.received >= _REFILL:
             self._out.append(frame(_WINDOW, 0, stream, struct.pack(">I", place.received)))
             place.received = 0
-        place.arrived.append(payload)
-        if len(place.arrived[0]) < 6:
-            place.arrived = [b"".join(place.arrived)]
-        head, size = place.arrived[0], sum(map(len, place.arrived))
-        length = int.from_bytes(head[1:5], "big")
-        if size < 5 or size < 5 + length:
-            return
-        failed = length > 0 and head[5] == _ERROR_FIELD
-        whole = b"".join(place.arrived) if failed or size > 5 + length else b""
-        place.arrived = [whole[5 + length :]] if size > 5 + length else []
-        self._answered(place, _stream_error(whole[5 : 5 + length]) if failed else "")
+        self._messages(place, payload)
+
+    def _messages(self, place: Place, payload: bytes) -> None:
+        """Read the responses in a part of a stream; only those that are errors are kept until they are whole."""
+        if place.missing:
+            skipped = min(place.missing, len(payload))
+            place.missing -= skipped
+            if place.missing:
+                return
+            payload = payload[skipped:]
+            self._answered(place, "")
+        data, place.arrived = place.arrived + payload, b""
+        while len(data) >= 5:
+            end = 5 + int.from_bytes(data[1:5], "big")
+            failed = data[5:6] == bytes((_ERROR_FIELD,))
+            if failed and end > _MOST_ERROR:
+                raise ValueError(f"the server sent an error of more than {_MOST_ERROR >> 20} MiB")
+            if len(data) < end:
+                if failed or len(data) == 5:
+                    break
+                place.missing = end - len(data)
+                return
+            self._answered(place, _stream_error(data[5:end]) if failed else "")
+            data = data[end:]
+        place.arrived = data
 
     def _end(self, stream: int, error: str) -> None:
         place = self._open.pop(stream, None)
         if place is not None:
-            place.stream, place.arrived = 0, []
+            place.stream, place.missing, place.arrived = 0, 0, b""
             if place in self._blocked:
                 self._blocked.remove(place)
             self._answered(place, error or ("the server ended the stream" if self._streaming else ""))
@@ -283,6 +314,12 @@ class GrpcConnection:
 
 def _stream_error(message: bytes) -> str:
     """Return the error in a message of a stream."""
-    from ingot.server.grpc.open_inference_pb2 import ModelStreamInferResponse  # not for loads without errors
+    # Not for loads without errors.
+    from google.protobuf.message import DecodeError
 
-    return str(ModelStreamInferResponse.FromString(message).error_message)[:200]
+    from ingot.server.grpc.open_inference_pb2 import ModelStreamInferResponse
+
+    try:
+        return str(ModelStreamInferResponse.FromString(message).error_message)[:200]
+    except DecodeError as error:
+        raise ValueError(f"the server sent a malformed message: {error}") from error

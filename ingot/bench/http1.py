@@ -11,6 +11,7 @@ from ingot.bench.sockets import Socket
 
 # As much of an error's body is kept for its message.
 _MOST_ERROR = 4096
+_MOST_HEAD = 64 << 10
 
 
 class HttpConnection:
@@ -27,8 +28,11 @@ class HttpConnection:
         "_buffer",
         "_chunked",
         "_closing",
+        "_content",
         "_error",
+        "_left",
         "_missing",
+        "_trailing",
         "due",
         "sent",
         "socket",
@@ -39,7 +43,9 @@ class HttpConnection:
         self._answered = answered
         self._buffer = b""
         self._missing = 0
-        self._chunked = False
+        self._chunked = self._trailing = False
+        self._left = 0
+        self._content = b""
         self._closing = False
         self._error = ""
         self.due = self.sent = 0.0
@@ -74,23 +80,24 @@ class HttpConnection:
                 self._head()
 
     def _head(self) -> None:
-        buffer = self._buffer
-        end = buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        status, length, self._closing = _parsed(buffer[: end + 2].lower())
-        if 100 <= status < 200:  # 100 Continue: the response follows
-            self._buffer = buffer[end + 4 :]
-            self._head()
-            return
+        while True:
+            head, end, self._buffer = self._buffer.partition(b"\r\n\r\n")
+            if not end:
+                self._buffer = head
+                _check_end(head)
+                return
+            status, length, self._closing = _parsed(head.lower() + b"\r\n")
+            if not 100 <= status < 200:  # 100 Continue: the response follows
+                break
         if status != 200:
             self._error = f"HTTP {status}"
+        rest = self._buffer
         if length < 0:
-            self._chunked, self._buffer = True, buffer[end + 4 :]
+            self._chunked = True
             self._chunks()
         else:
             self._missing, self._buffer = length, b""
-            self._body(buffer[end + 4 :])
+            self._body(rest)
 
     def _body(self, data: bytes) -> None:
         self._missing -= len(data)
@@ -102,26 +109,39 @@ class HttpConnection:
             self._done(self._buffer)
 
     def _chunks(self) -> None:
-        content = b""
-        rest = self._buffer
+        """Read chunks; of the content, only the beginning of an error's is kept."""
+        buffer, at, size = self._buffer, 0, len(self._buffer)
         while True:
-            line, end, rest = rest.partition(b"\r\n")
-            if not end:
+            if self._left:  # of a chunk, with the end of its line
+                if self._error and len(self._content) < _MOST_ERROR:
+                    self._content += buffer[at : min(size, at + max(0, self._left - 2))]
+                taken = min(self._left, size - at)
+                at, self._left = at + taken, self._left - taken
+            end = -1 if self._left else buffer.find(b"\r\n", at)
+            if end < 0:
+                self._buffer = buffer[at:]
+                _check_end(self._buffer)
                 return
-            size = int(line.split(b";")[0], 16)
-            if not size:
-                break
-            if len(rest) < size + 2:
+            line, at = buffer[at:end], end + 2
+            if not self._trailing:
+                length = int(line.partition(b";")[0], 16)
+                if length < 0:
+                    raise ValueError("the server sent a chunk of negative size")
+                self._left, self._trailing = (length + 2, False) if length else (0, True)
+            elif not line:  # the end of the fields after the last chunk
+                self._chunked = self._trailing = False
+                self._done(self._content)
                 return
-            content, rest = content + rest[:size], rest[size + 2 :]
-        if not rest.endswith(b"\r\n"):
-            return
-        self._chunked = False
-        self._done(content)
 
     def _done(self, body: bytes) -> None:
-        error, self._error, self._buffer = self._error, "", b""
+        error, self._error, self._buffer, self._content = self._error, "", b"", b""
         self._answered(self, f"{error}: {_message(body)}" if error else "")
+
+
+def _check_end(line: bytes) -> None:
+    """Raise ValueError if a head or line without an end has become too long."""
+    if len(line) > _MOST_HEAD:
+        raise ValueError(f"the server sent more than {_MOST_HEAD >> 10} KiB without the end of a head or line")
 
 
 def _parsed(head: bytes) -> tuple[int, int, bool]:
@@ -136,7 +156,10 @@ def _parsed(head: bytes) -> tuple[int, int, bool]:
     closing = b"\r\nconnection: close\r\n" in head or head.startswith(b"http/1.0")
     start = head.find(b"\r\ncontent-length:")
     if start >= 0:
-        return status, int(head[start + 17 : head.find(b"\r", start + 17)]), closing
+        length = head[start + 17 : head.find(b"\r", start + 17)].strip()
+        if not length.isdigit():
+            raise ValueError("the server sent a response whose length is not a number")
+        return status, int(length), closing
     if b"\r\ntransfer-encoding:" in head:
         return status, -1, closing
     if status >= 200:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mimetypes
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,19 @@ import orjson
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.format import goldens
+from ingot.server.clients.arguments import datatype
 from ingot.server.http import codec as http_codec
 from ingot.tensors import Array, DType
 
 # Distinct requests that are generated, and the most memory for them.
 _GENERATED = 64
 _MOST_BYTES = 64 << 20
+# A larger request than gRPC can carry.
+_LARGEST = 2 << 30
 # Generated text and integers of inputs without a range of values.
 _TEXT = b"the quick brown fox"
 _INTEGERS = (0, 1)
+_RANGE = re.compile(r"(-?\d{1,18})?\.\.(-?\d{1,18})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +155,18 @@ def _generated(
     full = {spec["name"]: shapes.get(spec["name"]) or _shape(spec, batch) for spec in inputs}
     random = np.random.default_rng(seed)
     size = sum(math.prod(shape) for shape in full.values()) * 8
+    if size > _LARGEST:
+        raise InvalidArgument(
+            f"a request would have {size >> 30} GiB; give smaller sizes with --batch and --shape, or --data FILE"
+        )
     count = max(1, min(_GENERATED, _MOST_BYTES // max(1, size)))
     return [
         {
             spec["name"]: _values(
-                DType(spec["datatype"]), full[spec["name"]], properties.get(f"values.{spec['name']}", ""), random
+                datatype(spec["name"], spec["datatype"]),
+                full[spec["name"]],
+                properties.get(f"values.{spec['name']}", ""),
+                random,
             )
             for spec in inputs
         }
@@ -192,8 +204,10 @@ def _values(dtype: DType, shape: tuple[int, ...], values: str, random: np.random
 
 def _bounds(text: str) -> tuple[int, int]:
     """Return a range that the server's metadata states as ``0..4096``; a missing end is 1,000 values away."""
-    low, dots, high = text.partition("..")
-    if not dots:
+    match = _RANGE.fullmatch(text)
+    if match is None:
         return _INTEGERS
+    low, high = match.groups()
     first = int(low) if low else min(0, int(high or 0) - 1000)
-    return first, int(high) if high else first + 1000
+    last = int(high) if high else first + 1000
+    return (first, last) if first <= last else _INTEGERS

@@ -14,9 +14,10 @@ from ingot.bench.grpc import header_block
 from ingot.bench.payload import Payload, payload, raw
 from ingot.bench.plan import Arrivals, Plan, Tls, Wire
 from ingot.errors import IngotError, InvalidArgument, Unavailable
-from ingot.server.clients.access import Access, address
+from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
 from ingot.server.clients.arguments import request as infer_request
 from ingot.server.clients.blocking import Client
+from ingot.server.clients.bodies import IDENTITY, read
 from ingot.server.grpc import codec as grpc_codec
 from ingot.server.http import codec as http_codec
 from ingot.tensors import Array
@@ -118,8 +119,10 @@ class Target:
         """
         first = payload.requests[0]
         if isinstance(first, bytes):
+            headers = {**IDENTITY, **self._headers, "Content-Type": payload.media}
             try:
-                answer = httpx.post(self.url + self._path, content=first, headers={"Content-Type": payload.media})
+                with httpx.stream("POST", self.url + self._path, content=first, headers=headers) as head:
+                    answer = read(head, self.url, MAX_RESPONSE_MB << 20, self.timeout)
             except httpx.HTTPError as error:
                 raise Unavailable(f"{self.url} did not answer: {error}") from error
             if answer.status_code != 200:

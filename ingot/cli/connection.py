@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,9 +32,6 @@ CertOption = Annotated[
     typer.Option("--cert-file", help="PEM file of the client's certificate, if the server asks for one."),
 ]
 CertKeyOption = Annotated[Path | None, typer.Option("--cert-key-file", help="PEM file of that certificate's key.")]
-
-# Bytes of an answer at most.
-_LARGEST = 64 << 20
 
 
 class Server:
@@ -98,25 +93,13 @@ class Server:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         import httpx
 
+        from ingot.server.clients.bodies import read
+
         try:
-            with self._client.stream(method, path, json=body) as answer:
-                return httpx.Response(answer.status_code, content=self._read(answer))
+            with self._client.stream(method, path, json=body) as head:
+                return read(head, self.place, seconds=self._timeout)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise unreached(self.place, error) from error
-
-    def _read(self, answer: httpx.Response) -> bytes:
-        """Return the body. The client's own timeout is that of each part, which an endless answer always meets."""
-        import httpx
-
-        end = math.inf if self._timeout is None else time.monotonic() + self._timeout
-        content = bytearray()
-        for part in answer.iter_bytes():
-            content += part
-            if len(content) > _LARGEST:
-                raise httpx.ReadError(f"the answer has more than {_LARGEST >> 20} MiB")
-            if time.monotonic() > end:
-                raise httpx.ReadTimeout("timed out")
-        return bytes(content)
 
 
 def only_server(form: str) -> str:

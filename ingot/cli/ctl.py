@@ -13,7 +13,7 @@ from ingot.cli.connection import CaOption, Server, only_server
 from ingot.cli.output import print_json, say
 from ingot.errors import InvalidArgument, NotFound
 from ingot.report.units import size
-from ingot.server.clients.management import model_path
+from ingot.server.clients.management import model_path, reading
 
 ctl = typer.Typer(help="Control a running server: its models, and changes of what it serves.", no_args_is_help=True)
 
@@ -41,23 +41,25 @@ def status(
     server: ServerOption = None, key_file: KeyOption = None, ca_file: CaOption = None, as_json: Json = False
 ) -> None:
     """Show the models, their states, and why a change did not take place."""
-    found = _server(server, key_file, ca_file).ask("GET", "/v2/repository/status")
+    place = _server(server, key_file, ca_file)
+    found = place.ask("GET", "/v2/repository/status")
     if as_json:
         print_json(found)
         return
-    for each in found:
-        follows = ", followed" if each["follows"] else ""
-        held = {device: size(count) for device, count in each["memory"].items() if device != "loaded"}
-        memory = "".join(f"  {text} of {device}" for device, text in held.items() if each["memory"]["loaded"])
-        shown = f"{each['digest'][:19]}  {each['source']}{follows}{memory}"
-        say(f"{each['name']}:{each['version']}  {each['state']}  {shown}")
-        if each["candidate"]:
-            say(f"  {each['candidate']['digest'][:19]} is {each['candidate']['state']}")
-        if each["trial"] and each["trial"]["state"] == "running":
-            weight = each["trial"]["weight"]
-            say(f"  {each['trial']['digest'][:19]} gets {f'{weight:g} % of the requests' if weight else 'copies'}")
-        if reason := each["update_failed"] or each["reason"]:
-            say(f"  {reason}")
+    with reading(place.place):
+        for each in found:
+            follows = ", followed" if each["follows"] else ""
+            held = {device: size(count) for device, count in each["memory"].items() if device != "loaded"}
+            memory = "".join(f"  {text} of {device}" for device, text in held.items() if each["memory"]["loaded"])
+            shown = f"{each['digest'][:19]}  {each['source']}{follows}{memory}"
+            say(f"{each['name']}:{each['version']}  {each['state']}  {shown}")
+            if each["candidate"]:
+                say(f"  {each['candidate']['digest'][:19]} is {each['candidate']['state']}")
+            if each["trial"] and each["trial"]["state"] == "running":
+                weight = each["trial"]["weight"]
+                say(f"  {each['trial']['digest'][:19]} gets {f'{weight:g} % of the requests' if weight else 'copies'}")
+            if reason := each["update_failed"] or each["reason"]:
+                say(f"  {reason}")
 
 
 @ctl.command()
@@ -69,16 +71,19 @@ def reload(
     as_json: Json = False,
 ) -> None:
     """Load what the sources of models mean now, if that differs; exit code 1 if a change fails, and is not made."""
-    done = _server(server, key_file, ca_file).ask("POST", "/v2/repository/reload", {"name": name})
-    if as_json:
-        print_json(done)
-    else:
-        for line in done["configuration"]:
-            say(line)
-        for each in done["models"]:
-            change = f"{each['from'][:19]} -> {each['to'][:19]}: " if each["result"] != "unchanged" else ""
-            say(f"{each['name']}:{each['version']}  {change}{each['result']}{_reason(each)}")
-    if done["failed"]:
+    place = _server(server, key_file, ca_file)
+    done = place.ask("POST", "/v2/repository/reload", {"name": name})
+    with reading(place.place):
+        if as_json:
+            print_json(done)
+        else:
+            for line in done["configuration"]:
+                say(line)
+            for each in done["models"]:
+                change = f"{each['from'][:19]} -> {each['to'][:19]}: " if each["result"] != "unchanged" else ""
+                say(f"{each['name']}:{each['version']}  {change}{each['result']}{_reason(each)}")
+        failed = bool(done["failed"])
+    if failed:
         raise typer.Exit(1)
 
 
@@ -106,10 +111,12 @@ def load(
             raise InvalidArgument(f"--set '{setting}' is not NAME=VALUE, such as --set instances=2")
         parameters[label] = value
     path = model_path(name, "load")
-    done = _server(server, key_file, ca_file).ask("POST", path, {"parameters": parameters})
+    place = _server(server, key_file, ca_file)
+    done = place.ask("POST", path, {"parameters": parameters})
     if as_json:
         print_json(done)
-    else:
+        return
+    with reading(place.place):
         say(f"{done['name']}:{done['version']} is {done['state']}")
 
 
@@ -205,18 +212,17 @@ def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_
         found = server.ask("DELETE", path) if stop else server.ask("POST", path, parameters)
     else:
         wanted, _, version = name.partition(":")
-        served = [
-            each
-            for each in server.ask("GET", "/v2/repository/status")
-            if each["name"] == wanted and version in ("", each["version"])
-        ]
-        found = next((each["trial"] for each in served if each["trial"]), None)
+        status = server.ask("GET", "/v2/repository/status")
+        with reading(server.place):
+            served = [each for each in status if each["name"] == wanted and version in ("", each["version"])]
+            found = next((each["trial"] for each in served if each["trial"]), None)
         if found is None:
             raise NotFound(f"no candidate is tried for model '{name}'; name its source, such as digits:2")
     if as_json:
         print_json(found)
     else:
-        _say_trial(name, found)
+        with reading(server.place):
+            _say_trial(name, found)
 
 
 def _say_trial(name: str, trial: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import typer
 from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, api_key
 from ingot.cli.output import note, print_json, stdout
 from ingot.errors import InvalidArgument, NotFound, write_error
+from ingot.server.clients.access import MAX_RESPONSE_MB
 
 if TYPE_CHECKING:
     from ingot.server.clients.blocking import Client
@@ -41,6 +42,9 @@ def infer(
     key_file: KeyOption = None,
     cert_file: CertOption = None,
     cert_key_file: CertKeyOption = None,
+    max_response_mb: Annotated[
+        int, typer.Option(min=1, help="Size of a response in MiB, over which it is refused.")
+    ] = (MAX_RESPONSE_MB),
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -53,7 +57,7 @@ def infer(
     key = api_key(key_file)
     if key is not None and not _is_private(url):
         note(f"the key is sent unencrypted to {url}: use https:// or grpcs://")
-    with Client(url, timeout, ca_file, key, cert_file, cert_key_file) as client:
+    with Client(url, timeout, ca_file, key, cert_file, cert_key_file, max_response_mb=max_response_mb) as client:
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
     if out is not None:
@@ -87,7 +91,7 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             inputs[name] = _read(Path(value[1:]).expanduser())
             continue
         if dtypes is None:
-            dtypes = {spec["name"]: spec["datatype"] for spec in client.metadata(model, version)["inputs"]}
+            dtypes = {spec["name"]: spec["datatype"] for spec in client.metadata(model, version).get("inputs", [])}
         if name not in dtypes:
             raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {', '.join(dtypes)}")
         inputs[name] = _parse(name, value, dtypes[name])
@@ -134,11 +138,12 @@ def _read(path: Path) -> Array:
 
 
 def _parse(name: str, text: str, datatype: str) -> Array:
+    from ingot.server.clients import arguments
     from ingot.server.http import data
-    from ingot.tensors import DType
 
+    dtype = arguments.datatype(name, datatype)
     try:
-        return data.from_json(name, DType(datatype), json.loads(text))
+        return data.from_json(name, dtype, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"the value of input '{name}' is not JSON: {error}; write {name}=[[1,2]], or {name}=@FILE for a .npy file"

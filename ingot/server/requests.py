@@ -22,6 +22,7 @@ from ingot.runtime import InputKey, key_of
 from ingot.runtime.dispatch.sequences import Step
 from ingot.server.limits import BoundedCache
 from ingot.server.observation.context import RequestContext
+from ingot.server.triton import placement
 from ingot.server.triton.placement import Delivery
 from ingot.tensors import Array, DType, TensorSpec
 
@@ -102,7 +103,7 @@ class Template:
         self.outputs = outputs
         self.parameters = parameters
         self.key = key
-        self.deliveries = deliveries
+        self.deliveries = placement.deliveries(parameters, deliveries) if parameters else deliveries
         self.repeated = False
         self.route: Route | None = None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,23 +16,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import ingot
+from ingot.bench.grpc import GrpcConnection, Place, frame
+from ingot.bench.http1 import HttpConnection
 from ingot.bench.measurement import Bench, Objective, Point, Rule, _chosen
 from ingot.bench.payload import payload
+from ingot.bench.plan import Plan
 from ingot.bench.processes import Window
 from ingot.bench.results import warnings
 from ingot.bench.target import Target
 from ingot.errors import InvalidArgument
+from ingot.server.grpc.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.test_tls import make
 from tests.support import RunIngot, matrix, refused, succeeded
 
+REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
 SHORT = ("--seconds", "1", "--warmup", "0", "--json")
 
 
@@ -146,6 +154,108 @@ def test_torchserve_and_responses_in_chunks(run_ingot: RunIngot, tmp_path: Path)
         peer.shutdown()
     assert found["failed"] == 0
     assert 3 < found["requests"] < Peer.paths["/predictions/digits"]
+
+
+class Flood(Peer):
+    """Answers with something that has no end."""
+
+    flood = b""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        begin, _, rest = self.flood.partition(b"|")
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + begin)
+            while rest:
+                self.wfile.write(rest * (1 << 12))
+
+
+@pytest.mark.parametrize(
+    ("flood", "expected"),
+    [
+        (b"x: |aaaaaaaa", "without the end of a head or line"),
+        (b"Transfer-Encoding: chunked\r\n\r\n|88888888", "without the end of a head or line"),
+        (b"Transfer-Encoding: chunked\r\n\r\n-5\r\n|", "negative size"),
+        (b"Transfer-Encoding: chunked\r\n\r\n|5\r\nabcde\r\n", ""),
+        (b"Transfer-Encoding: chunked\r\n\r\n0\r\n|a: b\r\n", ""),
+        (b"Content-Length: -5\r\n\r\n|", "length is not a number"),
+        (b"Content-Length: 99999999999999\r\n\r\n|aaaaaaaa", ""),
+    ],
+)
+def test_an_endless_response_is_not_kept(flood: bytes, expected: str) -> None:
+    """What the generator keeps of a response stays small; the timeout of requests ends a well-formed one."""
+    answers: list[str] = []
+    with Peers(("127.0.0.1", 0), type("Handler", (Flood,), {"flood": flood})) as peer:
+        threading.Thread(target=peer.serve_forever, daemon=True).start()
+        plan = Plan(host="127.0.0.1", port=peer.server_port, tls=None, wire="http", requests=(REQUEST,), clients=1)
+        connection = HttpConnection(plan, None, lambda _, error: answers.append(error))
+        connection.begin(REQUEST)
+        try:
+            for _ in range(20):
+                connection.readable()
+                assert len(connection._buffer) + len(connection._content) < 1 << 20
+        except ValueError as error:
+            answers.append(str(error))
+        connection.socket.close()
+        peer.shutdown()
+    assert answers == [] if not expected else expected in answers[0]
+
+
+def send(listener: socket.socket, content: bytes) -> None:
+    """Send bytes to the first client, and wait until it leaves."""
+    with contextlib.suppress(OSError), listener.accept()[0] as accepted:
+        accepted.sendall(content)
+        while accepted.recv(1 << 16):
+            pass
+
+
+def read_all(plan: Plan) -> None:
+    connection = GrpcConnection(plan, None, lambda *_: None, 1)
+    connection.send(connection.places[0], b"x")
+    try:
+        while True:
+            connection.readable()
+    finally:
+        connection.socket.close()
+
+
+def test_malformed_frames_are_a_lost_connection() -> None:
+    """None of them ends the process of the generator; few bytes are kept."""
+    begin = frame(4, 0, 0)
+    junk = [
+        frame(1, 4 | 1, 1, b"\xff\xff\xff"),  # no header block
+        frame(1, 4 | 8 | 1, 1),  # padded, and empty
+        frame(4, 0, 0, b"abc"),
+        frame(0, 0, 1, bytes(16385)),
+        frame(1, 0, 1) + frame(9, 0, 1, bytes(16384)) * 5,
+    ]
+    for content in junk:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            host, port = listener.getsockname()
+            plan = Plan(host=host, port=port, tls=None, wire="grpc", requests=(b"x",), clients=1, header=b"")
+            threading.Thread(target=send, args=(listener, begin + content), daemon=True).start()
+            with pytest.raises(ValueError, match="the server sent"):
+                read_all(plan)
+
+
+def test_responses_of_a_stream_are_counted_however_they_are_cut() -> None:
+    message = ModelStreamInferResponse(infer_response=ModelInferResponse(raw_output_contents=[bytes(300)]))
+    failed = ModelStreamInferResponse(error_message="none left")
+    content = b"".join(
+        b"\0" + len(raw).to_bytes(4, "big") + raw
+        for raw in (each.SerializeToString() for each in (message, failed, ModelStreamInferResponse(), message))
+    )
+    for cut in (1, 2, 5, 6, 7, 100, 1000):
+        answers: list[str] = []
+        connection: Any = SimpleNamespace(_answered=lambda _, error: answers.append(error))  # noqa: B023
+        place = Place(connection)
+        for start in range(0, len(content), cut):
+            GrpcConnection._messages(connection, place, content[start : start + cut])
+            assert len(place.arrived) < 100
+        assert answers == ["", "none left", "", ""]
+    for wrong in (b"\0\0\0\0\3\x0a\xff\xff", b"\0\x7f\xff\xff\xff\x0aabc"):
+        with pytest.raises(ValueError, match="the server sent"):
+            GrpcConnection._messages(connection, Place(connection), wrong)
 
 
 def test_a_server_that_does_not_know_its_inputs(tmp_path: Path) -> None:

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import copy
 import enum
+import gzip
+import itertools
+import json
+import re
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import numpy as np
+import orjson
 import pytest
 
 import ingot
+from ingot.bench.payload import payload
+from ingot.bench.target import ServerCounts
 from ingot.errors import (
     DeadlineExceeded,
     IngotError,
@@ -20,7 +32,11 @@ from ingot.errors import (
     Unavailable,
     Unsupported,
 )
+from ingot.server.clients import arguments
+from ingot.server.clients.http import HttpCall, HttpProtocol
+from ingot.server.clients.management import Management
 from ingot.server.main import RunningServer
+from tests.support import RunIngot
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -193,3 +209,232 @@ def test_an_answer_of_another_kind_of_server_is_the_servers_fault() -> None:
         finally:
             page.shutdown()
             thread.join(120)
+
+
+class Liar(BaseHTTPRequestHandler):
+    """Answers as ``kind`` says: without an end, with a false length, or with more than it seems.
+
+    A description of the model is honest, unless ``document`` is another.
+    """
+
+    kind = ""
+    document = b"{}"
+
+    def do_GET(self) -> None:
+        if self.kind.startswith("document") or (self.path == "/v2/models/m" and "all" not in self.kind):
+            self.reply(self.document)
+        elif "length" in self.kind:
+            self.reply(b"{", length=10**15)
+        elif "short" in self.kind:
+            self.reply(b"{}", length=1000)
+        elif "unfolds" in self.kind:
+            self.reply(gzip.compress(bytes(4 << 20)), encoding="gzip", status=200 + 300 * ("error" in self.kind))
+        else:
+            self.reply(b"", length=None, status=200 + 300 * ("error" in self.kind))
+            with contextlib.suppress(OSError):  # of a client that has read enough
+                while True:
+                    self.wfile.write(b"data: 1 " * (1 << 13))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    do_DELETE = do_GET  # noqa: N815
+
+    def reply(self, body: bytes, *, length: int | None = -1, encoding: str = "", status: int = 200) -> None:
+        self.send_response(status)
+        if length is not None:
+            self.send_header("Content-Length", str(len(body) if length == -1 else length))
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+METADATA = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}], "outputs": []}
+
+
+@contextlib.contextmanager
+def liar(kind: str, document: Any = METADATA) -> Iterator[str]:
+    """Yield the URL of such a server."""
+    handler = type("Handler", (Liar,), {"kind": kind, "document": json.dumps(document).encode()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(120)
+
+
+def _infer(url: str) -> None:
+    with ingot.Client(url, max_response_mb=1) as client:
+        client.infer("m", {"x": np.zeros(1, np.float32)})
+
+
+def _stream(url: str) -> None:
+    with ingot.Client(url, max_response_mb=1) as client:
+        list(client.stream("m", {"x": np.zeros(1, np.float32)}))
+
+
+def _infer_async(url: str) -> None:
+    async def ask() -> None:
+        async with ingot.AsyncClient(url, max_response_mb=1) as client:
+            await client.infer("m", {"x": np.zeros(1, np.float32)})
+
+    asyncio.run(ask())
+
+
+def _stream_async(url: str) -> None:
+    async def ask() -> None:
+        async with ingot.AsyncClient(url, max_response_mb=1) as client:
+            async for _ in client.stream("m", {"x": np.zeros(1, np.float32)}):
+                pass
+
+    asyncio.run(ask())
+
+
+def _metadata(url: str) -> None:
+    with ingot.Client(url) as client:
+        client.metadata("m")
+
+
+def _manage(url: str) -> None:
+    asyncio.run(Management(url).ask("GET", "/v2/repository/status"))
+
+
+@pytest.mark.parametrize("kind", ["endless", "length", "short", "unfolds", "endless error", "unfolds error"])
+def test_an_answer_of_inference_is_read_up_to_a_limit(kind: str) -> None:
+    remedy = "has more than 1 MiB; to accept it, raise --max-response-mb, in Python max_response_mb"
+    expected = {"endless": remedy, "length": remedy, "short": "peer closed", "unfolds": "'gzip'"}
+    with liar(kind) as url:
+        for ask in (_infer, _infer_async, *((_stream, _stream_async) if "endless" in kind else ())):
+            with pytest.raises(IngotError, match=expected.get(kind, "the server answered 500")) as error:
+                ask(url)
+            assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", ["all endless", "all length", "all unfolds", "all endless error"])
+def test_a_document_is_read_up_to_a_limit(kind: str) -> None:
+    expected = {"all unfolds": "'gzip'", "all endless error": "500"}.get(kind, "has more than 64 MiB$")
+    with liar(kind) as url:
+        for ask in (_metadata, _manage):
+            with pytest.raises(IngotError, match=expected):
+                ask(url)
+
+
+def test_the_same_limit_holds_over_grpc(server: RunningServer) -> None:
+    x = np.zeros((1 << 17, 3), np.float32)
+    with ingot.Client(server.grpc_url, max_response_mb=1) as client:
+        with pytest.raises(TooLarge, match="has more than 1 MiB; to accept it, raise --max-response-mb"):
+            client.infer("affine", {"x": x})
+        assert client.infer("affine", {"x": x[:9]})["y"].shape == (9, 3)
+    with pytest.raises(InvalidArgument, match=r"max_response_mb is 0 \(int\); it must be a whole number of MiB"):
+        ingot.Client(server.grpc_url, max_response_mb=0)
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    1e300,
+    1 << 63,
+    "",
+    "abc",
+    [],
+    [1],
+    [None],
+    [[]],
+    {},
+    {"a": 1},
+    {"name": "x"},
+)
+DOCUMENTS: dict[str, Any] = {
+    "": {
+        "name": "m",
+        "versions": ["1"],
+        "platform": "p",
+        "inputs": [
+            {"name": "x", "datatype": "FP32", "shape": [-1, 3]},
+            {"name": "n", "datatype": "INT64", "shape": [1]},
+        ],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 3]}],
+        "properties": {"values.n": "0..4"},
+    },
+    "/stats": {
+        "model_stats": [
+            {
+                "name": "m",
+                "version": "1",
+                "inference_count": 1,
+                "execution_count": 1,
+                "inference_stats": {"success": {"count": 1, "ns": 1}, "queue": {"count": 1, "ns": 1}},
+            }
+        ]
+    },
+    "/infer": {"outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [1, 2]}]},
+}
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value in a JSON document."""
+    yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _places(item, (*path, key))
+
+
+def _with(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    changed = copy.copy(value)
+    changed[path[0]] = _with(value[path[0]], path[1:], new)
+    return changed
+
+
+def test_a_wrong_value_in_an_answer_is_the_servers_fault() -> None:
+    """Each value of each document is replaced by each odd one; commands can use all that is accepted."""
+    protocol = HttpProtocol("http://host", 1 << 20)
+    request = arguments.request("m", {"x": np.zeros((1, 3), np.float32)}, "", (), None)
+    calls: dict[str, HttpCall[Any]] = {"": protocol.metadata("m", ""), "/stats": protocol.statistics("m", "")}
+    calls["/infer"] = protocol.infer(request, binary=False)
+    accepted = 0
+    for path, document in DOCUMENTS.items():
+        for place, odd in itertools.product(_places(document), ODD):
+            content = orjson.dumps(_with(document, place, odd))
+            try:
+                answer: Any = calls[path].read(httpx.Response(200, content=content))
+                if path == "/stats":
+                    sum(map(ServerCounts.of, answer), ServerCounts())
+                if path == "":
+                    _, events = protocol.stream(request, answer)
+                    list(events.read(b'data: {"y": [1, 2, 3]}\n'))
+                    payload(answer, None, {}, batch=1, seed=1)
+            except IngotError:
+                continue
+            accepted += 1
+    assert accepted > 50
+    for deep in (b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b""):
+        for call in calls.values():
+            with pytest.raises(InternalError, match="not of the Open Inference Protocol"):
+                call.read(httpx.Response(200, content=deep))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [[], {"inputs": 3}, {"inputs": [{"name": "x"}]}, {"inputs": [{"name": "x", "datatype": "F8", "shape": [1]}]}],
+)
+def test_commands_name_a_server_whose_metadata_is_wrong(run_ingot: RunIngot, document: Any) -> None:
+    with liar("document", document) as url:
+        for command in (
+            ("infer", url, "m", "--input", "x=[1]"),
+            ("bench", url, "m"),
+            ("ctl", "load", "m", "--server", url),
+        ):
+            text = run_ingot(*command).stderr
+            assert "bug in Ingot" not in text
+            assert re.search("not of the Open Inference|another form|known: BOOL|unknown input|not describe", text)

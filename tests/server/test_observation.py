@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -17,6 +18,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 import ingot
 from ingot.runtime import Metrics
@@ -26,6 +28,7 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.context import RequestContext
+from ingot.server.observation.spans import _exporter
 from tests import onnx_models
 from tests.support import matrix
 
@@ -255,6 +258,25 @@ class TestTraces:
             httpx.post(running.http_url + INFER, json=BODY, headers={"traceparent": PARENT}, trust_env=False)
         assert not waited
         closed.set()
+
+    def test_an_endless_answer_of_the_collector_is_not_read_to_its_end(
+        self, collector: tuple[str, list[Span]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: list[int] = []
+
+        def answer(handler: Collector) -> None:
+            handler.rfile.read(int(handler.headers["Content-Length"]))
+            handler.send_response(400)
+            handler.end_headers()
+            with contextlib.suppress(OSError):
+                while sum(sent) < 1 << 28:
+                    sent.append(handler.wfile.write(bytes(1 << 16)))
+
+        monkeypatch.setattr(Collector, "do_POST", answer)
+        exporter = _exporter(collector[0])
+        assert exporter.export([]) is not SpanExportResult.SUCCESS
+        exporter.shutdown()
+        assert 0 < sum(sent) < 1 << 28
 
     def test_a_wrong_address_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ingot.IngotError, match="address of a collector"):

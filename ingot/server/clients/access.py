@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ingot.errors import InternalError, InvalidArgument, Unreached
+from ingot.errors import InternalError, InvalidArgument, TooLarge, Unreached
 
 if TYPE_CHECKING:
     import grpc
+
+MAX_RESPONSE_MB = 1024
+"""Default limit of a response of inference, which the caller can change."""
+DOCUMENT_BYTES = 64 << 20
+"""Limit of metadata, statistics, metrics and responses of a management listener."""
 
 
 def address(url: str) -> tuple[str, str]:
@@ -99,8 +104,23 @@ def parsing(url: str) -> Iterator[None]:
     """Report a response that cannot be read as the server's error, not the caller's."""
     try:
         yield
-    except (InvalidArgument, ValueError, KeyError, TypeError, IndexError) as error:
+    # What reading a document of another form may raise; a deep one ends in RecursionError.
+    except (
+        InvalidArgument,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise InternalError(f"{url} sent a response that is not of the Open Inference Protocol: {error}") from error
+
+
+def too_large(place: str, limit: int) -> TooLarge:
+    """Return the error for a response of more bytes than the limit."""
+    remedy = "" if limit == DOCUMENT_BYTES else "; to accept it, raise --max-response-mb, in Python max_response_mb"
+    return TooLarge(f"{place} sent an answer that has more than {limit >> 20} MiB{remedy}")
 
 
 def unreachable(url: str, why: str) -> Unreached:

@@ -64,6 +64,30 @@ def text(what: str, value: object) -> str:
     return value
 
 
+def mebibytes(what: str, value: object) -> int:
+    """Return a number of MiB in bytes.
+
+    Raises:
+        InvalidArgument: it is not a whole number of at least 1.
+    """
+    if type(value) is not int or value < 1:
+        raise InvalidArgument(f"{what} is {_kind(value)}; it must be a whole number of MiB, at least 1")
+    return value << 20
+
+
+def datatype(name: str, text: str) -> DType:
+    """Return the datatype of an input, as a server's metadata names it.
+
+    Raises:
+        InvalidArgument: Ingot does not have it.
+    """
+    try:
+        return DType(text)
+    except ValueError:
+        known = ", ".join(dtype.value for dtype in DType)
+        raise InvalidArgument(f"the server says that input '{name}' is {text[:40]!r}; known: {known}") from None
+
+
 def version_text(value: object) -> str:
     """Return a model's version as text; it may be a number.
 

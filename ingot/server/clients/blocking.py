@@ -14,8 +14,9 @@ import httpx
 from ingot.errors import IngotError, InvalidArgument
 from ingot.server.access.exposure import is_loopback
 from ingot.server.clients import arguments
-from ingot.server.clients.access import Access, address
-from ingot.server.clients.grpc import OPTIONS, STREAM, GrpcCall, GrpcProtocol
+from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
+from ingot.server.clients.bodies import IDENTITY, read
+from ingot.server.clients.grpc import STREAM, GrpcCall, GrpcProtocol
 from ingot.server.clients.http import HttpCall, HttpProtocol
 from ingot.server.clients.retries import Retries, checked
 from ingot.server.grpc import codec as grpc_codec
@@ -46,6 +47,7 @@ class Client:
         cert_key_file: PEM file of its key.
         retries: how often a request is sent again that the server refuses for now (503, 429), after the time that the
             server names, or that did not reach it. A step of a sequence is sent again only if it did not reach it.
+        max_response_mb: size of an answer in MiB, over which it is refused.
 
     Raises:
         InvalidArgument: the URL or the key has another form, or a file cannot be read; of the methods: an argument has
@@ -62,13 +64,17 @@ class Client:
         cert_key_file: str | Path | None = None,
         *,
         retries: int = 0,
+        max_response_mb: int = MAX_RESPONSE_MB,
     ):
         scheme, place = address(url)
         access = Access(key, ca_file, cert_file, cert_key_file)
         self._retries, self._timeout = checked(retries), timeout
+        limit = arguments.mebibytes("max_response_mb", max_response_mb)
         with access.reading():
             self._transport: _Transport = (
-                _Grpc(scheme, place, access) if scheme.startswith("grpc") else _Http(url.rstrip("/"), access)
+                _Grpc(scheme, place, access, limit)
+                if scheme.startswith("grpc")
+                else _Http(url.rstrip("/"), access, limit)
             )
         self._closed = False
 
@@ -198,17 +204,19 @@ class Client:
 
 
 class _Http:
-    def __init__(self, url: str, access: Access):
-        self.protocol = HttpProtocol(url)
+    def __init__(self, url: str, access: Access, limit: int):
+        self.protocol = HttpProtocol(url, limit)
         # A proxy from the environment cannot reach this machine's loopback.
         trust_env = not is_loopback(urlsplit(url).hostname or "")
-        self._client = httpx.Client(base_url=url, verify=access.context(), trust_env=trust_env, headers=access.headers)
+        headers = {**IDENTITY, **access.headers}
+        self._client = httpx.Client(base_url=url, verify=access.context(), trust_env=trust_env, headers=headers)
 
     def send(self, call: HttpCall[T], timeout: float) -> T:
         try:
-            response = self._client.request(
+            with self._client.stream(
                 call.method, call.path, content=call.content, headers=call.headers, timeout=timeout
-            )
+            ) as head:
+                response = read(head, self.protocol.url, call.limit, timeout)
         except httpx.HTTPError as error:
             raise self.protocol.lost(error) from error
         if response.status_code not in call.accept:
@@ -224,11 +232,9 @@ class _Http:
                 call.method, call.path, content=call.content, headers=call.headers, timeout=timeout
             ) as response:
                 if response.status_code not in call.accept:
-                    response.read()
-                    raise self.protocol.failure(response)
-                for line in response.iter_lines():
-                    if (answer := events.read(line)) is not None:
-                        yield answer
+                    raise self.protocol.failure(read(response, self.protocol.url, seconds=timeout))
+                for part in response.iter_raw():
+                    yield from events.read(part)
         except httpx.HTTPError as error:
             raise self.protocol.lost(error) from error
 
@@ -237,13 +243,13 @@ class _Http:
 
 
 class _Grpc:
-    def __init__(self, scheme: str, target: str, access: Access):
-        self.protocol = GrpcProtocol(f"{scheme}://{target}")
+    def __init__(self, scheme: str, target: str, access: Access, limit: int):
+        self.protocol = GrpcProtocol(f"{scheme}://{target}", limit)
         self._metadata = tuple(access.headers.items())
         if scheme == "grpc":
-            self._channel = grpc.insecure_channel(target, OPTIONS)
+            self._channel = grpc.insecure_channel(target, self.protocol.options)
         else:
-            self._channel = grpc.secure_channel(target, access.credentials(), OPTIONS)
+            self._channel = grpc.secure_channel(target, access.credentials(), self.protocol.options)
 
     def send(self, call: GrpcCall[T], timeout: float) -> T:
         method = self._channel.unary_unary(

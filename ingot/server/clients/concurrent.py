@@ -16,8 +16,9 @@ import httpx
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument
 from ingot.server.access.exposure import is_loopback
 from ingot.server.clients import arguments
-from ingot.server.clients.access import Access, address
-from ingot.server.clients.grpc import OPTIONS, STREAM, GrpcCall, GrpcProtocol
+from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
+from ingot.server.clients.bodies import IDENTITY, aread
+from ingot.server.clients.grpc import STREAM, GrpcCall, GrpcProtocol
 from ingot.server.clients.http import HttpCall, HttpProtocol
 from ingot.server.clients.retries import Retries, checked
 from ingot.server.grpc import codec as grpc_codec
@@ -49,6 +50,7 @@ class AsyncClient:
         cert_file: see there.
         cert_key_file: see there.
         retries: see there.
+        max_response_mb: see there.
         connections: most connections over HTTP; more requests wait. gRPC has one connection for all.
 
     Raises:
@@ -65,16 +67,18 @@ class AsyncClient:
         cert_key_file: str | Path | None = None,
         *,
         retries: int = 0,
+        max_response_mb: int = MAX_RESPONSE_MB,
         connections: int = 100,
     ):
         scheme, place = address(url)
         access = Access(key, ca_file, cert_file, cert_key_file)
         self._retries, self._timeout = checked(retries), timeout
+        limit = arguments.mebibytes("max_response_mb", max_response_mb)
         with access.reading():
             self._transport: _Transport = (
-                _Grpc(scheme, place, access)
+                _Grpc(scheme, place, access, limit)
                 if scheme.startswith("grpc")
-                else _Http(url.rstrip("/"), access, connections)
+                else _Http(url.rstrip("/"), access, limit, connections)
             )
         self._closed = False
 
@@ -184,24 +188,27 @@ class AsyncClient:
 
 
 class _Http:
-    def __init__(self, url: str, access: Access, connections: int):
-        self.protocol = HttpProtocol(url)
+    def __init__(self, url: str, access: Access, limit: int, connections: int):
+        self.protocol = HttpProtocol(url, limit)
         # A proxy from the environment cannot reach this machine's loopback.
         trust_env = not is_loopback(urlsplit(url).hostname or "")
         self._client = httpx.AsyncClient(
             base_url=url,
             verify=access.context(),
             trust_env=trust_env,
-            headers=access.headers,
+            headers={**IDENTITY, **access.headers},
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 
     async def send(self, call: HttpCall[T], timeout: float) -> T:
         try:
-            async with asyncio.timeout(timeout):
-                response = await self._client.request(
+            async with (
+                asyncio.timeout(timeout),
+                self._client.stream(
                     call.method, call.path, content=call.content, headers=call.headers, timeout=None
-                )
+                ) as head,
+            ):
+                response = await aread(head, self.protocol.url, call.limit)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.protocol.url} did not answer in time") from error
         except httpx.HTTPError as error:
@@ -219,10 +226,9 @@ class _Http:
                 call.method, call.path, content=call.content, headers=call.headers, timeout=timeout
             ) as response:
                 if response.status_code not in call.accept:
-                    await response.aread()
-                    raise self.protocol.failure(response)
-                async for line in response.aiter_lines():
-                    if (answer := events.read(line)) is not None:
+                    raise self.protocol.failure(await aread(response, self.protocol.url, seconds=timeout))
+                async for part in response.aiter_raw():
+                    for answer in events.read(part):
                         yield answer
         except httpx.HTTPError as error:
             raise self.protocol.lost(error) from error
@@ -232,8 +238,8 @@ class _Http:
 
 
 class _Grpc:
-    def __init__(self, scheme: str, target: str, access: Access):
-        self.protocol = GrpcProtocol(f"{scheme}://{target}")
+    def __init__(self, scheme: str, target: str, access: Access, limit: int):
+        self.protocol = GrpcProtocol(f"{scheme}://{target}", limit)
         self._metadata = tuple(access.headers.items())
         self._target = target
         self._credentials = None if scheme == "grpc" else access.credentials()
@@ -244,9 +250,9 @@ class _Grpc:
         # It belongs to the event loop, which need not run where the client is created.
         if self._opened is None:
             self._opened = (
-                grpc.aio.insecure_channel(self._target, OPTIONS)
+                grpc.aio.insecure_channel(self._target, self.protocol.options)
                 if self._credentials is None
-                else grpc.aio.secure_channel(self._target, self._credentials, OPTIONS)
+                else grpc.aio.secure_channel(self._target, self._credentials, self.protocol.options)
             )
         return self._opened
 

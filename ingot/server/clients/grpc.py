@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ingot import errors
 from ingot.errors import IngotError
-from ingot.server.clients.access import parsing, unreachable
+from ingot.server.clients.access import parsing, too_large, unreachable
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.requests import InferRequest
@@ -20,10 +20,10 @@ from ingot.tensors import Array
 
 T = TypeVar("T")
 
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 STREAM = f"/{codec.SERVICE}/ModelStreamInfer"
 
 _BY_STATUS = {status: errors.CLASSES[code] for code, status in codec.STATUS.items()}
+_LARGEST_MESSAGE = (1 << 31) - 1
 _PUSHBACK = "grpc-retry-pushback-ms"  # with RESOURCE_EXHAUSTED: the client may retry
 
 
@@ -42,10 +42,15 @@ class GrpcCall(Generic[T]):
 
 
 class GrpcProtocol:
-    """Calls of one server; ``url`` is its address."""
+    """Calls of one server; ``url`` is its address, ``limit`` the most bytes of a response."""
 
-    def __init__(self, url: str):
-        self.url = url
+    def __init__(self, url: str, limit: int):
+        self.url, self.limit = url, min(limit, _LARGEST_MESSAGE)
+
+    @property
+    def options(self) -> tuple[tuple[str, int], ...]:
+        """The options of a channel."""
+        return ("grpc.max_receive_message_length", self.limit), ("grpc.max_send_message_length", -1)
 
     def ready(self, model: str) -> GrpcCall[bool]:
         """Ask whether a model, or the server, is ready."""
@@ -96,6 +101,8 @@ class GrpcProtocol:
         """Return the error that a call ended with."""
         if status is grpc.StatusCode.UNAVAILABLE and re.search("connect|resolving", str(details), re.IGNORECASE):
             return unreachable(self.url, str(details).rpartition("last error: ")[2])
+        if "CLIENT: Received message larger than max" in str(details):
+            return too_large(self.url, self.limit)
         kind = _BY_STATUS.get(status.value[0], errors.InternalError)
         pushback = next((str(value) for name, value in trailers or () if name == _PUSHBACK), "")
         if kind is errors.TooLarge and pushback:

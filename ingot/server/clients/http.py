@@ -5,7 +5,7 @@ from __future__ import annotations
 import email.utils
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -15,7 +15,8 @@ import orjson
 
 from ingot import errors
 from ingot.errors import IngotError, InvalidArgument
-from ingot.server.clients.access import parsing, unreachable
+from ingot.server.clients.access import DOCUMENT_BYTES, parsing, unreachable
+from ingot.server.clients.bodies import Lines
 from ingot.server.http import codec, data
 from ingot.server.requests import InferRequest
 from ingot.tensors import Array, DType
@@ -35,6 +36,7 @@ class HttpCall(Generic[T]):
     Attributes:
         accept: the statuses of responses that are not errors.
         read: returns the result of a response.
+        limit: bytes of the response.
     """
 
     method: str
@@ -43,13 +45,14 @@ class HttpCall(Generic[T]):
     content: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     accept: tuple[int, ...] = (200,)
+    limit: int = DOCUMENT_BYTES
 
 
 class HttpProtocol:
-    """Requests to one server; ``url`` is its address."""
+    """Requests to one server; ``url`` is its address, ``limit`` the most bytes of a response of inference."""
 
-    def __init__(self, url: str):
-        self.url = url
+    def __init__(self, url: str, limit: int):
+        self.url, self.limit = url, limit
 
     def ready(self, model: str) -> HttpCall[bool]:
         """Ask whether a model, or the server, is ready."""
@@ -62,15 +65,14 @@ class HttpProtocol:
 
         def read(response: httpx.Response) -> dict[str, Any]:
             with parsing(self.url):
-                metadata: dict[str, Any] = orjson.loads(response.content)
-                return metadata
+                return _checked_metadata(orjson.loads(response.content))
 
         return HttpCall(method="GET", path=_path(model, version), read=read)
 
     def infer(self, request: InferRequest, *, binary: bool) -> HttpCall[dict[str, Array]]:
         """Ask for an answer."""
         body, length = codec.encode_request(request, binary=binary)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers = {"Content-Type": "application/json"}
         if length is not None:
             headers |= {"Content-Type": "application/octet-stream", codec.HEADER_LENGTH: str(length)}
 
@@ -80,7 +82,7 @@ class HttpProtocol:
                 return codec.decode_response(response.content, int(header_length) if header_length else None)
 
         path = f"{_path(request.template.model, request.template.version)}/infer"
-        return HttpCall(method="POST", path=path, content=body, headers=headers, read=read)
+        return HttpCall(method="POST", path=path, content=body, headers=headers, read=read, limit=self.limit)
 
     def stream(self, request: InferRequest, metadata: Mapping[str, Any]) -> tuple[HttpCall[None], Events]:
         """Ask for all answers to a request; return how the lines of the response are read.
@@ -90,7 +92,8 @@ class HttpProtocol:
         """
         with parsing(self.url):
             wanted = {spec["name"]: DType(spec["datatype"]) for spec in metadata["inputs"]}
-            events = Events(self.url, {spec["name"]: spec for spec in metadata["outputs"]}, request.template.outputs)
+            specs = {spec["name"]: spec for spec in metadata["outputs"]}
+            events = Events(self.url, specs, request.template.outputs, self.limit)
         content: dict[str, Any] = {"parameters": dict(request.template.parameters)}
         for name, array in request.inputs.items():
             dtype = DType.of(array)
@@ -101,7 +104,7 @@ class HttpProtocol:
             method="POST",
             path=f"{_path(request.template.model, request.template.version)}/generate_stream",
             content=orjson.dumps(content),
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+            headers={"Content-Type": "application/json"},
             read=lambda _: None,
         )
         return call, events
@@ -111,8 +114,7 @@ class HttpProtocol:
 
         def read(response: httpx.Response) -> list[dict[str, Any]]:
             with parsing(self.url):
-                entries: list[dict[str, Any]] = orjson.loads(response.content)["model_stats"]
-                return entries
+                return _checked_statistics(orjson.loads(response.content)["model_stats"])
 
         return HttpCall(method="GET", path=f"{_path(model, version)}/stats", read=read)
 
@@ -150,21 +152,26 @@ class Events:
         url: of the server, for messages.
         specs: the outputs of the model, as its metadata has them.
         outputs: the names of those that are wanted; empty for all.
+        limit: bytes of one answer.
     """
 
-    def __init__(self, url: str, specs: Mapping[str, Mapping[str, Any]], outputs: tuple[str, ...]):
+    def __init__(self, url: str, specs: Mapping[str, Mapping[str, Any]], outputs: tuple[str, ...], limit: int):
         self._url = url
+        self._lines = Lines(url, limit)
         self._specs = specs
         self._outputs = outputs or tuple(specs)
 
-    def read(self, line: str) -> dict[str, Array] | None:
-        """Return the outputs that a line has; None if it has none.
+    def read(self, part: bytes) -> Iterator[dict[str, Array]]:
+        """Yield the outputs of each answer that a part of the stream ends.
 
         Raises:
-            IngotError: the server reports an error, or the line is not of the protocol.
+            IngotError: the server reports an error, or a line is not of the protocol, or too long.
         """
-        if not line.startswith("data:"):
-            return None
+        for line in self._lines.add(part):
+            if line.startswith("data:"):
+                yield self._answer(line)
+
+    def _answer(self, line: str) -> dict[str, Array]:
         with parsing(self._url):
             content = orjson.loads(line.removeprefix("data:"))
             failed = content.get("error")
@@ -181,6 +188,46 @@ class Events:
         known = math.prod(size for size in shape if size != -1)
         fits = shape.count(-1) <= 1 and known and array.size % known == 0 and (-1 in shape or array.size == known)
         return array.reshape(shape) if fits else array
+
+
+def _checked_metadata(metadata: Any) -> dict[str, Any]:
+    """Return a model's metadata as JSON, of which all is read that callers read.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    specs = [spec for part in ("inputs", "outputs") for spec in _listed(metadata.get(part, []), part)]
+    for spec in specs:
+        if not all(isinstance(spec.get(field), str) for field in ("name", "datatype")):
+            raise ValueError("a tensor of the metadata has no name or datatype")
+        _listed(spec.get("shape"), f"the shape of '{spec['name']}'", int)
+    if not all(isinstance(value, str) for value in metadata.get("properties", {}).values()):
+        raise ValueError("a property of the metadata is not text")
+    found: dict[str, Any] = metadata
+    return found
+
+
+def _checked_statistics(entries: Any) -> list[dict[str, Any]]:
+    """Return entries of the statistics extension, of which all is read that callers read.
+
+    Raises:
+        ValueError: they have another form.
+    """
+    found: list[dict[str, Any]] = _listed(entries, "model_stats")
+    for entry in found:
+        for part in entry.get("inference_stats", {}).values():
+            if not all(type(value) in (int, float) for value in part.values()):
+                raise ValueError("a count of the statistics is not a number")
+        for name in ("inference_count", "execution_count"):
+            if type(entry.get(name, 0)) is not int:
+                raise ValueError(f"{name} is not a number")
+    return found
+
+
+def _listed(value: Any, what: str, kind: type = dict) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise ValueError(f"{what} is not a list of {'numbers' if kind is int else 'objects'}")
+    return value
 
 
 def _nested(flat: bytes, shape: tuple[int, ...]) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -47,6 +48,8 @@ class Management:
         """
         import httpx
 
+        from ingot.server.clients.bodies import aread
+
         socket = socket_of(self.place)
         transport = None if socket is None else httpx.AsyncHTTPTransport(uds=socket)
         try:
@@ -54,8 +57,9 @@ class Management:
             async with (
                 asyncio.timeout(timeout),
                 httpx.AsyncClient(transport=transport, timeout=timeout, **self._options) as client,
+                client.stream(method, path, json=body) as head,
             ):
-                answer = await client.request(method, path, json=body)
+                answer = await aread(head, self.place)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise unreached(self.place, error) from error
         return content_of(answer)
@@ -72,10 +76,13 @@ def options_of(place: str, access: Access) -> dict[str, Any]:
     Raises:
         InvalidArgument: a file of ``access`` cannot be used.
     """
+    from ingot.server.clients.bodies import IDENTITY
+
     with access.reading():
         verify = access.context()
     url = place if socket_of(place) is None else "http://localhost"
-    return {"base_url": url, "verify": verify, "headers": access.headers, "trust_env": False}
+    headers = {**IDENTITY, **access.headers}
+    return {"base_url": url, "verify": verify, "headers": headers, "trust_env": False}
 
 
 def unreached(place: str, error: Exception) -> Unreached:
@@ -84,6 +91,19 @@ def unreached(place: str, error: Exception) -> Unreached:
     if socket_of(place) is None:
         return unreachable(place, why)
     return Unreached(f"no server answers at {place}: {why}; is it running?")
+
+
+@contextlib.contextmanager
+def reading(place: str) -> Iterator[None]:
+    """Report an answer of another form than the management listener's as that of another server.
+
+    Raises:
+        Unavailable: the block could not read it.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise Unavailable(f"the answer of {place} has another form; is this the management listener?") from error
 
 
 def content_of(answer: httpx.Response) -> Any:
@@ -101,7 +121,7 @@ def content_of(answer: httpx.Response) -> Any:
         except (ValueError, RecursionError) as error:
             raise Unavailable("the answer is not JSON; is this the management listener?") from error
     try:
-        text = answer.json()["error"]
+        text = str(answer.json()["error"])
     except (ValueError, LookupError, TypeError):
         text = f"status {answer.status_code}; is this the management listener?"
     kinds = {STATUS[code]: kind for code, kind in CLASSES.items()}

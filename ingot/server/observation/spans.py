@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import os
 import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -25,6 +27,11 @@ from ingot.runtime.dispatch.statistics import BatchTimes
 from ingot.runtime.metrics import Metrics
 from ingot.server.observation.context import RequestContext
 
+if TYPE_CHECKING:
+    import requests
+
+# As much of a collector's answer is read.
+_ANSWER_BYTES = 64 << 10
 # Seconds to export what waits when the server stops.
 _FLUSH = 5.0
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
@@ -206,4 +213,26 @@ def _exporter(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
     path = endpoint if address.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
-    return HttpExporter(path if endpoint else None)
+    # With this variable, the user's own session is used.
+    session = None if os.environ.get("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER") else _session()
+    return HttpExporter(path if endpoint else None, session=session)
+
+
+def _session() -> requests.Session:
+    """Return a session that keeps only the beginning of a collector's answer, which may have no end."""
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class Bounded(HTTPAdapter):
+        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:  # type: ignore[override]
+            response = super().send(request, **{**options, "stream": True})
+            content = response.raw.read(_ANSWER_BYTES)
+            response.raw.close()
+            response.raw = io.BytesIO(content)
+            return response
+
+    session = requests.Session()
+    session.headers["Accept-Encoding"] = "identity"
+    session.mount("http://", Bounded())
+    session.mount("https://", Bounded())
+    return session

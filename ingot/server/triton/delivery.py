@@ -12,7 +12,7 @@ from ingot import arrays
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
 from ingot.runtime.gpu.array import Target
 from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.server.triton.placement import OFF, Delivery, Place
+from ingot.server.triton.placement import ALL, OFF, Delivery, Place
 from ingot.server.triton.shared_memory import Region, SharedMemory
 from ingot.tensors import Array, DType, TensorSpec
 
@@ -63,7 +63,7 @@ class Deliveries:
         self._targets: dict[str, _Target] = {}
         specs = []
         for spec in outputs:
-            delivery, where = wanted.get(spec.name, Delivery()), f"output '{spec.name}'"
+            delivery, where = wanted.get(spec.name) or wanted.get(ALL, Delivery()), f"output '{spec.name}'"
             if delivery.classes:
                 if spec.dtype in (DType.BYTES, DType.BOOL):
                     raise InvalidArgument(f"{where} is {spec.dtype.value}; only numbers have classes")

@@ -83,6 +83,24 @@ class Delivery:
         return cls(classes, place) if classes or place is not None else None
 
 
+ALL = ""
+"""The name under which :func:`deliveries` has what is wanted of the outputs without an entry."""
+
+
+def deliveries(parameters: Mapping[str, Any], by_name: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
+    """Return what a request wants of its outputs, by name, with that of the request's own parameters for the others.
+
+    Triton has ``classification`` for outputs only; clients that cannot give parameters to outputs send it here.
+
+    Raises:
+        InvalidArgument: the parameter is wrong.
+    """
+    if _CLASSES not in parameters:
+        return by_name
+    delivery = Delivery.of("the request", {_CLASSES: parameters[_CLASSES]})
+    return by_name if delivery is None else {ALL: delivery, **by_name}
+
+
 Read = Callable[[str, Place, DType, tuple[int, ...]], Any]
 """Returns a tensor, from its name, place, datatype and shape: an array, or one in a GPU's memory."""
 

@@ -19,7 +19,7 @@ from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.extensions.conftest import Triton, clients
 from tests.server.interop.triton_models import network
-from tests.support import matrix
+from tests.support import RunIngot, matrix, succeeded
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,25 @@ def test_the_best_classes_come_in_order(triton: Triton) -> None:
         assert np.array_equal(answer.as_numpy("z"), -X)
     plain = triton.infer("affine", [triton.input("x", X)], [triton.output("y"), triton.output("z")])
     assert np.array_equal(plain.as_numpy("y"), 2 * X + 1)
+
+
+def test_a_parameter_of_the_request_is_for_all_its_outputs(
+    fast_server: RunningServer, protocol: str, run_ingot: RunIngot
+) -> None:
+    url = fast_server.http_url if protocol == "http" else fast_server.grpc_url
+    with ingot.Client(url) as client:
+        for _ in range(3):  # the second may be a remembered request
+            answer = client.infer("affine", {"x": X}, parameters={"classification": 1})
+            assert answer["y"].tolist() == [[b"5.000000:1"], [b"9.000000:2"]]
+            assert answer["z"].tolist() == [[b"1.000000:2"], [b"-3.000000:0"]]
+            assert client.infer("affine", {"x": X}, parameters={"classification": 0})["y"].shape == X.shape
+        for wrong in (-1, "two"):
+            with pytest.raises(
+                InvalidArgument, match=f"'classification' of the request is {wrong}; it must be a number"
+            ):
+                client.infer("affine", {"x": X}, parameters={"classification": wrong})
+    options = ("--input", "x=[[1, 2, 4]]", "--output-name", "y", "--parameter", "classification=1")
+    assert "9.000000:2" in succeeded(run_ingot("infer", url, "affine", *options))
 
 
 def test_all_classes_if_there_are_fewer(triton: Triton) -> None:
