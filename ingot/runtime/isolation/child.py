@@ -89,8 +89,9 @@ def serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join
 
 def confine(how: dict[str, Any], parent: int, join: Join | None) -> list[str]:
     """Confine this process as the server asks for it; return the measures in force."""
-    unpacks = how["options"].get("format", "onnx") != "onnx"
-    return confinement.before_loading(parent, _limit(how), gpu=how["gpu"], unpacks=unpacks, join=join)
+    return confinement.before_loading(
+        parent, _limit(how), gpu=how["gpu"], unpacks=confinement.may_unpack(how), join=join
+    )
 
 
 def _limit(how: dict[str, Any]) -> int | None:

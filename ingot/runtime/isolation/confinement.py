@@ -17,18 +17,18 @@ import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-# prctl.h, sched.h, seccomp.h, filter.h
+from ingot.runtime.isolation import system_calls
+
+# prctl.h, sched.h, seccomp.h, capability.h
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_THREAD = 0x08000000, 0x10000000, 0x40000000, 0x10000
+_CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x08000000, 0x10000000, 0x40000000
 _SET_MODE_FILTER, _TSYNC = 1, 1
-_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_LOAD, _EQUAL, _ATLEAST, _ALLSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_AT_NUMBER, _AT_MACHINE, _AT_ARGUMENT = 0, 4, 16
-_EACCES, _EPERM, _ENOSYS = 13, 1, 38
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_FILTER_STEP = 8  # bytes
 _CAPABILITY_VERSION = 0x20080522
 
 # sockios.h, if.h
@@ -39,8 +39,11 @@ _GROUP_NETWORK = "ENGINE_GROUP_NETWORK"
 
 # landlock.h; the numbers of its calls are those of both architectures. Older versions lack the last rights.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_WRITE_FILE, _WRITE = 1 << 1, 0x1FF2
-_LATER_WRITE = {2: 1 << 13, 3: 1 << 14}
+_WRITE_FILE, _WRITE, _TRUNCATE, _IOCTL_DEVICE = 1 << 1, 0x1FF2, 1 << 14, 1 << 15
+_LATER_WRITE = {2: 1 << 13, 3: _TRUNCATE, 5: _IOCTL_DEVICE}
+# Not /dev as a whole: it has disks, terminals, and the shared memory of other programs.
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "dri", "kfd", "dxg", "infiniband")
 
 # Variables that engines read; all others, such as passwords and tokens, stay in the server.
 _VARIABLES = frozenset(
@@ -50,40 +53,6 @@ _VARIABLES = frozenset(
 _PREFIXES = ("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "ORT_", "OV_", "TORCH",
              "PYTORCH_", "CUDA", "NVIDIA_", "CUDNN_", "MALLOC_", "GLIBC_", "TBB_")  # fmt: skip
 _SECRETS = ("PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "_KEY")
-
-
-class _SystemCalls(NamedTuple):
-    """The numbers of system calls on one processor architecture."""
-
-    machine: int  # AUDIT_ARCH_... of audit.h
-    seccomp: int
-    socket: int
-    kill: int
-    tgkill: int
-    clone: int
-    clone3: int
-    forbidden: tuple[int, ...]
-    programs: tuple[int, ...]  # those that start one
-
-
-# forbidden: ptrace, process_vm_readv, process_vm_writev, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open,
-# pidfd_send_signal, pidfd_getfd, process_madvise, io_uring_setup, bpf, perf_event_open, userfaultfd, add_key,
-# request_key, keyctl, mount, umount2, unshare, setns, init_module, finit_module, kexec_load, open_by_handle_at, setsid,
-# setpgid.
-_NUMBERS: Mapping[str, _SystemCalls] = {
-    "x86_64": _SystemCalls(
-        0xC000003E, 317, 41, 62, 234, 56, 435,
-        (101, 310, 311, 200, 129, 297, 434, 424, 438, 440, 425, 321, 298, 323, 248, 249, 250, 165, 166, 272, 308, 175,
-         313, 246, 304, 112, 109),
-        (59, 322, 57, 58),
-    ),
-    "aarch64": _SystemCalls(
-        0xC00000B7, 277, 198, 129, 131, 220, 435,
-        (117, 270, 271, 130, 138, 240, 434, 424, 438, 440, 425, 280, 241, 282, 217, 218, 219, 40, 39, 97, 268, 105,
-         273, 104, 265, 157, 154),
-        (221, 281),
-    ),
-}  # fmt: skip
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -96,6 +65,11 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     # Namespaces can be left only by a process with one thread, and numpy's library would start others.
     kept["OPENBLAS_NUM_THREADS"] = "1"
     return {**kept, "PYTHONPATH": os.pathsep.join(item or str(Path.cwd()) for item in sys.path)}
+
+
+def may_unpack(how: Mapping[str, Any]) -> bool:
+    """Return whether loading a model may write temporary files; ``how`` is what the server sends to open its engine."""
+    return bool(how["options"].get("format", "onnx") != "onnx")
 
 
 def before_loading(
@@ -120,14 +94,14 @@ def before_loading(
     measures += _namespaces(libc) if join is None else _of_group()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         measures.append("no new privileges")
-    folders = ["/dev/shm", tempfile.gettempdir()] if unpacks else []
-    if _read_only(libc, folders):
+    folders = [tempfile.gettempdir(), *(["/dev/shm"] if gpu else [])] if unpacks else []
+    if _read_only(libc, folders, gpu=gpu):
         measures.append(f"no writing of files{' but temporary ones' if unpacks else ''}")
     if join is not None:
         join()
-    between = gpu and join is not None
-    if _filter(libc, _first_rules(gpu=gpu, network=between)):
-        sockets = "" if between else f"no {'network ' if gpu else ''}sockets, "
+    group = join is not None
+    if _filter(libc, system_calls.while_loading(gpu=gpu, unpacks=unpacks, group=group)):
+        sockets = "" if gpu and group else f"no {'network ' if gpu else ''}sockets, "
         measures.append(f"{sockets}no access to other processes")
     return measures
 
@@ -167,7 +141,7 @@ def limit_calls(nbytes: int) -> None:
 def after_loading() -> list[str]:
     """Forbid starting programs, which loading may need; return the measures in force."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return ["no programs"] if _filter(libc, _last_rules()) else []
+    return ["no programs"] if _filter(libc, system_calls.once_loaded()) else []
 
 
 def _namespaces(libc: ctypes.CDLL, *, loopback: bool = False) -> list[str]:
@@ -192,100 +166,42 @@ def _namespaces(libc: ctypes.CDLL, *, loopback: bool = False) -> list[str]:
     return measures
 
 
-def _read_only(libc: ctypes.CDLL, folders: list[str]) -> bool:
+def _read_only(libc: ctypes.CDLL, folders: list[str], *, gpu: bool) -> bool:
     """Forbid changes to files outside some folders, with Landlock; return whether that succeeded.
 
-    Files that are open already, and existing devices, can be written.
+    Files that are open already can be written, and devices without effect on others, or with ``gpu`` those of GPUs.
     """
     version = libc.syscall(_CREATE_RULESET, None, 0, 1)
     rights = _WRITE | sum(right for least, right in _LATER_WRITE.items() if version >= least)
     rules = libc.syscall(_CREATE_RULESET, ctypes.c_char_p(struct.pack("=Q", rights)), ctypes.c_size_t(8), 0)
     if version < 1 or rules < 0:
         return False
+    names = (*_DEVICES, *(_GPU_DEVICES if gpu else ()))
+    allowed = {str(path): _WRITE_FILE | _IOCTL_DEVICE for name in names for path in Path("/dev").glob(name)}
+    allowed |= dict.fromkeys(folders, rights)
+    if gpu:  # CUDA's driver names its threads by writing /proc/self/task/*/comm, and fails if it cannot
+        allowed["/proc/self/task"] = _WRITE_FILE | _TRUNCATE
     try:
-        for folder, allowed in (("/dev", _WRITE_FILE), *((folder, rights) for folder in folders)):
+        for path, wanted in allowed.items():
             with contextlib.suppress(OSError):
-                handle = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-                libc.syscall(_ADD_RULE, rules, 1, ctypes.c_char_p(struct.pack("=Qi", allowed, handle)), 0)
-                os.close(handle)
+                handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                rule = struct.pack("=Qi", wanted & rights, handle)
+                libc.syscall(_ADD_RULE, rules, 1, ctypes.c_char_p(rule), 0)
+                if not path.startswith("/proc"):  # whose folders change their inodes unless they stay open
+                    os.close(handle)
         return bool(libc.syscall(_RESTRICT_SELF, rules, 0) == 0)
     finally:
         os.close(rules)
-
-
-def _first_rules(*, gpu: bool, network: bool) -> list[bytes]:
-    calls = _NUMBERS.get(platform.machine())
-    if calls is None:
-        return []
-    local = [1] if gpu else []  # AF_UNIX
-    return [
-        *_start(calls),
-        *([] if network else _only_for(calls.socket, local)),
-        *_only_for(calls.kill, [os.getpid()]),
-        *_only_for(calls.tgkill, [os.getpid()]),
-        *_denied(calls.forbidden, _EPERM),
-        _step(_RETURN, _ALLOW),
-    ]
-
-
-def _last_rules() -> list[bytes]:
-    calls = _NUMBERS.get(platform.machine())
-    if calls is None:
-        return []
-    return [
-        *_start(calls),
-        *_denied(calls.programs, _EPERM),
-        # glibc falls back to clone, whose flags a filter can read.
-        *_denied([calls.clone3], _ENOSYS),
-        _step(_EQUAL, calls.clone, 0, 4),
-        _step(_LOAD, _AT_ARGUMENT),
-        _step(_ALLSET, _CLONE_THREAD, 1, 0),
-        _step(_RETURN, _ERRNO | _EPERM),
-        _step(_RETURN, _ALLOW),
-        _step(_RETURN, _ALLOW),
-    ]
-
-
-def _start(calls: _SystemCalls) -> list[bytes]:
-    """Load the call's number. On x86-64, bit 30 would select other numbers for the same calls."""
-    return [
-        _step(_LOAD, _AT_MACHINE),
-        _step(_EQUAL, calls.machine, 1, 0),
-        _step(_RETURN, _KILL),
-        _step(_LOAD, _AT_NUMBER),
-        _step(_ATLEAST, 0x40000000, 0, 1),
-        _step(_RETURN, _ERRNO | _ENOSYS),
-    ]
-
-
-def _denied(numbers: Iterable[int], error: int) -> list[bytes]:
-    steps = []
-    for number in numbers:
-        steps += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ERRNO | error)]
-    return steps
-
-
-def _only_for(number: int, values: list[int]) -> list[bytes]:
-    """Allow a call only if its first argument is one of some values."""
-    checks = []
-    for value in values:
-        checks += [_step(_EQUAL, value, 0, 1), _step(_RETURN, _ALLOW)]
-    body = [_step(_LOAD, _AT_ARGUMENT), *checks, _step(_RETURN, _ERRNO | _EACCES)]
-    return [_step(_EQUAL, number, 0, len(body)), *body]
-
-
-def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def _filter(libc: ctypes.CDLL, steps: list[bytes]) -> bool:
+def _filter(libc: ctypes.CDLL, steps: bytes) -> bool:
     """Install a seccomp filter for all threads; return whether that succeeded."""
     if not steps:
         return False
-    program = _Program(len(steps), b"".join(steps))
-    number = _NUMBERS[platform.machine()].seccomp
+    program = _Program(len(steps) // _FILTER_STEP, steps)
+    number = _SECCOMP[platform.machine()]
     return bool(libc.syscall(number, _SET_MODE_FILTER, _TSYNC, ctypes.byref(program)) == 0)

@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from typing import Any
 import orjson
 
 from ingot import foreign
-from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError
+from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError, write_error
 from ingot.ipc import arena
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import load_error
@@ -77,6 +79,7 @@ class EngineProcess:
         self._channels: list[_Channel] = []
         self._reaping = threading.Lock()
         self.ending = ""
+        self._folder = _temporary_folder() if confinement.may_unpack(how) else None
         self._control, control = socket.socketpair()
         self._errors, errors = os.pipe()
         for end in (self._errors, errors):
@@ -84,6 +87,7 @@ class EngineProcess:
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as passed:
             on_error.callback(self._control.close)
             on_error.callback(os.close, self._errors)
+            on_error.callback(self._remove_folder)
             passed.callback(control.close)
             passed.callback(os.close, errors)
             given: list[int] = []
@@ -102,10 +106,10 @@ class EngineProcess:
                 with open(written_how, "wb", closefd=False) as file:
                     file.write(orjson.dumps(how))
                 arguments = ["group", os.getpid(), shards, written_how]
-                self._process = _start(arguments, errors, stdin=control.fileno(), pass_fds=[written_how])
+                self._process = self._start(arguments, errors, stdin=control.fileno(), pass_fds=[written_how])
             else:
                 given.append(control.fileno())
-                self._process = _start(["child", os.getpid(), *given], errors, pass_fds=given)
+                self._process = self._start(["child", os.getpid(), *given], errors, pass_fds=given)
             on_error.pop_all()
 
     def open(self, timeout: float | None) -> Description:
@@ -181,6 +185,7 @@ class EngineProcess:
                 code = self._process.wait()
                 reported = foreign.attempt(lambda: self._control.recv(_MOST_ERROR, socket.MSG_DONTWAIT)) or b""
                 self._disconnect()  # in case another process also holds the other end
+                self._remove_folder()
                 text = _read(self._errors)
                 if text and self._killed != "was closed":
                     log.error("an engine process wrote before its end: %s", text)
@@ -194,6 +199,25 @@ class EngineProcess:
                 channel.link.connection.close()
         self._control.close()
         os.close(self._errors)
+
+    def _start(
+        self, arguments: Sequence[Any], errors: int, *, stdin: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        module, *others = map(str, arguments)
+        variables = confinement.environment(os.environ)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", f"ingot.runtime.isolation.{module}", *others],
+            pass_fds=pass_fds,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=variables if self._folder is None else {**variables, "TMPDIR": self._folder},
+            start_new_session=True,  # Ctrl-C is for the server
+        )
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _disconnect(self) -> None:
         for connection in (*(channel.link.connection for channel in self._channels), self._control):
@@ -261,19 +285,18 @@ class _Handle:
         os.close(self._number)
 
 
-def _start(
-    arguments: Sequence[Any], errors: int, *, stdin: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
-    module, *others = map(str, arguments)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", f"ingot.runtime.isolation.{module}", *others],
-        pass_fds=pass_fds,
-        stdin=stdin,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        env=confinement.environment(os.environ),
-        start_new_session=True,  # Ctrl-C is for the server
-    )
+def _temporary_folder() -> str:
+    """Create the folder of a process's temporary files; it may write to no other.
+
+    Raises:
+        InvalidArgument: it cannot be created.
+        StorageFull: the disk is full.
+    """
+    try:
+        return tempfile.mkdtemp(prefix="ingot-engine-")
+    except OSError as error:
+        remedy = "; set TMPDIR to a writable folder with free space"
+        raise write_error("cannot create a temporary folder for an engine process", error, remedy) from error
 
 
 def _described(code: int) -> str:

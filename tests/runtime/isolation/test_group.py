@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from tests.export.programs import capture
 from tests.server.outside import wait_until
 
 
-def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path) -> None:
+def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This takes seconds, as three processes import PyTorch; nothing else of `make test` starts a group.
 
     The plan is longer than an argument of a program may be.
@@ -29,6 +32,8 @@ def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path
     model = capture(decoders.make(), decoders.INPUT)
     path = lower_program.lower(model.program, tmp_path / "model.pt2")
     others = {*memory.engine_processes()}
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     engine = load_engine(
         path,
         isolation=Isolation(why="a test", required=True),
@@ -47,6 +52,7 @@ def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(tmp_path: Path
         os.kill(second, signal.SIGKILL)
         with pytest.raises(EngineLost, match="ended, since process 1 of 2 ended by SIGKILL"):
             engine.run(feeds)
+    assert not [*temporary.iterdir()]  # what its processes wrote is removed with them
     assert not {str(launcher), str(first)} & {*memory.engine_processes()}
 
 
