@@ -2,7 +2,8 @@
 
 An input chooses operators and how they are connected, and the inputs' values. A graph that is called bounded must run
 without ending the process, and its outputs must be no larger than its peak; one that the engine refuses may be called
-anything, but the analysis must end without another error.
+anything, but the analysis must end without another error. Half of the inputs choose calls of single operators instead,
+of which all that the rules believe is compared; see tests/bounds/generated.py.
 """
 
 from __future__ import annotations
@@ -22,17 +23,35 @@ from onnx import TensorProto, helper, numpy_helper
 with atheris.instrument_imports(include=["ingot.bounds"]):
     from ingot.bounds import bounds_of
     from ingot.tensors import DType, Signature, TensorSpec
+    from tests.bounds.generated import Maker, Outcome, attempt
+    from tests.bounds.recipes import RECIPES
 
 _FILE = Path(tempfile.mkdtemp(prefix="ingot-fuzz-")) / "model.onnx"
 _INTS = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Where", "Neg", "Abs")
 _SHAPES = ("Expand", "Tile", "Reshape", "Range", "ConstantOfShape", "OneHot", "Shape", "Gather", "Concat", "Unsqueeze")
 _MOST_RUN = 64 << 20  # bytes: larger calls are bounded, but slow to run
+_CALLS = 8  # later ones use the outputs of earlier ones
 _EXTREMES = np.array([0, 1, -1, 2, 7, -(2**63), 2**63 - 1, 1 << 40], np.int64)
 
 
 def target(data: bytes) -> None:
-    """Make one graph; analyse it, and run it if it is bounded."""
+    """Make one graph or some calls; analyse them, and run them if they are bounded."""
     dice = random.Random(data)
+    if dice.random() < 0.5:
+        _calls(dice)
+    else:
+        _whole(dice)
+
+
+def _calls(dice: random.Random) -> None:
+    maker, outcome = Maker(dice), Outcome()
+    for domain, operator in dice.choices(sorted(RECIPES), k=_CALLS):
+        attempt(maker, RECIPES[domain, operator](maker, operator), outcome)
+    if outcome.wrong:
+        raise AssertionError(outcome.wrong[0])
+
+
+def _whole(dice: random.Random) -> None:
     model, outputs = _graph(dice)
     _FILE.write_bytes(model.SerializeToString())
     signature = Signature(

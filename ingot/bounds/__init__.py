@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingot.bounds.abstract import Tensor, limits
+from ingot.bounds.abstract import Tensor, is_sent, limits, sent
 from ingot.bounds.analysis import Analysis, Scope, StoppedError
 from ingot.bounds.derived import quotient
 from ingot.bounds.graph import Model, opened
@@ -25,6 +25,8 @@ __all__ = ["Bounds", "bounds_of"]
 
 # A call's bytes that do not depend on sizes, such as the tensors that an engine makes while it loads a graph.
 _MOST_CONSTANT = 8 << 30
+# How often a call may hold the texts of its inputs at once.
+_MOST_COPIES = 32
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple
         raise DamagedError("it has an input that its signature lacks")
     analysis = Analysis(model)
     _, peak = analysis.graph(model.graph, Scope(tensors))
+    texts = [(monomial, by) for monomial, by in peak.terms.items() if any(is_sent(name) for name, _ in monomial)]
+    if any(monomial[1:] or monomial[0][1] > 1 or by > _MOST_COPIES for monomial, by in texts):
+        raise DamagedError(f"it may need more than {_MOST_COPIES} times the bytes of the texts that a client sends")
+    peak = Poly({monomial: by for monomial, by in peak.terms.items() if monomial not in dict(texts)})
     if not analysis.reasons and peak.terms.get((), 0) > _MOST_CONSTANT:
         raise DamagedError(f"it needs more than {_MOST_CONSTANT >> 30} GiB whatever the sizes of its inputs are")
     return tuple(analysis.reasons), peak
@@ -113,7 +119,7 @@ def _input(spec: TensorSpec, signature: Signature, *, empty: bool) -> Tensor:
     if spec.values is not None and spec.dtype.is_integer:
         low, high = (None if end is None else Poly.of(int(end)) for end in (spec.values.low, spec.values.high))
         each = Interval(low or each.low, high or each.high)
-    return Tensor.of(spec.dtype.onnx, dims, each=each)
+    return Tensor.of(spec.dtype.onnx, dims, each=each, text=sent(spec.name) if spec.dtype is DType.BYTES else None)
 
 
 def _dim(name: str, signature: Signature, *, empty: bool) -> Interval:

@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from ingot.bounds.graph import Constant
 from ingot.bounds.interval import Interval
-from ingot.bounds.poly import ONE, ZERO, Poly, product
+from ingot.bounds.poly import ONE, ZERO, Poly, Size, product
 
 ITEMS = 64
 """Values are known one by one in tensors of at most this many elements."""
 
 FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL = 1, 2, 3, 6, 7, 8, 9
 """Element types of ONNX that rules name."""
-_WIDTHS = {1: 4, 4: 2, 5: 2, 6: 4, 7: 8, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2, STRING: 64}
+_WIDTHS = {1: 4, 4: 2, 5: 2, 6: 4, 7: 8, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2, STRING: 32}
 _LIMITS = {BOOL: (0, 1), UINT8: (0, 255), INT8: (-128, 127), 4: (0, 65535), 5: (-32768, 32767)}
 _ENDS = {
     **_LIMITS,
@@ -32,15 +32,47 @@ _ENDS = {
     22: (-8, 7),
 }
 INTEGERS = frozenset(_ENDS)
+ROUNDED = 1 + Fraction(1, 1 << 20)
+"""Sizes that are computed in 32-bit floats are off by a few of their last places, of 2**-24 each."""
 # By how much results of floating-point types may differ from exact ones, relatively, and the largest of them.
 _ROUNDING = {FLOAT: (Fraction(1, 1 << 20), 1 << 120), 11: (Fraction(1, 1 << 40), 1 << 1000)}
 
 Dims = tuple[Interval, ...]
 UNKNOWN = Interval()
+_SENT = -1  # the depth of symbols that are not sizes, so that no dimension's name equals theirs
 
 
 class UnboundedError(Exception):
     """A node's work or memory is not bounded by the sizes of the inputs; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Bounds of the bytes of a string tensor's texts: at most ``sent``, and ``width`` for each element.
+
+    ``sent`` is a sum of the bytes that clients send in inputs, one symbol each; see :func:`sent`.
+    """
+
+    sent: Poly
+    width: int
+
+    def covers(self, other: Text) -> bool:
+        """Return whether these bounds also hold for all texts within the other ones."""
+        return self.sent.covers(other.sent) and self.width >= other.width
+
+    def upper(self, other: Text) -> Text:
+        """Return bounds of texts that are within either."""
+        return Text(self.sent.upper(other.sent), max(self.width, other.width))
+
+
+def sent(name: str) -> Text:
+    """Return the texts of an input."""
+    return Text(Poly.symbol(Size(f"bytes of {name}", depth=_SENT)), 0)
+
+
+def is_sent(symbol: str) -> bool:
+    """Return whether a symbol stands for the bytes of an input's texts, and not for a size."""
+    return isinstance(symbol, Size) and symbol.depth == _SENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +81,7 @@ class Tensor:
 
     ``kind`` is its ONNX element type, 0 if unknown. ``dims`` are the sizes, None if the rank is unknown. ``count``
     bounds the number of elements. ``items`` are the values in order, if they are few and something is known of them;
-    ``each`` contains all values.
+    ``each`` contains all values. ``text`` bounds the bytes of texts.
     """
 
     kind: int
@@ -57,6 +89,7 @@ class Tensor:
     count: Poly
     items: tuple[Interval, ...] | None = None
     each: Interval = UNKNOWN
+    text: Text | None = None
 
     @classmethod
     def of(
@@ -67,6 +100,7 @@ class Tensor:
         count: Poly | None = None,
         items: Sequence[Interval] | None = None,
         each: Interval | None = None,
+        text: Text | None = None,
     ) -> Tensor:
         """Return a tensor of known rank.
 
@@ -83,7 +117,7 @@ class Tensor:
         found = None if items is None or len(items) > ITEMS else tuple(items)
         if found and all(item.low is None and item.high is None for item in found):
             found = None
-        return cls(kind, tuple(dims), product(highs) if count is None else count, found, each or limits(kind))
+        return cls(kind, tuple(dims), product(highs) if count is None else count, found, each or limits(kind), text)
 
     @classmethod
     def constant(cls, value: Constant) -> Tensor:
@@ -93,11 +127,15 @@ class Tensor:
         each = None
         if value.values is not None and value.values.size and value.kind in INTEGERS:
             each = Interval(Poly.of(int(value.values.min())), Poly.of(int(value.values.max())))
-        return cls.of(value.kind, dims, items=items, each=each)
+        text = None if value.longest is None else Text(ZERO, value.longest)
+        return cls.of(value.kind, dims, items=items, each=each, text=text)
 
     @property
     def nbytes(self) -> Poly:
-        return self.count.scaled(_WIDTHS.get(self.kind, 1 if self.kind else 8))
+        width = _WIDTHS.get(self.kind, 1 if self.kind else 8)
+        if self.text is None:
+            return self.count.scaled(width)
+        return self.count.scaled(width + self.text.width) + self.text.sent
 
     @property
     def bounds(self) -> Interval:
@@ -146,7 +184,7 @@ class Tensor:
 
     def forgotten(self) -> Tensor:
         """Return the tensor without knowledge of its values."""
-        return Tensor(self.kind, self.dims, self.count, None, limits(self.kind))
+        return Tensor(self.kind, self.dims, self.count, None, limits(self.kind), self.text)
 
 
 def limits(kind: int) -> Interval:
@@ -204,15 +242,18 @@ def broadcast(tensors: Sequence[Tensor]) -> tuple[Dims | None, Poly]:
         return None, product(tensor.count for tensor in large)
     rank = max(map(len, shapes), default=0)
     columns = zip(*((Interval.exactly(1),) * (rank - len(shape)) + shape for shape in shapes), strict=True)
-    dims = tuple(reduce(_broadcast, column) for column in columns)
+    dims = tuple(reduce(stretched, column) for column in columns)
     if not large:
         return dims, ONE
-    if all(tensor.dims == large[0].dims for tensor in large[1:]):
+    # Equal intervals are not equal sizes.
+    same = all(tensor.dims == large[0].dims for tensor in large[1:])
+    if same and (len(large) == 1 or all(dim.exact is not None for dim in large[0].dims or ())):
         return dims, reduce(lambda one, two: two if one.covers(two) else one, [tensor.count for tensor in large])
     return dims, product(dim.high or ZERO for dim in dims)
 
 
-def _broadcast(one: Interval, two: Interval) -> Interval:
+def stretched(one: Interval, two: Interval) -> Interval:
+    """Return the size of two dimensions that are broadcast against each other."""
     if one == two:
         return one
     for first, second in ((one, two), (two, one)):

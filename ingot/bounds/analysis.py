@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ingot.bounds.abstract import BOOL, INT64, Tensor, UnboundedError
+from ingot.bounds.abstract import BOOL, INT64, Tensor, Text, UnboundedError
 from ingot.bounds.graph import Attribute, Graph, Model, Node
 from ingot.bounds.interval import Interval
 from ingot.bounds.operators import RULES, Op, Rule
+from ingot.bounds.operators.op import refuse_empty
+from ingot.bounds.operators.texts import with_texts
 from ingot.bounds.poly import ONE, ZERO, Poly, TooComplexError
 from ingot.report.text import one_line
 
@@ -139,7 +141,7 @@ class Analysis:
             if any(tensor is None and name for tensor, name in zip(inputs, node.inputs, strict=True)):
                 return [None] * len(node.outputs), ZERO  # the reason is known
             op = Op(node, inputs, self._opset, scope.maker, _finder(scope), self._runner(node, scope))
-            outputs = self._rule(node)(op)
+            outputs = with_texts(op, self._rule(node)(op))
             return [*outputs, *[None] * (len(node.outputs) - len(outputs))], op.workspace
         except UnboundedError as error:
             self._add(f"{node}: {error}")
@@ -228,7 +230,14 @@ class Analysis:
         number = Tensor.of(INT64, [], items=[Interval.up_to(trips.high)])
         inputs = [number, Tensor.of(BOOL, []), *states]
         outputs, op.workspace = op.run(body, inputs, trips.high)
-        return self._repeated(op, states, outputs[1:], trips.high, [0] * len(outputs))
+        found = self._repeated(op, states, outputs[1:], trips.high, [0] * len(outputs))
+        if trips.positive and (op.get(1) is None or op[1].scalar.constant == 1):
+            return found
+        # Without a repetition, the shapes of scanned outputs are what the engine makes of the unknown ones.
+        return [
+            tensor if place < len(states) else replace(tensor, dims=None, items=None)
+            for place, tensor in enumerate(found)
+        ]
 
     def _scan(self, op: Op) -> list[Tensor]:
         body = op.node.graph("body")
@@ -243,10 +252,18 @@ class Analysis:
         for tensor, axis in zip(op.given[-count:], axes, strict=True):
             dims = list(tensor.shape())
             trips = dims.pop(axis).high or ZERO
-            slices.append(Tensor.of(tensor.kind, dims))
+            slices.append(Tensor.of(tensor.kind, dims, text=tensor.text))
         outputs, op.workspace = op.run(body, [*states, *slices], trips)
         scanned = len(outputs) - len(states)
-        return self._repeated(op, states, outputs, trips, op.integers("scan_output_axes", [0] * scanned))
+        out_axes = op.integers("scan_output_axes", [0] * scanned)
+        # The engine transposes what is not scanned along the first axis; empty tensors then end the process.
+        for tensor, axis in (
+            *zip(op.given[-count:], axes, strict=True),
+            *zip(outputs[len(states) :], out_axes, strict=True),
+        ):
+            if axis != 0:
+                refuse_empty(tensor.shape())
+        return self._repeated(op, states, outputs, trips, out_axes)
 
     @staticmethod
     def _repeated(
@@ -257,29 +274,33 @@ class Analysis:
         for state, output in zip(states, outputs, strict=False):
             if state.dims != output.dims or (state.dims is None and not state.count.covers(output.count)):
                 raise UnboundedError("the shape of a tensor that it carries changes from one repetition to the next")
+            if output.text is not None and (state.text is None or not state.text.covers(output.text)):
+                raise UnboundedError("the texts that it carries may become longer with each repetition")
             found.append(state)
         for output, axis in zip(outputs[len(states) :], axes, strict=False):
             op.workspace = op.workspace + output.nbytes * trips  # the engine keeps the parts until it joins them
             dims = list(output.shape())
             dims.insert(axis % (len(dims) + 1), Interval.up_to(trips))
-            found.append(Tensor.of(output.kind, dims, count=output.count * trips))
+            text = None if output.text is None else Text(output.text.sent * trips, output.text.width)
+            found.append(Tensor.of(output.kind, dims, count=output.count * trips, text=text))
         return found
 
 
 def _carried(tensor: Tensor) -> Tensor:
     """Return what is known of a tensor that a loop carries after any number of repetitions of the same shape."""
     known = tensor.forgotten()
-    return known if known.dims is None else Tensor.of(known.kind, known.dims)
+    return known if known.dims is None else Tensor.of(known.kind, known.dims, text=known.text)
 
 
 def _joined(one: Tensor, two: Tensor) -> Tensor:
     """Return the bounds of a tensor that is either of two."""
     count = one.count.upper(two.count)
     kind = one.kind if one.kind == two.kind else 0
+    text = one.text if two.text is None else two.text if one.text is None else one.text.upper(two.text)
     if one.dims is None or two.dims is None or len(one.dims) != len(two.dims):
-        return Tensor(kind, None, count)
+        return Tensor(kind, None, count, text=text)
     dims = tuple(first.joined(second) for first, second in zip(one.dims, two.dims, strict=True))
-    return Tensor.of(kind, dims, count=count, each=one.bounds.joined(two.bounds))
+    return Tensor.of(kind, dims, count=count, each=one.bounds.joined(two.bounds), text=text)
 
 
 def _uses(node: Node) -> set[str]:

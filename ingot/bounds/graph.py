@@ -34,11 +34,15 @@ _WITH_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor of the file: ``kind`` is its ONNX element type, ``values`` its numbers if they are few and inline."""
+    """A tensor of the file: ``kind`` is its ONNX element type, ``values`` its numbers if they are few and inline.
+
+    ``longest`` are the bytes of its longest text; None if it has none, or they are not known.
+    """
 
     kind: int
     dims: tuple[int, ...]
     values: np.ndarray[tuple[int], np.dtype[np.generic]] | None = None
+    longest: int | None = None
 
     def numbers(self, most: int) -> list[Fraction] | None:
         """Return the values if there are at most ``most`` and all are finite, otherwise None."""
@@ -112,6 +116,11 @@ class Attribute:
     def strings(self) -> int:
         """The number of strings."""
         return len(self._fields.get(9, ()))
+
+    @property
+    def longest(self) -> int:
+        """The bytes of the longest of its strings; 0 if it has none."""
+        return _longest([*self._fields.get(4, ()), *self._fields.get(9, ())])
 
     @property
     def kind(self) -> int:
@@ -366,6 +375,7 @@ def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
     name, kind, dims = "", 0, list[int]()
     raw: Span | None = None
     listed: dict[int, list[Value]] = {}
+    texts: list[Value] = []
     external = False
     for number, value in protobuf.fields(content, span):
         if number == 1:
@@ -374,6 +384,8 @@ def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
             kind = value
         elif number == 8 and isinstance(value, tuple):
             name = protobuf.text(content, value)
+        elif number == 6:
+            texts.append(value)
         elif number == 9 and isinstance(value, tuple):
             raw = value
         elif number == 14:
@@ -385,7 +397,13 @@ def _constant(content: Buffer, span: Span) -> tuple[str, Constant]:
         raise DamagedError(f"its constant '{name}' has an unknown datatype")
     if any(dim < 0 for dim in dims) or (values is not None and values.size != prod(dims)):
         raise DamagedError(f"the shape of its constant '{name}' does not fit its values")
-    return name, Constant(kind, tuple(dims), values)
+    longest = _longest(texts) if kind == DType.BYTES.onnx and len(texts) == prod(dims) else None
+    return name, Constant(kind, tuple(dims), values, longest)
+
+
+def _longest(texts: Sequence[Value]) -> int:
+    """Return the bytes of the longest text."""
+    return max((text[1] - text[0] for text in texts if isinstance(text, tuple)), default=0)
 
 
 def _values(

@@ -348,3 +348,88 @@ def test_empty_inputs_of_recurrent_operators(tmp_path: Path) -> None:
     assert bounds(tmp_path, recurrent, inputs, weights).bounded
     found = bounds(tmp_path, recurrent, inputs, weights, ranges={"batch": Range(0, None)})
     assert "an empty input ends the process" in found.reasons[0]
+
+
+CLIENT: Inputs = [("x", FLOAT, ("rows", "columns")), ("s", INT64, (2,)), ("r", INT64, (2,))]
+TEXTS: Inputs = [("x", TensorProto.STRING, ("rows", "columns"))]
+EMPTY = {"columns": Range(0)}
+DOUBLED = [node("StringConcat", [f"t{place}" if place else "x"] * 2, [f"t{place + 1}"]) for place in range(20)]
+BYTES = numpy_helper.from_array(np.array(["x" * (1 << 20)], object), "text")
+# Each fed an endless loop in the server's own process, made a text of gigabytes, or ended the process.
+UNSOUND: dict[str, tuple[Attack, str]] = {
+    "Unique along an axis of an empty tensor": (
+        ([node("Unique", ["x"], ["y"], axis=0)], SIZES, []),
+        "an empty input ends the process",
+    ),
+    "texts that double": ((DOUBLED, TEXTS, []), "more than 32 times the bytes of the texts"),
+    "a text that each element of an input repeats": (
+        (
+            [node("Shape", ["n"], ["shape"]), node("Expand", ["x", "shape"], ["y"])],
+            [("x", TensorProto.STRING, ()), ("n", FLOAT, ("rows",))],
+            [],
+        ),
+        "repeats texts that a client sends",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", UNSOUND)
+def test_graphs_that_were_called_bounded(tmp_path: Path, attack: str) -> None:
+    (nodes, inputs, constants), reason = UNSOUND[attack]
+    found = bounds(tmp_path, nodes, inputs, constants, ranges=EMPTY)
+    assert reason in "; ".join(found.reasons)
+
+
+def test_constant_texts_count_with_their_bytes(tmp_path: Path) -> None:
+    nodes = [node("Shape", ["x"], ["shape"]), node("Expand", ["text", "shape"], ["y"])]
+    found = bounds(tmp_path, nodes, SIZES, [BYTES])
+    assert found.peak({"rows": 100, "columns": 3}) >= 300 << 20
+
+
+def test_a_product_of_sizes_that_the_client_chooses(tmp_path: Path) -> None:
+    """[1, n] and [n, 1] have the same elements and bounds, and their sum n * n."""
+    nodes = [
+        node("Reshape", ["x", "s"], ["row"]),
+        node("Reshape", ["x", "r"], ["column"]),
+        node("Add", ["row", "column"], ["y"]),
+    ]
+    found = bounds(tmp_path, nodes, CLIENT)
+    assert not found.bounded or found.peak({"rows": 100, "columns": 10}) >= 4 * 1000**2
+
+
+# Nodes that make y from x of [1, 10], and how many elements it has, which was believed to be less.
+WIDER: dict[str, tuple[Sequence[onnx.NodeProto], Sequence[onnx.TensorProto], int]] = {
+    "Einsum": ([node("Einsum", ["x", "one"], ["y"], equation="ab,b->b")], [ONE], 10),
+    "PRelu": (
+        [node("PRelu", ["x", "wide"], ["y"])],
+        [numpy_helper.from_array(np.ones((7, 1, 1), np.float32), "wide")],
+        70,
+    ),
+    "Resize": (
+        [node("Resize", ["x", "", "scales"], ["y"], mode="nearest")],
+        [numpy_helper.from_array(np.array([1, 0.7], np.float32), "scales")],
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", WIDER)
+def test_sizes_that_were_believed_too_small(tmp_path: Path, operator: str) -> None:
+    nodes, constants, elements = WIDER[operator]
+    found = bounds(tmp_path, nodes, [("x", FLOAT, (1, 10))], constants)
+    assert found.bounded
+    assert found.peak({}) >= 4 * elements
+
+
+def test_a_dropout_that_trains_changes_values(tmp_path: Path) -> None:
+    nodes = [
+        node("Dropout", ["four", "half", "yes"], ["dropped"]),
+        cast("dropped", "size"),
+        node("Expand", ["x", "size"], ["y"]),
+    ]
+    constants = [
+        real("four", 4),
+        numpy_helper.from_array(np.array(0.5, np.float32), "half"),
+        numpy_helper.from_array(np.array(True), "yes"),
+    ]
+    assert "comes from values" in bounds(tmp_path, nodes, [("x", FLOAT, (1,))], constants).reasons[0]

@@ -28,7 +28,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all(
         "Acos Acosh Asin Asinh Atan Atanh BitwiseNot Celu Cos Cosh CumProd CumSum Elu Erf Exp Gelu "
         "GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Log LogSoftmax "
-        "LpNormalization MeanVarianceNormalization Mish PRelu Reciprocal Relu ReverseSequence RotaryEmbedding "
+        "LpNormalization MeanVarianceNormalization Mish Reciprocal Relu ReverseSequence RotaryEmbedding "
         "Round Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh "
         "ThresholdedRelu Trilu",
         elementwise.same,
@@ -39,7 +39,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Greater", combined(lambda one, two: elementwise.less(two, one), BOOL)),
     **_all("Less", combined(elementwise.less, BOOL)),
     **_all("And Or Xor GreaterOrEqual LessOrEqual", shaped(BOOL)),
-    **_all("BitShift BitwiseAnd BitwiseOr BitwiseXor Pow StringConcat Sum SwiGLU", combined(lambda *_: Interval())),
+    **_all("BitShift BitwiseAnd BitwiseOr BitwiseXor PRelu Pow StringConcat Sum", combined(lambda *_: Interval())),
     **_all("Add", combined(Interval.__add__, computes=True)),
     **_all("Sub", combined(Interval.__sub__, computes=True)),
     **_all("Mul", combined(Interval.__mul__, computes=True)),
@@ -134,10 +134,9 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding Inverse", elementwise.same, MICROSOFT),
     **_all("SkipLayerNormalization SkipSimplifiedLayerNormalization", linear.norm, MICROSOFT),
     **_all("SimplifiedLayerNormalization", linear.norm),
-    **_all("DynamicQuantizeLinear", linear.dynamic_quantize, MICROSOFT),
     **_all("QuantizeLinear", linear.quantize, MICROSOFT),
     **_all("DequantizeLinear", linear.dequantize, MICROSOFT),
-    **_all("QLinearAdd QLinearMul", shaped(2), MICROSOFT),
+    **_all("QLinearAdd QLinearMul", elementwise.quantized, MICROSOFT),
     **_all("QLinearSigmoid QLinearLeakyRelu QLinearSoftmax", elementwise.same, MICROSOFT),
     **_all("MatMulIntegerToFloat DynamicQuantizeMatMul", linear.matmul_to(FLOAT), MICROSOFT),
     **_all("FusedMatMul", linear.fused_matmul, MICROSOFT),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 
 from ingot.bounds.abstract import (
     BOOL,
     FLOAT,
     INT64,
     INTEGERS,
+    ROUNDED,
     Tensor,
     UnboundedError,
     broadcast,
@@ -25,8 +25,6 @@ from ingot.bounds.poly import ONE, ZERO, Poly
 Combine = Callable[..., Interval]
 
 _WITHOUT_TRAP = frozenset((FLOAT, 2, 3, 4, 5, 10, 11, 12, 13, 16))
-# Sizes that are computed in float32 are off by a few of its last places, of 2**-24 each.
-_ROUNDED = 1 + Fraction(1, 1 << 20)
 
 
 def same(op: Op) -> list[Tensor]:
@@ -42,6 +40,12 @@ def shaped(kind: int) -> Rule:
         return [Tensor(kind, dims, count, None, limits(kind))]
 
     return rule
+
+
+def quantized(op: Op) -> list[Tensor]:
+    """QLinearAdd and QLinearMul: inputs 0 and 3 are broadcast, the others are scales and zero points."""
+    dims, count = broadcast((op[0], op[3]))
+    return [Tensor(op[0].kind, dims, count, None, limits(op[0].kind))]
 
 
 def combined(combine: Combine, kind: int | None = None, *, computes: bool = False) -> Rule:
@@ -85,7 +89,7 @@ def cast(op: Op) -> list[Tensor]:
         if source.kind not in INTEGERS and kind in INTEGERS and (exact is None or exact.denominator > 1):
             if value.high is None or not value.non_negative:
                 return limits(kind)
-            value = Interval(ZERO, value.high.scaled(_ROUNDED) + ONE)
+            value = Interval(ZERO, value.high.scaled(ROUNDED) + ONE)
         return limits(BOOL) if kind == BOOL else settled(value, kind)
 
     items = None if source.items is None else tuple(map(converted, source.items))
@@ -174,8 +178,8 @@ def clipped(op: Op) -> list[Tensor]:
         given = [value, *(end for end, index in ((low, 1), (high, 2)) if op.get(index) is not None)]
         if source.kind not in INTEGERS and any(end.low is None or end.high is None for end in given):
             return Interval()  # it may be NaN
-        value = value if low.low is None else value.most(low)
-        return value if high.high is None else value.least(high)
+        value = value.most(low) if op.get(1) is not None else value
+        return value.least(high) if op.get(2) is not None else value
 
     items = None if source.items is None else tuple(map(clip, source.items))
     each = clip(source.each) if source.kind in INTEGERS else Interval()

@@ -7,7 +7,7 @@ from fractions import Fraction
 from ingot.bounds.abstract import INT64, Tensor, UnboundedError, limits
 from ingot.bounds.derived import smaller
 from ingot.bounds.interval import Interval
-from ingot.bounds.operators.op import Op, sizes
+from ingot.bounds.operators.op import Op, refuse_empty, sizes
 from ingot.bounds.operators.shaping import ANY_SHAPE, axes_of
 from ingot.bounds.poly import ONE, ZERO
 
@@ -43,9 +43,13 @@ def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> 
         by = abs(step.constant) if step.constant else 1
         return Interval.up_to(high.scaled(Fraction(1, 1) / by) + (ONE if by > 1 else ZERO))
     begin, stop = (_counted(place, whole) for place in (start, end))
-    past = stop.high is None or (stop.low is not None and stop.low.covers(high))
-    stop = whole if past else stop.least(whole) if stop.non_negative else Interval(None, stop.high)
-    if not begin.non_negative or stop.high is None:
+    if stop.high is None:
+        stop = Interval.up_to(high)
+    elif stop.low is not None and stop.low.covers(high):
+        stop = whole
+    else:
+        stop = stop.least(whole) if stop.non_negative else Interval(None, stop.high)
+    if not begin.non_negative:
         return Interval.up_to(high)
     length = stop - begin
     if length.exact is not None and length.non_negative:
@@ -113,6 +117,7 @@ def unique(op: Op) -> list[Tensor]:
     whole = op[0]
     dims: tuple[Interval, ...] = (places,)
     if op.has("axis"):
+        refuse_empty(whole.shape())
         dims = tuple(Interval.up_to(high) for high in sizes(whole.shape()))
     found = [Tensor.of(whole.kind, dims, count=whole.count, each=whole.bounds)]
     return (found + [Tensor.of(INT64, [places], each=places)] * 3)[: op.outputs]

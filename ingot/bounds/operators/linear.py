@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 
-from ingot.bounds.abstract import FLOAT, INT64, UINT8, Dims, Tensor, UnboundedError, broadcast
+from ingot.bounds.abstract import BOOL, FLOAT, INT64, UINT8, Dims, Tensor, UnboundedError, broadcast, stretched
 from ingot.bounds.interval import Interval
-from ingot.bounds.operators.op import Op, Rule, sizes
-from ingot.bounds.poly import ONE, ZERO, Poly, product
+from ingot.bounds.operators.op import Op, Rule, refuse_empty, sizes
+from ingot.bounds.poly import ZERO, Poly, product
 
 # ONNX Runtime visits all elements of a window, also those of its padding.
 _LARGEST_WINDOW = 1 << 24
@@ -72,8 +73,7 @@ def einsum(op: Op) -> list[Tensor]:
         if len(term) != len(tensor.shape()):
             raise UnboundedError("its equation does not fit its inputs")
         for letter, dim in zip(term, tensor.shape(), strict=True):
-            if letter not in known or known[letter].constant in (None, 1):
-                known[letter] = dim
+            known[letter] = stretched(known.get(letter, dim), dim)
     if not set(right) <= set(known):
         raise UnboundedError("its equation does not fit its inputs")
     # Pairs of inputs are multiplied in turn, with all their letters.
@@ -123,6 +123,11 @@ def conv_transpose(op: Op) -> list[Tensor]:
         + Interval.exactly(extra[axis] + (kernel[axis] - 1) * dilations[axis] + 1 - pads[axis] - pads[axis + rank])
         for axis, dim in enumerate(spatial)
     ]
+    if op.text("auto_pad", "NOTSET").startswith("SAME") and not wanted:  # at least the size times the stride
+        places = [
+            Interval.up_to((dim * Interval.exactly(strides[axis])).joined(places[axis]).high or ZERO)
+            for axis, dim in enumerate(spatial)
+        ]
     groups = Interval.exactly(op.integer("group", 1))
     op.workspace = product(sizes((*weight[1:], *spatial))).scaled(4)
     return [Tensor.of(op[0].kind, (source[0], weight[1] * groups, *places))]
@@ -148,14 +153,17 @@ def _windows(op: Op, spatial: Dims, kernel: Sequence[int]) -> list[Interval]:
     found = []
     for axis, dim in enumerate(spatial):
         reach = (kernel[axis] - 1) * dilations[axis] + 1
-        padding = {"VALID": 0, "SAME_UPPER": reach - 1, "SAME_LOWER": reach - 1}.get(automatic)
-        padding = pads[axis] + pads[axis + rank] if padding is None else padding
-        room = dim + Interval.exactly(padding - reach)
+        padding = 0 if automatic == "VALID" else pads[axis] + pads[axis + rank]
+        same = automatic.startswith("SAME")
+        room = dim - Interval.exactly(1) if same else dim + Interval.exactly(padding - reach)
+        rounds_up = bool(op.integer("ceil_mode")) and not same and strides[axis] > 1
         if strides[axis] > 1:
-            up = strides[axis] - 1 if op.integer("ceil_mode") or automatic.startswith("SAME") else 0
+            up = strides[axis] - 1 if rounds_up else 0
             room = (room + Interval.exactly(up)).divided(Interval.exactly(strides[axis]), floor=True)
         place = room + Interval.exactly(1)
-        found.append(place if place.non_negative else Interval(ZERO, place.high))
+        # Kernels for pooling ignore dilations where they pad, and drop a last window that is all padding.
+        sure = place.non_negative and dim.positive and not (same and dilations[axis] > 1) and not rounds_up
+        found.append(place if sure else Interval.up_to(place.high or ZERO))
     return found
 
 
@@ -175,10 +183,7 @@ def recurrent(states: int) -> Rule:
 
     def rule(op: Op) -> list[Tensor]:
         first, second, _ = op[0].shape()
-        if not (first.positive and second.positive):
-            raise UnboundedError(
-                "an empty input ends the process; declare that sizes are at least 1: --input 'NAME:float32[seq=1..]'"
-            )
+        refuse_empty(op[0].shape())
         steps, batch = (second, first) if op.integer("layout") else (first, second)
         ways = Interval.exactly(2 if op.text("direction", "forward") == "bidirectional" else 1)
         width = Interval.exactly(op.integer("hidden_size"))
@@ -254,7 +259,8 @@ def non_max_suppression(op: Op) -> list[Tensor]:
     if op.get(2) is not None and (named := op[2].scalar.high) is not None and most.covers(named):
         most = named
     rows = Interval.up_to(product([*sizes((batch, classes)), most]))
-    return [Tensor.of(INT64, (rows, Interval.exactly(3)), each=Interval.up_to((boxes.high or ZERO) + ONE))]
+    places = reduce(Poly.upper, sizes((batch, classes, boxes)))
+    return [Tensor.of(INT64, (rows, Interval.exactly(3)), each=Interval.up_to(places))]
 
 
 def dynamic_quantize(op: Op) -> list[Tensor]:
@@ -282,7 +288,8 @@ def batch_norm(op: Op) -> list[Tensor]:
 
 
 def dropout(op: Op) -> list[Tensor]:
-    return [op[0], Tensor(9, op[0].dims, op[0].count)][: op.outputs]
+    trains = op.get(2) is not None and op[2].scalar.constant != 0
+    return [op[0].forgotten() if trains else op[0], Tensor(BOOL, op[0].dims, op[0].count)][: op.outputs]
 
 
 def unpool(op: Op) -> list[Tensor]:
@@ -294,8 +301,10 @@ def unpool(op: Op) -> list[Tensor]:
     source = op[0].shape()
     rank = len(source) - 2
     kernel, strides = op.integers("kernel_shape"), op.integers("strides", [1] * rank)
+    pads = op.integers("pads", [0] * 2 * rank)
     dims = [
-        (dim - Interval.exactly(1)) * Interval.exactly(strides[axis]) + Interval.exactly(kernel[axis])
+        (dim - Interval.exactly(1)) * Interval.exactly(strides[axis])
+        + Interval.exactly(kernel[axis] - pads[axis] - pads[axis + rank])
         for axis, dim in enumerate(source[2:])
     ]
     return [Tensor.of(op[0].kind, (*source[:2], *dims))]

@@ -91,6 +91,23 @@ class Op:
 Rule = Callable[[Op], list[Tensor]]
 
 
+def never_empty(dims: Dims) -> bool:
+    """Return whether all sizes are certainly at least 1."""
+    return all(dim.positive for dim in dims)
+
+
+def refuse_empty(dims: Dims) -> None:
+    """Check that a tensor is not empty, for kernels that then end the process.
+
+    Raises:
+        UnboundedError: a size may be 0.
+    """
+    if not never_empty(dims):
+        raise UnboundedError(
+            "an empty input ends the process; declare that sizes are at least 1: --input 'NAME:float32[seq=1..]'"
+        )
+
+
 def sizes(dims: Dims) -> list[Poly]:
     """Return the upper bounds of dimensions."""
     return [dim.high or ZERO for dim in dims]

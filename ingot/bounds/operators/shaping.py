@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from ingot.bounds.abstract import INT64, ITEMS, Dims, Tensor, UnboundedError, broadcast
+from ingot.bounds.abstract import INT64, INTEGERS, ITEMS, ROUNDED, Dims, Tensor, UnboundedError, broadcast
 from ingot.bounds.interval import Interval
-from ingot.bounds.operators.op import Op, sizes
-from ingot.bounds.poly import ONE, ZERO, Poly, product
+from ingot.bounds.operators.op import Op, never_empty, sizes
+from ingot.bounds.poly import ONE, ZERO, product
 
 ANY_SHAPE = "its output's shape comes from values"
 
@@ -89,8 +89,8 @@ def squeeze(op: Op) -> list[Tensor]:
     axes = op.values(1, "axes")
     if axes is None and op.given_at(1, "axes"):
         raise UnboundedError("its axes come from values")
-    chosen = [axis for axis, dim in enumerate(dims) if dim.constant == 1] if axes is None else axes_of(axes, len(dims))
-    if axes is None and any(dim.constant is None for dim in dims):
+    chosen = axes_of(axes, len(dims)) if axes else [axis for axis, dim in enumerate(dims) if dim.constant == 1]
+    if not axes and any(dim.constant is None for dim in dims):
         raise UnboundedError("it drops all dimensions of size 1, so the rank of its output comes from sizes")
     left = [dim for axis, dim in enumerate(dims) if axis not in chosen]
     return [Tensor.of(op[0].kind, left, count=op[0].count, items=op[0].items, each=op[0].each)]
@@ -154,7 +154,7 @@ def concat(op: Op) -> list[Tensor]:
 
 
 def _never_empty(tensor: Tensor) -> bool:
-    return tensor.dims is not None and all(dim.positive for dim in tensor.dims)
+    return tensor.dims is not None and never_empty(tensor.dims)
 
 
 def _concatenated(tensors: Sequence[Tensor], axis: int) -> list[Interval] | None:
@@ -204,11 +204,13 @@ def expand(op: Op) -> list[Tensor]:
     if wanted is None:
         raise UnboundedError(ANY_SHAPE)
     dims = [_size(item) for item in wanted]
-    full, _ = broadcast([op[0], Tensor.of(op[0].kind, dims)])
+    full, count = broadcast([op[0], Tensor.of(op[0].kind, dims)])
+    if full is None:
+        return [Tensor(op[0].kind, None, count, each=op[0].bounds)]
     length = wanted[0].constant if len(wanted) == 1 else None
     small = length is not None and op[0].length == 1 and 0 < length <= ITEMS
     items = op[0].items * int(length or 0) if small and op[0].items else None
-    return [Tensor.of(op[0].kind, full or (), items=items, each=op[0].bounds)]
+    return [Tensor.of(op[0].kind, full, items=items, each=op[0].bounds)]
 
 
 def _size(item: Interval) -> Interval:
@@ -263,13 +265,21 @@ def resize(op: Op) -> list[Tensor]:
     if not found or len(found) != len(axes):
         raise UnboundedError("its sizes or scales come from values")
     for axis, value in zip(axes, found, strict=True):
-        dims[axis] = _size(value if wanted else dims[axis] * value)
-        if not wanted and dims[axis].constant is not None:
-            dims[axis] = Interval.exactly(Poly.of(int(dims[axis].constant or 0)))
-        elif not wanted and value.constant != 1:
-            whole = value.constant is not None and value.constant.denominator == 1
-            dims[axis] = dims[axis] if whole else Interval.up_to(dims[axis].high or ZERO)
+        dims[axis] = _size(value) if wanted else _scaled(dims[axis], value)
     return [Tensor.of(op[0].kind, dims)]
+
+
+def _scaled(dim: Interval, scale: Interval) -> Interval:
+    """Return a size times a scale in 32-bit floats, rounded down."""
+    if scale.constant == 1:
+        return dim
+    if scale.high is None:
+        raise UnboundedError(ANY_SHAPE)
+    high = (dim * scale).high
+    exact, factor = dim.constant, scale.constant
+    if exact is not None and factor is not None:
+        return Interval.exactly(int(np.float32(factor) * np.float32(exact)))
+    return Interval.up_to((high or ZERO).scaled(ROUNDED))
 
 
 def _scales(op: Op) -> tuple[Interval, ...] | None:
@@ -309,10 +319,11 @@ def range_(op: Op) -> list[Tensor]:
     by = step.constant
     if length.high is None or (by is None and (step.low is None or not step.low.covers(ONE))) or by == 0:
         raise UnboundedError("its length comes from values")
-    if by is not None and abs(by) != 1:
+    dim = Interval.up_to(length.high)
+    if by is not None and (abs(by) != 1 or op[0].kind not in INTEGERS):  # rounded up
         dim = Interval.up_to(length.high.scaled(1 / abs(by)) + ONE)
-    else:
-        dim = length if length.exact is not None and length.non_negative else Interval.up_to(length.high)
+    elif by is not None and length.exact is not None and length.non_negative:
+        dim = length
     first, last = (limit, start) if backwards else (start, limit)
     return [Tensor.of(op[0].kind, [dim], each=Interval(first.low, last.high))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.bounds.abstract import FLOAT, INT64, STRING, Dims, Tensor, UnboundedError
 from ingot.bounds.interval import Interval
-from ingot.bounds.operators.op import Op
+from ingot.bounds.operators.op import Op, refuse_empty
 from ingot.bounds.poly import ONE
 
 
@@ -29,7 +29,8 @@ def regressor(op: Op) -> list[Tensor]:
 
 def floats(op: Op) -> list[Tensor]:
     """Scaler, Normalizer, Imputer and alike: the shape is the input's."""
-    return [Tensor(op[0].kind if op[0].kind in (INT64, 11) else FLOAT, op[0].dims, op[0].count)]
+    keeps = op.node.operator in ("Binarizer", "Imputer") and op[0].kind in (INT64, 11)
+    return [Tensor(op[0].kind if keeps else FLOAT, op[0].dims, op[0].count)]
 
 
 def labels(op: Op) -> list[Tensor]:
@@ -46,11 +47,14 @@ def one_hot_encoder(op: Op) -> list[Tensor]:
 
 
 def extractor(op: Op) -> list[Tensor]:
-    return [Tensor.of(op[0].kind, (*op[0].shape()[:-1], Interval.up_to(op[1].count)))]
+    rows = op[0].shape()[:-1] or (Interval.exactly(1),)
+    return [Tensor.of(op[0].kind, (*rows, Interval.up_to(op[1].count)))]
 
 
 def feature_vectorizer(op: Op) -> list[Tensor]:
     widths = op.integers("inputdimensions")
+    for tensor in op.given:
+        refuse_empty(tensor.shape())
     return [Tensor.of(FLOAT, (_rows(op), Interval.exactly(sum(widths))))]
 
 
