@@ -139,7 +139,15 @@ def ingot(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
     own = {spec.name for spec in case.specs}
     signature = archive.signature
     states = {spec.name: case.module().get_buffer(spec.name) for spec in signature.inputs if spec.name not in own}
-    return lambda: _candidate(archive.variants[0].path(), [spec.name for spec in signature.outputs], states)
+    bounds = archive.variant().serving.evidence.bounds
+
+    def start() -> Candidate:
+        # Servers limit neither requests nor batches by such a bound: it is a fault of the export.
+        if bounds is not None and bounds.loosest is not None:
+            raise Broken(str(bounds.loosest))
+        return _candidate(archive.variants[0].path(), [spec.name for spec in signature.outputs], states)
+
+    return start
 
 
 EXPORTERS = {"plain": plain, "transformers": transformers, "ingot": ingot}

@@ -21,7 +21,12 @@ from ingot.bounds.protobuf import DamagedError
 from ingot.errors import InvalidArgument
 from ingot.tensors import DType, Range, Signature, TensorSpec
 
-__all__ = ["Bounds", "bounds_of"]
+__all__ = ["LOOSE", "Bounds", "bounds_of", "excess"]
+
+LOOSE = 10
+"""Bounds that exceed the measured bytes of a call this many times say too little to limit requests and batches by."""
+# Fewer bytes do not matter: constants of a few kilobytes are a large part of the smallest calls.
+_LEAST_MEASURED = 1 << 14
 
 # A call's bytes that do not depend on sizes, such as the tensors that an engine makes while it loads a graph.
 _MOST_CONSTANT = 8 << 30
@@ -59,6 +64,11 @@ class Bounds:
     def formula(self) -> str:
         """The same as text, such as ``8000 + 4096 batch + 48 batch seq^2``, in bytes; empty if it is not bounded."""
         return str(self._peak) if self.bounded else ""
+
+
+def excess(peak: int, measured: int) -> float:
+    """Return how many times the measured bytes of a call its bound is; 0 if they were not measured."""
+    return peak / max(measured, _LEAST_MEASURED) if measured else 0.0
 
 
 def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:

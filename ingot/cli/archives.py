@@ -42,6 +42,9 @@ def inspect(
         Path | None, typer.Option(help="Write the export or quantization report to this file: .html, .json or .txt.")
     ] = None,
     store: StoreOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also show the bound of a call's memory as a formula of the sizes.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the contents of an archive, after checking every blob's digest."""
@@ -63,7 +66,7 @@ def inspect(
     if as_json:
         print_json(describe(archive))
     else:
-        _print(archive)
+        _print(archive, verbose=verbose)
 
 
 def describe(archive: Archive) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def limited_load(
         yield limited_step
 
 
-def _print(archive: Archive) -> None:
+def _print(archive: Archive, *, verbose: bool) -> None:
     from rich.table import Table
 
     say(f"{archive.name}  {archive.digest}")
@@ -186,7 +189,7 @@ def _print(archive: Archive) -> None:
         say(f"  range  {symbol} = {bounds}")
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
-        table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant))
+        table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant, verbose=verbose))
     stdout().print(table, markup=False)
     for claim in signatures(archive):
         say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot verify)")
@@ -209,7 +212,7 @@ def _made_from(variant: Variant, original: Variant) -> bool:
     return original.descriptor.digest in variant.serving.parents and bool(variant.serving.evidence.baseline)
 
 
-def _evidence(variant: Variant) -> str:
+def _evidence(variant: Variant, *, verbose: bool) -> str:
     evidence = variant.serving.evidence
     lines = [f"{item.tensor}: error {item.error:.1e} in {item.cases} cases" for item in evidence.parity]
     if evidence.metric is not None:
@@ -220,7 +223,11 @@ def _evidence(variant: Variant) -> str:
         lines.append("exceeds its accuracy budget")
     if evidence.bounds is not None:
         lines += [f"not bounded: {reason}" for reason in evidence.bounds.reasons[:3]]
-        lines += [f"memory of a call: at most {evidence.bounds.peak} bytes"] if evidence.bounds.peak else []
+        lines += [f"memory of a call: {call}" for call in evidence.bounds.calls if not call.measured]
+        if (loose := evidence.bounds.loosest) is not None:
+            lines.append(f"not used to limit requests and batches: {loose}")
+        if verbose and evidence.bounds.peak:
+            lines.append(f"bound of a call's memory in bytes: {evidence.bounds.peak}")
     if evidence.memory is not None:
         fixed, row = size(evidence.memory.fixed), size(evidence.memory.per_row)
         lines.append(f"memory plan of a call: {fixed}, {row} per sample")

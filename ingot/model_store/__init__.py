@@ -5,7 +5,15 @@ Start in format/archive.py for the archive, store/store.py for the local store, 
 
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format.archive import Archive
-from ingot.model_store.format.evidence import BatchLatency, Evidence, MemoryEvidence, ParityEvidence, Provenance
+from ingot.model_store.format.evidence import (
+    BatchLatency,
+    BoundsEvidence,
+    CallBytes,
+    Evidence,
+    MemoryEvidence,
+    ParityEvidence,
+    Provenance,
+)
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Serving
 from ingot.model_store.format.variant import Variant, add_variant
@@ -16,6 +24,8 @@ __all__ = [
     "Archive",
     "BatchLatency",
     "BlobFolder",
+    "BoundsEvidence",
+    "CallBytes",
     "Evidence",
     "Golden",
     "MemoryEvidence",

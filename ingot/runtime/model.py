@@ -380,7 +380,7 @@ class Model:
             sample_bytes=engines.sample_bytes,
         )
         call_limit = None
-        if (bounds := runnable.bounds) is not None and bounds.bounded:
+        if (bounds := runnable.limiting) is not None:
             call_limit = CallLimit(bounds.peak, settings.max_call_bytes, self.name)
         return Dispatcher(
             self.name,

@@ -115,6 +115,13 @@ def test_an_archive_has_the_memory_plan_of_its_captured_graph(tmp_path: Path) ->
     found = Archive.open(tmp_path / "wide.ingot").variant().serving.evidence.memory
     assert found == MemoryEvidence(fixed=0, per_row=3 * row)
     assert found.at(64) == 64 * 3 * row
+    bounds = archive.variant().serving.evidence.bounds
+    assert bounds is not None
+    usual, measured = bounds.calls
+    assert str(usual).startswith("up to ")
+    assert str(usual).endswith(" at batch 32")
+    assert measured.measured >= row
+    assert bounds.loosest is None
     parts = torch.ones(100, 64)
     mixed = models.Function(lambda x: torch.cat([x, parts * 2]).sum(0, keepdim=True) + x)
     found = export_model(mixed, inputs=X64).variant().serving.evidence.memory

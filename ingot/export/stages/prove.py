@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ingot.bounds import bounds_of
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.lower.packed import Packed
 from ingot.export.proof import extremes, misdeclared, padded
 from ingot.export.proof.parity import tolerance, unbatchable
 from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
-from ingot.model_store import Evidence, Golden
+from ingot.model_store import BoundsEvidence, CallBytes, Evidence, Golden
 from ingot.padding import Padding, declared
-from ingot.runtime import Engine, devices, load_engine, profile
-from ingot.tensors import Signature
+from ingot.runtime import Engine, call_memory, devices, load_engine, profile
+from ingot.tensors import Signature, check_inputs
 
 # FLOPs of the largest call that is timed.
 _MAX_TIMED_FLOPS = 3e11
@@ -57,9 +58,29 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
             batches = [rows for rows in profile.BATCHES if _affordable(context, signature, rows)]
             latency = profile.measure(engine, signature, goldens[0].inputs, batches, budget=0.1, least=1)
     worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
-    evidence = Evidence(machine=devices.describe(), parity=stage.parity, latency=latency, memory=context.memory)
+    bounds = _measured_bounds(context, packed, signature, goldens[0]) if packed.format == "onnx" else None
+    evidence = Evidence(
+        machine=devices.describe(), parity=stage.parity, latency=latency, memory=context.memory, bounds=bounds
+    )
     # Another processor rounds differently: goldens may differ by 10 times what this one showed.
     return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))
+
+
+def _measured_bounds(context: Context, packed: Packed, signature: Signature, golden: Golden) -> BoundsEvidence | None:
+    """Measure the memory of a call, and note a bound that exceeds it by too much."""
+    path = context.blobs.path(packed.graph)
+    bounds = bounds_of(path, signature)
+    if not bounds.bounded:
+        return None
+    sizes = check_inputs(signature, golden.inputs)
+    try:
+        measured = call_memory.measured(path, golden.inputs)
+    except InvalidArgument:  # its custom operators are in a library
+        return None
+    evidence = BoundsEvidence(calls=(CallBytes(sizes=sizes, peak=bounds.peak(sizes), measured=measured),))
+    if evidence.loosest is not None:
+        context.journal.note(f"{evidence.loosest}, so servers limit neither requests nor batches by it")
+    return evidence
 
 
 def _conditional(conditions: Sequence[str], limit: str) -> Iterator[str]:

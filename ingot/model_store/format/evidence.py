@@ -12,7 +12,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ingot._version import __version__
+from ingot.bounds import LOOSE, excess
 from ingot.errors import InvalidArgument
+from ingot.report import units
 
 # Archives may come from anyone, and measurements are used in computations: bound these numbers.
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -119,15 +121,47 @@ class MetricEvidence(Record):
     data: str = ""
 
 
+class CallBytes(Record):
+    """The bytes of a call with these ``sizes`` of named dimensions: at most ``peak``, and those that were measured.
+
+    ``measured`` is 0 for sizes that only illustrate the bound.
+    """
+
+    sizes: dict[str, Count]
+    peak: Count = 0
+    measured: Count = 0
+
+    @property
+    def excess(self) -> float:
+        """How many times the measured bytes the peak is; 0 if they were not measured."""
+        return excess(self.peak, self.measured)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        bound = f"{units.size(self.peak)}{sizes and ' at '}{sizes}"
+        if not self.excess:
+            return f"up to {bound}"
+        measured = units.size(self.measured)
+        return f"the bound of a call's memory, {bound}, is {self.excess:.3g} times the {measured} measured"
+
+
 class BoundsEvidence(Record):
     """Whether the sizes of a graph's inputs bound the work and memory of a call; see :mod:`ingot.bounds`.
 
     ``reasons`` say why not, and name each node; they are empty for a bounded graph, whose ``peak`` is a formula of the
-    bytes that a call needs, such as ``8000 + 4096 batch``. Servers do not rely on this: they analyse the graph.
+    bytes that a call needs, such as ``8000 + 4096 batch``. ``calls`` are examples of it. Servers do not rely on these
+    peaks: they analyse the graph, and compare the result with what was measured.
     """
 
     reasons: tuple[str, ...] = ()
     peak: str = ""
+    calls: tuple[CallBytes, ...] = ()
+
+    @property
+    def loosest(self) -> CallBytes | None:
+        """The measured call that the bound exceeds most, if by so much that servers limit nothing by the bound."""
+        loose = [call for call in self.calls if call.excess > LOOSE]
+        return max(loose, key=lambda call: call.excess, default=None)
 
 
 class MemoryEvidence(Record):

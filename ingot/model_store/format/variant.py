@@ -12,13 +12,15 @@ from ingot.model_store.blobs.blobs import Blobs, read, read_document
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import goldens, manifest, onnx_wire
-from ingot.model_store.format.evidence import BoundsEvidence
+from ingot.model_store.format.evidence import BoundsEvidence, CallBytes
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
 from ingot.model_store.format.partition import PartitionPlan
 from ingot.report.text import one_line
 from ingot.tensors import Signature, check_inputs
 
+_USUAL_BATCH, _USUAL_SIZE = 32, 128
+_MAX_COUNT = (1 << 63) - 1
 _MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger messages
 
 
@@ -196,10 +198,28 @@ def add_variant(
 
 
 def _with_bounds(serving: Serving, graph: Path) -> Serving:
-    """Record whether the sizes of inputs bound an ONNX graph's work and memory."""
+    """Record whether the sizes of inputs bound an ONNX graph's work and memory, next to what was measured of it."""
     bounds = bounds_of(graph, serving.signature)
     evidence = BoundsEvidence(reasons=bounds.reasons, peak=bounds.formula)
+    if bounds.bounded:
+        before = serving.evidence.bounds or evidence
+        measured = [(call.sizes, call.measured) for call in before.calls if call.measured]
+        calls = [
+            CallBytes(sizes=sizes, peak=min(bounds.peak(sizes), _MAX_COUNT), measured=nbytes)
+            for sizes, nbytes in [(_illustration(serving.signature), 0), *measured]
+        ]
+        evidence = evidence.model_copy(update={"calls": tuple(calls)})
     return serving.model_copy(update={"evidence": serving.evidence.model_copy(update={"bounds": evidence})})
+
+
+def _illustration(signature: Signature) -> dict[str, int]:
+    """Return usual sizes of the named dimensions, to show a bound at."""
+    return {
+        name: signature.range(name).nearest(_USUAL_BATCH if name == signature.batch else _USUAL_SIZE)
+        for spec in signature.inputs
+        for name in spec.shape
+        if isinstance(name, str)
+    }
 
 
 def read_variant(blobs: Blobs, entry: Descriptor) -> Variant:

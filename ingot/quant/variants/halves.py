@@ -87,6 +87,7 @@ def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> t
             agreement=outputs,
             holds=holds,
             metric=packing.metric_evidence(job, comparison),
+            bounds=job.parent.serving.evidence.bounds,
         ),
     )
     added = add_variant(job.blobs, serving, graph, weights, goldens, packing.documents(summary))

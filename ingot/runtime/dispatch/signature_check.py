@@ -5,6 +5,8 @@ The values of inputs with a declared range are checked in each request.
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +15,12 @@ from typing import Any
 from ingot import tensors
 from ingot.errors import TooLarge
 from ingot.report import units
+from ingot.runtime import memory
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.scheduling.entry import group_of
 from ingot.tensors import Array, Signature
+
+log = logging.getLogger(__name__)
 
 # Bounded, since clients can send any number of shapes.
 _MOST = 1024
@@ -79,13 +84,34 @@ class CallLimit:
                 exceeds = middle
         return fits
 
+    def note(self, sizes: Mapping[str, int], batch: str, fits: int, most: int) -> None:
+        """Log that batches of these sizes have fewer samples than the largest batch."""
+        others = ", ".join(f"{name} {size}" for name, size in sizes.items() if name != batch)
+        log.warning(
+            "model %s: batches%s have at most %d samples, not %d, as one more may take %s, over the limit of %s%s",
+            self.model,
+            others and f" of {others}",
+            fits,
+            most,
+            units.size(peak := self.peak({**sizes, batch: fits + 1})),
+            units.size(int(self.nbytes)),
+            "; raise --max-call-mb (INGOT_MAX_CALL_MB)" if peak <= memory.for_engines() else "",
+        )
+
     def _check(self, peak: int, what: str) -> None:
-        if peak > self.nbytes:
-            raise TooLarge(
-                f"an engine call of model '{self.model}'{what} of these sizes may take {units.size(peak)} of memory, "
-                f"over the limit of {units.size(int(self.nbytes))}; send smaller inputs, or raise --max-call-mb "
-                "(INGOT_MAX_CALL_MB)"
-            )
+        if peak <= self.nbytes:
+            return
+        available = memory.for_engines()
+        needed = math.ceil(peak / (1 << 20))
+        remedy = (
+            f"raise --max-call-mb (INGOT_MAX_CALL_MB) to {needed}"
+            if peak <= available
+            else f"run the server with more memory, of which its engines may use {units.size(int(available))} now"
+        )
+        raise TooLarge(
+            f"an engine call of model '{self.model}'{what} of these sizes may take {units.size(peak)} of memory, over "
+            f"the limit of {units.size(int(self.nbytes))}; send smaller inputs, or {remedy}"
+        )
 
 
 class SignatureCheck:
@@ -109,6 +135,7 @@ class SignatureCheck:
         self._limit = limit
         self._signature = signature
         self._padding = padding
+        self._noted = False
         self._known: dict[InputKey, CheckedInputs] = {}
         self._valued = tuple(spec for spec in signature.inputs if spec.values is not None)
         # The values of an input that all samples share are part of the group.
@@ -155,4 +182,7 @@ class SignatureCheck:
             self._limit.samples(sizes, None, 1)
             return sys.maxsize, self._limit.peak(sizes)
         fits = self._signature.max_samples(self._limit.samples(sizes, batch, most))
+        if fits < most and not self._noted:
+            self._noted = True
+            self._limit.note(sizes, batch, fits, most)
         return fits, self._limit.peak({**sizes, batch: min(sizes.get(batch, 1), fits)})

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ingot import arrays, tensors
-from ingot.bounds import Bounds, bounds_of
+from ingot.bounds import LOOSE, Bounds, bounds_of, excess
 from ingot.bounds.randomness import random_of
 from ingot.errors import InternalError
-from ingot.model_store import Golden, Variant
+from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.padding import Padding
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES
@@ -49,7 +50,8 @@ class Runnable:
     describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
     ``latency`` what was recorded on this machine. ``isolation`` is why and how engines run in separate processes,
     and ``doubt`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
-    ``bounds`` are its bounds. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance
+    ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
+    them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance
     needs on a GPU, and ``placement`` is where instances run, once that is decided.
     """
 
@@ -65,6 +67,7 @@ class Runnable:
     isolation: Isolation | None = None
     doubt: str = ""
     bounds: Bounds | None = None
+    loose: bool = False
     size: int = 0
     graph: Path | None = None
     needed: Callable[[], Need | None] = lambda: None
@@ -162,6 +165,7 @@ class Runnable:
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
+            loose=bounds is not None and _loose(bounds, variant.serving.evidence.bounds),
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
             needed=needed,
@@ -174,6 +178,11 @@ class Runnable:
             Unavailable: there is too little memory on the devices.
         """
         return replace(self, placement=place(model, self.needed, settings))
+
+    @property
+    def limiting(self) -> Bounds | None:
+        """The bounds that limit the memory of calls; None if there are none, or if they say too little."""
+        return self.bounds if self.bounds is not None and self.bounds.bounded and not self.loose else None
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""
@@ -252,6 +261,14 @@ class Runnable:
 def _need(form: str, engine: str, **needed: Any) -> Need | None:
     """Return what an instance needs on a GPU; None if its engine cannot use one."""
     return Need(**needed) if uses_cuda(form, engine) else None
+
+
+def _loose(bounds: Bounds, evidence: BoundsEvidence | None) -> bool:
+    if evidence is None or not bounds.bounded:
+        return False
+    with contextlib.suppress(KeyError):  # the archive is not trusted to name all sizes
+        return any(excess(bounds.peak(call.sizes), call.measured) > LOOSE for call in evidence.calls)
+    return False
 
 
 def _activations(

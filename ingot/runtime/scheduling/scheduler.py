@@ -55,7 +55,7 @@ class Limits:
     max_delay: float | None = None
 
 
-REASONS = ("full", "deadline", "linger", "idle")
+REASONS = ("full", "memory", "deadline", "linger", "idle")
 """Why a batch leaves the queue; see :attr:`Scheduler.reason`."""
 
 
@@ -95,8 +95,9 @@ class Scheduler:
         wake: when to call :meth:`take` again if it returned nothing while entries wait and nothing else happens.
         memory: the most samples for which there is memory.
         latencies: latency models by sample size, ``latency`` among them.
-        reason: why the last batch left the queue, one of :data:`REASONS`: it was full; more entries would have been
-            late (deadline); or no more waited, after the engine had waited for some (linger), or not (idle).
+        reason: why the last batch left the queue, one of :data:`REASONS`: it was full; its memory allows no more
+            samples (memory); more entries would have been late (deadline); or no more waited, after the engine had
+            waited for some (linger), or not (idle).
         late: entries that :meth:`take` removed because their time was up; the caller answers them and clears the list.
     """
 
@@ -417,7 +418,7 @@ class Scheduler:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
         if len(group.tickets) == 1:  # as in most batches of a server that is not busy
             batch, samples = [first], first.samples
-            self.reason = "full" if samples >= group.cap else "linger" if self._lingered is group else "idle"
+            self.reason = self._full(group) if samples >= group.cap else "linger" if self._lingered is group else "idle"
             if self._queue.clients.uneven:
                 self._queue.clients.charge(first, group.latency(samples))
             self._queue.remove_first(group, 1)
@@ -454,12 +455,17 @@ class Scheduler:
             batch.append(entry)
             samples += entry.samples
         if left or samples >= room:
-            self.reason = "deadline" if room < most else "full"
+            self.reason = "deadline" if room < most else self._full(group)
         else:
             self.reason = "linger" if self._lingered is group else "idle"
         self._remove(group, batch, late)
         self.late += late
         return batch, samples
+
+    def _full(self, group: GroupQueue) -> str:
+        """Return the reason of a batch as large as its group allows."""
+        most = min(group.most, self.memory.samples)
+        return "memory" if group.cap >= most < self.limits.max_batch else "full"
 
     def _cap_beside(self, group: GroupQueue, first: Entry, now: float) -> int:
         """Return the most samples of a batch, such that others can be answered in time while a client has a backlog.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot.errors import TooLarge, Unavailable
@@ -23,7 +25,7 @@ from ingot.runtime import memory
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
-from tests.support import ROOT
+from tests.support import ROOT, RunIngot, succeeded
 
 both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 MIB = 1 << 20
@@ -151,8 +153,10 @@ def largest_batch(server: RunningServer) -> int:
 
 
 @both
-def test_calls_are_limited_by_the_memory_that_they_will_take(folder: Path, protocol: str) -> None:
-    """A sample of 1024 values takes 4 MiB: larger requests run in parts, and batches stop growing."""
+def test_calls_are_limited_by_the_memory_that_they_will_take(
+    folder: Path, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sample of 1024 values takes 4 MiB: larger requests run in parts, and batches stop growing, as the log says."""
     model = str(onnx_models.squared(folder))
     with (
         ingot.serve(model, http_port=0, grpc_port=0, device="cpu", max_call_mb=18) as server,
@@ -160,14 +164,74 @@ def test_calls_are_limited_by_the_memory_that_they_will_take(folder: Path, proto
     ):
         with pytest.raises(TooLarge, match=r"call of model 'squared' with one sample of these sizes may take"):
             asking.infer("squared", {"x": np.ones((1, 4096), np.float32)})
-        with pytest.raises(TooLarge, match="over the limit of 18 MiB; send smaller inputs, or raise --max-call-mb"):
+        with pytest.raises(
+            TooLarge, match="over the limit of 18 MiB; send smaller inputs, or raise --max-call-mb"
+        ) as error:
             asking.infer("squared", {"x": np.ones((3, 2300), np.float32)})
+        needed = int(str(error.value).rpartition(" to ")[2])
         x = np.repeat(np.arange(21, dtype=np.float32)[:, None], 1024, axis=1)
         assert np.array_equal(asking.infer("squared", {"x": x})["y"], np.arange(21) ** 2)
         with ThreadPoolExecutor(16) as pool:
             answers = pool.map(lambda row: asking.infer("squared", {"x": x[row : row + 1]})["y"][0], range(21))
             assert [*answers] == [row**2 for row in range(21)]
         assert 1 < largest_batch(server) <= 4
+        metrics = httpx.get(f"{server.http_url}/metrics", trust_env=False, timeout=30).text
+        assert re.search(r'ingot_batches_total\{.*reason="memory".*\} [1-9]', metrics)
+    noted = [record.getMessage() for record in caplog.records if "have at most" in record.getMessage()]
+    assert noted == [
+        "model squared: batches of n 1024 have at most 4 samples, not 64, as one more may take 20 MiB, over the limit "
+        "of 18 MiB; raise --max-call-mb (INGOT_MAX_CALL_MB)"
+    ]
+    with (  # the remedy of the error
+        ingot.serve(model, http_port=0, grpc_port=0, device="cpu", max_call_mb=needed) as server,
+        client(server, protocol) as asking,
+    ):
+        assert len(asking.infer("squared", {"x": np.ones((3, 2300), np.float32)})["y"]) == 3
+
+
+def test_a_limit_over_the_memory_of_the_machine_is_that_of_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of many samples runs in parts; a sample that exceeds the memory is refused without a useless remedy."""
+    monkeypatch.setattr(memory, "for_engines", lambda: 18.0 * MIB)
+    model = str(onnx_models.squared(folder))
+    with (
+        ingot.serve(model, http_port=0, grpc_port=0, device="cpu", max_call_mb=100_000_000) as server,
+        client(server, "http") as asking,
+    ):
+        assert len(asking.infer("squared", {"x": np.ones((21, 1024), np.float32)})["y"]) == 21
+        with pytest.raises(TooLarge, match=r"or run the server with more memory, of which its engines may use 18 MiB"):
+            asking.infer("squared", {"x": np.ones((1, 4096), np.float32)})
+
+
+def test_a_bound_far_over_what_was_measured_limits_nothing(run_ingot: RunIngot, tmp_path: Path) -> None:
+    """y = the sum of all products of two indices of x that are chosen: 64 MiB if all are, of which none is usual."""
+    onnx_models.save(
+        tmp_path / "chosen.onnx",
+        [
+            helper.make_node("Greater", ["x", "limit"], ["large"]),
+            helper.make_node("NonZero", ["large"], ["places"]),
+            helper.make_node("Cast", ["places"], ["row"], to=TensorProto.FLOAT),
+            helper.make_node("Transpose", ["row"], ["column"]),
+            helper.make_node("MatMul", ["column", "row"], ["products"]),
+            helper.make_node("ReduceSum", ["products"], ["y"], keepdims=0),
+        ],
+        [("x", TensorProto.FLOAT, (4096,))],
+        [("y", TensorProto.FLOAT, ())],
+        [numpy_helper.from_array(np.array(1e30, np.float32), "limit")],
+        opset=18,
+    )
+    exported = run_ingot("export", tmp_path / "chosen.onnx", "-o", tmp_path / "chosen.ingot")
+    assert "so servers limit neither requests nor batches by it" in exported.stderr
+    assert re.search(r"the bound of a call's memory, 6\d\.?\d* MiB, is \d+\S* times the", exported.stderr)
+    shown = " ".join(succeeded(run_ingot("inspect", tmp_path / "chosen.ingot", "--verbose")).replace("│", " ").split())
+    assert "not used to limit requests and batches" in shown
+    assert "a call's memory in bytes: 671" in shown
+    with (
+        ingot.serve(str(tmp_path / "chosen.ingot"), http_port=0, grpc_port=0, device="cpu", max_call_mb=1) as server,
+        client(server, "http") as asking,
+    ):
+        assert asking.infer("chosen", {"x": np.zeros(4096, np.float32)})["y"] == 0
 
 
 def test_calls_larger_than_the_memory_that_is_left_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
