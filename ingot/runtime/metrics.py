@@ -190,6 +190,11 @@ class Metrics:
         self.access_log_lines = Counts(
             "ingot_access_log_lines", "Lines of the access log, by level: info, or error", ("level",), registry
         )
+        self.log_records_lost = Counter(
+            "ingot_log_records_lost",
+            "Log records that were not written, as the reader of stderr stopped or its disk is full",
+            registry=registry,
+        )
         self.padding_elements = Counts(
             "ingot_padding_elements",
             "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import os
 import sys
@@ -38,6 +39,7 @@ _GRACE = 5.0
 _PROCESS_GRACE = 1.0
 # Seconds after which an event loop that does nothing counts as blocked.
 _BLOCKED = 1.0
+_FRAMES = 12  # of the stack of what blocks it, in the log
 
 EXIT_CODE = 70
 """The exit code of a process whose event loop stays blocked: EX_SOFTWARE of sysexits.h."""
@@ -169,6 +171,7 @@ class Watchdog:
         log.critical("%s, and it blocks the event loop: no request can be answered", what)
         if self._ends_process:
             log.critical("the process ends with exit code %d, since nothing else can help", EXIT_CODE)
+            logging.shutdown()
             os._exit(EXIT_CODE)
 
     def _resume(self, model: Model) -> None:
@@ -206,5 +209,5 @@ class Watchdog:
                 if worker.running is not None and not worker.threaded:
                     return f"by an engine call of model '{model.name}'"
         frame = sys._current_frames().get(self._loop_thread)
-        lines = traceback.extract_stack(frame)[-3:] if frame is not None else []
+        lines = traceback.extract_stack(frame)[-_FRAMES:] if frame is not None else []
         return "by Python code: " + ", ".join(f"{line.name} ({line.filename}:{line.lineno})" for line in lines)

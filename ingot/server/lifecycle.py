@@ -21,6 +21,7 @@ from ingot.server.listeners import Listeners, Ports
 from ingot.server.listening import bracketed
 from ingot.server.management_listener import Management
 from ingot.server.models.rollout import Rollouts
+from ingot.server.observation import records
 from ingot.server.recorder import Recorder
 from ingot.server.tls import Tls
 from ingot.server.triton.logs import LogSettings
@@ -51,6 +52,7 @@ class Server:
         self.repository = repository
         self.config = config
         repository.metrics.server_info.labels(__version__, config.replica_name).set(1)
+        records.count_lost(repository.metrics.log_records_lost.inc)
         self._tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
         # Before models are loaded; the listeners open these again.
         if config.auth is not None:

@@ -139,6 +139,7 @@ def _forced_end(limit: float, terminal: _Terminal) -> Iterator[None]:
         while True:
             if not select.select([reader], [], [], None if not first else max(0.0, end - time.monotonic()))[0]:
                 log.critical("the server did not stop within %s; the process ends", written(limit))
+                logging.shutdown()
                 remove_scratch()
                 os._exit(128 + first)
             numbers = os.read(reader, 256)

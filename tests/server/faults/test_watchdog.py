@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +120,22 @@ def test_a_call_that_blocks_the_event_loop_is_ended(
     assert "the event loop has been blocked for over 1s by an engine call of model 'counting'" in caplog.text
 
 
+def test_a_blocked_event_loop_is_logged_with_its_stack_and_counted(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def innermost() -> None:
+        wait_until(lambda: "the event loop has been blocked" in caplog.text)
+
+    def outermost() -> None:
+        innermost()
+
+    with ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0) as server:
+        server.loop.call_soon_threadsafe(outermost)
+        wait_until(lambda: "the event loop is no longer blocked" in caplog.text)
+        assert metric(server, "ingot_event_loop_blocked_seconds_total") > 0
+    assert re.search(r"by Python code: .*outermost \(.*innermost \(", caplog.text)
+
+
 @both
 def test_a_call_whose_requests_are_past_their_deadline_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
@@ -199,7 +217,9 @@ import sys, time
 from ingot.runtime import watchdog
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.engines.ort import OrtEngine
+from ingot.server.observation import records
 
+records._MAX_WAITING = 4096
 run = OrtEngine.run
 
 def endless(self, inputs):
@@ -270,6 +290,21 @@ def test_a_second_signal_ends_the_server(folder: Path, where: str, options: tupl
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
         wait_until(lambda: not any(Path(f"/proc/{child}/exe").exists() for child in children))
+
+
+def test_a_reader_of_the_log_that_stops_stops_no_request(folder: Path) -> None:
+    with command(folder, "thread", "--access-log", "all") as (process, url):
+        assert process.stderr is not None
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+            for _ in range(100):
+                assert client.get("/v2/models/affine").status_code == 200
+        lost = re.search(r"^ingot_log_records_lost_total (\S+)$", _metrics(url), re.MULTILINE)
+        assert lost is not None
+        assert float(lost[1]) > 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert "GET /v2/models/affine 200" in process.stderr.read()
 
 
 def _blocked(url: str) -> bool:
