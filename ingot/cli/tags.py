@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ingot.model_store import Reference
     from ingot.model_store.places import Place
     from ingot.model_store.references import RegistryAddress
+    from ingot.model_store.store.tags import Move
 
 Alias = Annotated[str, typer.Argument(help="The tag to move, such as prod.")]
 
@@ -36,11 +37,19 @@ def list_models(
 
     place, names, registry = _listed(where, store)
     rows = [row for name in names for row in _rows(Reference(name, registry=registry), place.tags(name))]
+    reasons = {name: _reasons(place.history(name)) for name in names} if isinstance(place, Store) else {}
+    shown = [(ref, version, reasons.get(ref.name, {}).get(ref.tag or "", "")) for ref, version in rows]
     if as_json:
-        print_json([{**_named(ref), "digest": ref.digest, "version": version} for ref, version in rows])
+        print_json(
+            [
+                {**_named(ref), "digest": ref.digest, "version": version, **({"reason": reason} if reason else {})}
+                for ref, version, reason in shown
+            ]
+        )
         return
-    for ref, version in rows:
-        say(f"{_short(ref)}  {ref.digest}" + (f"  = {version}" if version not in (None, ref.tag) else ""))
+    for ref, version, reason in shown:
+        same = f"  = {version}" if version not in (None, ref.tag) else ""
+        say(f"{_short(ref)}  {ref.digest}{same}" + (f"  ({reason})" if reason else ""))
     if not rows and isinstance(place, Store) and not place.root.exists():
         note(f"there is no store at {place.root} yet; ingot push creates it")
     elif not rows:
@@ -66,7 +75,8 @@ def history(
         return
     for move in moves:
         moment = move.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        say(f"{moment}  {move.action:<8}  {ref.name}:{move.tag}  {move.new or 'removed'}  {move.by}".rstrip())
+        line = f"{moment}  {move.action:<8}  {ref.name}:{move.tag}  {move.new or 'removed'}  {move.by}".rstrip()
+        say(f"{line}  ({move.reason})" if move.reason else line)
 
 
 def promote(
@@ -145,6 +155,11 @@ def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str], Re
     if not place.tags(ref.name):
         raise NotFound(f"there is no model '{where}'{_others(place, ref.name)}")
     return place, [ref.name], ref.registry
+
+
+def _reasons(moves: list[Move]) -> dict[str, str]:
+    """Return why tags were moved to where they are, as far as that is known."""
+    return {move.tag: move.reason for move in moves}
 
 
 def _others(place: Place, name: str) -> str:

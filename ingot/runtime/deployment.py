@@ -67,6 +67,7 @@ class Deployment:
         refused: the digest of the last candidate that failed.
         passed_over: what the alias meant when another version was loaded ahead of it; empty if none was. It is not
             loaded again until the alias moves.
+        rolled_back: whether the last canary was, and the alias was pointed back at what answers.
         aliases: other tags of the store for what answers; clients may use them as its version.
         history: the last changes and failures.
         changing: held during a change.
@@ -82,6 +83,7 @@ class Deployment:
     failure: str = ""
     refused: str = ""
     passed_over: str = ""
+    rolled_back: bool = False
     aliases: frozenset[str] = frozenset()
     history: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -137,6 +139,25 @@ class Deployment:
         if found is None:
             raise NotFound(f"'{located.name}' has no tag '{located.reference.tag or self.tag}' any longer")
         return found
+
+    def point_back(self, digest: str, reason: str) -> str:
+        """Point the alias at what answers if it means ``digest``; return what this changes for users.
+
+        The alias of a registry is left to users: other servers may follow it, and it keeps no history.
+
+        Raises:
+            IngotError: the store cannot be written, or the alias was moved meanwhile.
+        """
+        reference = self.located.reference if self.located is not None else None
+        if reference is None or not self.follows or self.wanted() != digest:
+            return ""
+        again = f"ingot promote {replace(reference, tag=None, digest=digest)} {reference.tag}"
+        if self.store is None:
+            back = f"ingot promote {replace(reference, tag=None, digest=self.digest)} {reference.tag}"
+            return f"; a restart serves it, as '{reference}' still means it: {back}"
+        self.store.rollback(reference, expect=digest, to=self.digest, reason=reason)
+        self.rolled_back = True
+        return f"; '{reference}' means {self.digest} again; to try it once more: {again}"
 
     def source_of(self, version: str) -> str:
         """Return the source of another version in the repository whose alias this follows.

@@ -50,7 +50,7 @@ def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
         "response_stats": {},
         "batch_stats": [{"batch_size": rows, **_stages(stages)} for rows, stages in counted.by_samples.items()],
         "memory_usage": [],
-        "ingot": counted.described,
+        "ingot": {**counted.described, "update_failed": model.properties.get("update_failed", "")},
     }
 
 

@@ -140,6 +140,8 @@ def test_a_candidate_that_is_tried_shows(
             expect(rows.nth(2)).to_have_text(re.compile("^0 agreed, [1-9][0-9,.]* differed"))
             expect(rows.nth(2)).to_have_class("bad")
             expect(rows.nth(3)).to_have_text("0.10")
+            succeeded(run_ingot("ctl", "canary", "times", "--drift", "1"))
+            expect(page.locator("#models tbody")).to_contain_text("update failed")
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert opened.faults == []
         page.close()

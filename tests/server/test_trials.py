@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def answered(server: RunningServer, **headers: str) -> float:
 
 @pytest.mark.parametrize("frontends", matrix(0, 2))
 def test_a_wrong_candidate_is_rolled_back_by_drift(
-    store: Store, frontends: int, caplog: pytest.LogCaptureFixture
+    store: Store, frontends: int, caplog: pytest.LogCaptureFixture, run_ingot: RunIngot
 ) -> None:
     with ingot.serve("times:prod", store=store, frontends=frontends, **POLICY, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
@@ -86,8 +87,17 @@ def test_a_wrong_candidate_is_rolled_back_by_drift(
         metrics = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
         assert 'ingot_rollouts_total{model="times",result="failed",version="prod"} 1.0' in metrics
         assert 'ingot_trial_comparisons_total{model="times",result="agreed"' in metrics
-        [again] = server.reload("times:prod")  # asked for, it is tried again
-        assert again.result == "canary"
+        # The alias means what answers again, so a restart does not serve the candidate.
+        assert store.digest_of("times", "prod") == status["digest"]
+        command = re.search(r"to try it once more: ingot promote (\S+) prod", status["update_failed"])
+        assert command is not None
+        assert command[0] in caplog.text
+        listed, history = (succeeded(run_ingot(name, "times", "--store", store.root)) for name in ("list", "history"))
+        assert re.search(r"times:prod  \S+  = 1  \(\S+ was rolled back as a shadow", listed)
+        assert re.search(r"rollback  times:prod  \S+ .*\(\S+ was rolled back as a shadow", history)
+        store.promote(command[1], "prod")
+        wait_until(lambda: len(server.status()[0]["history"]) == 3)
+        assert server.status()[0]["history"][-1]["result"] == "canary"
 
 
 @pytest.mark.parametrize("frontends", matrix(0, 2))

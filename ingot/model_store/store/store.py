@@ -127,8 +127,14 @@ class Store:
         with self._holding(archive):
             return self._move(found.name, str(target.tag), archive, "promote", expect)
 
-    def rollback(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
+    def rollback(self, reference: str | Reference, *, expect: str = ANY, to: str = "", reason: str = "") -> Reference:
         """Point an alias at its previous target. A second rollback goes one further back.
+
+        Args:
+            reference: the alias.
+            expect: as for :meth:`promote`.
+            to: the digest of an earlier target; by default the previous one.
+            reason: for the history.
 
         Raises:
             NotFound: no previous target is known, or it was collected.
@@ -139,7 +145,7 @@ class Store:
         if ref.tag is None or not ref.pushable:
             raise InvalidArgument(f"'{ref}' cannot be rolled back; name an alias, such as {ref.name}:prod")
         *earlier, now = targets(tags.history(), ref.tag) or [None]
-        before = [digest for digest in earlier if digest is not None]
+        before = [to] if to else [digest for digest in earlier if digest is not None]
         if not before:
             raise NotFound(f"'{ref}' has no previous target; ingot history {ref.name} shows its moves")
         try:
@@ -151,7 +157,8 @@ class Store:
         with self._holding(archive):
             self._attach(archive, ref.name, self.blobs)
             # Expect the target that was read, so that no concurrent move is undone.
-            return self._move(ref.name, ref.tag, archive, "rollback", (now or NONE) if expect == ANY else expect)
+            expect = (now or NONE) if expect == ANY else expect
+            return self._move(ref.name, ref.tag, archive, "rollback", expect, reason)
 
     def remove(self, reference: str | Reference, *, expect: str = ANY) -> Reference:
         """Remove a tag. Its blobs are kept until they are collected; until then :meth:`rollback` restores the tag.
@@ -300,10 +307,10 @@ class Store:
         self._folder.check()
         return _shown(self.of(name).read())
 
-    def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str) -> Reference:
+    def _move(self, name: str, tag: str, archive: Archive, action: Action, expect: str, reason: str = "") -> Reference:
         with self.of(name).locked() as change:
             self._check_free(name, tag, archive.digest, expect)
-            change.replace(tag, archive.descriptor, action, expect=expect)
+            change.replace(tag, archive.descriptor, action, expect=expect, reason=reason)
         return Reference(name, tag, archive.digest)
 
     def _attach(self, archive: Archive, name: str, sink: BlobFolder, *, replace: bool = False) -> None:

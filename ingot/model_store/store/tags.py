@@ -49,6 +49,7 @@ class Move(BaseModel):
     new: Digest | None = None
     action: Action = "push"
     by: str = Field("", max_length=200)
+    reason: str = Field("", max_length=1100)
 
 
 class Tags:
@@ -158,6 +159,7 @@ class Change:
         action: Action,
         *,
         expect: str = ANY,
+        reason: str = "",
     ) -> Descriptor | None:
         """Point a tag at an archive, or at nothing, if its current value is as expected.
 
@@ -166,6 +168,7 @@ class Change:
             new: the archive, or None to remove the tag.
             action: its name in the log.
             expect: a digest, ``ANY`` or ``NONE``.
+            reason: for the log.
 
         Returns:
             The previous target.
@@ -191,7 +194,7 @@ class Change:
         self._lock.flush()
         self._write(tags)
         if not is_attachments_tag(tag):
-            move = Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action)
+            move = Move(**_now(), tag=tag, old=old and old.digest, new=new and new.digest, action=action, reason=reason)
             try:
                 self._log(move)
             except OSError as error:  # the tag has moved; the mark makes the next writer log it

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from ingot.errors import IngotError, NotFound, shortened
+from ingot.errors import IngotError, NotFound, Unavailable, shortened
 from ingot.runtime import Model, Repository
 from ingot.runtime.deployment import Deployment, Event, Result
 from ingot.runtime.settings import Settings
@@ -260,7 +260,8 @@ class Rollouts:
                 self.trials.end(deployment, "stopped", "was stopped, as another version is wanted")
             if wanted == before and deployment.current is not None and not again:
                 deployment.refused = deployment.passed_over = ""
-                deployment.show("")
+                if not (watched and deployment.rolled_back):  # the reason stays until another change
+                    deployment.show("")
                 await self._name(deployment)
                 return _rollout(deployment, before)
             # The same archive with other settings needs no canary.
@@ -293,6 +294,7 @@ class Rollouts:
         """Let a loaded model answer from the next request on; the caller holds ``deployment.changing``."""
         old = self.repository.put(deployment, model)
         deployment.refused = deployment.passed_over = ""
+        deployment.rolled_back = False
         deployment.note(Event(before=old.digest if old is not None else "", after=model.digest, result="ok"))
         self._rollouts.labels(deployment.name, deployment.tag, "ok").inc()
         log.warning("model %s version %s: %s took over", deployment.name, deployment.tag, model.digest)
@@ -315,9 +317,16 @@ class Rollouts:
         model.version = deployment.tag
         return found, await self._load(deployment, model)
 
-    def fail(self, deployment: Deployment, digest: str, error: IngotError) -> None:
-        """Record that a candidate did not take over."""
-        self._failed(deployment, digest, error)
+    async def roll_back(self, deployment: Deployment, digest: str, reason: str) -> None:
+        """Record that a candidate was rolled back, and point its alias back, so that a restart does not serve it."""
+        done = await attempt_async(
+            "an alias could not be moved back", in_thread("look", lambda: deployment.point_back(digest, reason))
+        )
+        if isinstance(done, IngotError):
+            done = f"; a restart serves it, as the alias could not be moved back: {done}"
+        self._failed(deployment, digest, Unavailable(f"{reason}{done}"))
+        if deployment.rolled_back:
+            deployment.refused = ""  # if the alias is moved there again, it is tried again
 
     def discard(self, model: Model) -> None:
         """Free a candidate once it has answered its requests."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable, Unsupported
+from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported
 from ingot.runtime import Metrics, Model, Repository
 from ingot.runtime.canary import Plan
 from ingot.runtime.deployment import Deployment, Event
@@ -34,7 +34,7 @@ class Changes(Protocol):
 
     async def take_over(self, deployment: Deployment, model: Model) -> None: ...
 
-    def fail(self, deployment: Deployment, digest: str, error: IngotError) -> None: ...
+    async def roll_back(self, deployment: Deployment, digest: str, reason: str) -> None: ...
 
     def discard(self, model: Model) -> None: ...
 
@@ -225,7 +225,7 @@ class Trials:
             share = f"at {trial.split.weight:g} %" if trial.split.weight else "as a shadow"
             reason = f"{trial.candidate.digest} was rolled back {share}: {fault}"
             self.end(deployment, "rolled back", reason)
-            self._changes.fail(deployment, trial.candidate.digest, Unavailable(reason))
+            await self._changes.roll_back(deployment, trial.candidate.digest, reason)
         elif plan.steps and trial.passed:
             if trial.step + 1 < len(plan.steps) and plan.steps[trial.step + 1] < 100:
                 trial.enter(trial.step + 1, plan.steps[trial.step + 1])

@@ -50,7 +50,8 @@ function table(now) {
     const state = model.ingot.state ?? "ready";
     const candidate = tried(now, {model: model.name, version: model.version});
     const share = !candidate ? "" : candidate.weight ? ` canary ${count(candidate.weight)} %` : " shadow";
-    const cells = [name, make("span", {}, make("span", {class: state === "ready" ? "good" : "bad"}, state), make("small", {}, share)),
+    const cells = [name, make("span", {}, make("span", {class: state === "ready" ? "good" : "bad"}, state), make("small", {}, share),
+      make("small", {class: "bad", title: model.ingot.update_failed ?? ""}, model.ingot.update_failed ? " update failed" : "")),
       [model.ingot.variant, model.ingot.device].filter(Boolean).join(", "), count(last.rate), time(last.p50), time(last.p99),
       count(last.queue), count(last.rows)];
     return make("tr", key === chosen ? {class: "chosen"} : {}, ...cells.map((cell) => make("td", {}, cell)));
