@@ -78,7 +78,7 @@ class LayerRecipe(Recipe):
 
 @dataclass(frozen=True)
 class StaticInt8(LayerRecipe):
-    """Weights and activations in 8 bits, with ranges from calibration data (ONNX QDQ form).
+    """Weights and activations in 8 bits, with ranges from calibration data (ONNX QDQ form); embeddings in 8 bits too.
 
     Attributes:
         per_channel: one scale per output channel, which keeps accuracy where channels differ in size.
@@ -107,6 +107,10 @@ class StaticInt8(LayerRecipe):
     @property
     def needs_data(self) -> bool:
         return True
+
+    def plan(self, source: Source) -> Plan:
+        """Return the plan of :class:`LayerRecipe`, with embeddings added."""
+        return with_embeddings(source, super().plan(source))
 
     def _details(self) -> dict[str, Any]:
         return {
@@ -290,11 +294,15 @@ class QuantConfig:
             raise InvalidArgument(f"the time budget is {self.budget} s; it must be more than 0")
 
 
+def embeddings(source: Source) -> tuple[str, ...]:
+    """Return the names of a model's embeddings."""
+    return tuple(layer.name for layer in source.layers if layer.operator == "Gather")
+
+
 def with_embeddings(source: Source, plan: Plan) -> Plan:
     """Return a plan with embeddings in 8 bits.
 
     With one scale per row that is accurate enough, and embeddings are a large part of many models.
     """
-    embeddings = [layer.name for layer in source.layers if layer.operator == "Gather"]
-    free = [name for name in fitting(source, "int8", embeddings) if name not in plan.schemes]
+    free = [name for name in fitting(source, "int8", embeddings(source)) if name not in plan.schemes]
     return plan.but(free, "int8") if plan.schemes else plan

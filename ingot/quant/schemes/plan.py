@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from ingot.errors import QuantizationError
 from ingot.quant.data.ranges import Method, Observation
@@ -138,6 +139,8 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
     weight_only.apply(model, chosen["int8"], bits=8, block=plan.block)
     weight_only.apply(model, chosen["int4"], bits=4, block=plan.block)
     _drop_unused(model)
+    if plan.engine == "openvino":  # it knows no functions of models, as custom operators are
+        InlinePass()(model)
     edit.unique_names(model)
     return model
 
@@ -150,7 +153,9 @@ def _static(model: ir.Model, layers: list[Layer], plan: Plan, seen: Mapping[str,
     if plan.migrate:
         for name, moved in migration.apply(model, layers, seen, plan.migrate).items():
             ranges[name], means[name] = (moved.low, moved.high), moved.mean
-    activations = Activations(ranges, DTYPES[plan.activations], plan.between)
+    # OpenVINO fails to load some graphs with quantized constants ("index '0' out of range"), and folds float ones.
+    constants = plan.engine != "openvino"
+    activations = Activations(ranges, DTYPES[plan.activations], plan.between, constants)
     static.apply(model, layers, activations, per_channel=plan.per_channel, means=means if plan.correct else {})
 
 

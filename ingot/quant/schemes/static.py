@@ -50,11 +50,13 @@ class Activations:
         ranges: the lowest and highest real by value name.
         dtype: UINT8, INT8 or UINT16.
         between: quantize operators between layers too.
+        constants: quantize the constants that these read, as ONNX Runtime's integer kernels need.
     """
 
     ranges: Mapping[str, tuple[float, float]]
     dtype: ir.DataType = ir.DataType.UINT8
     between: bool = True
+    constants: bool = True
 
 
 def takes(layer: Layer, opset: int) -> bool:
@@ -225,6 +227,8 @@ class _Writer:
             if value is None or not is_float(value):
                 continue
             if constant(value):
+                if not self._activations.constants:
+                    continue
                 array = tensor(value).numpy().astype(np.float32)
                 affine = Affine.of(
                     float(array.min(initial=0)), float(array.max(initial=0)), self._activations.dtype, value.dtype

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ingot.quant.config import with_embeddings
+from ingot.quant.config import DynamicInt8, StaticInt8, WeightInt4, WeightInt8, embeddings
 from ingot.quant.graph.source import Source
-from ingot.quant.schemes.plan import EngineName, Plan, Scheme, fitting
+from ingot.quant.schemes.plan import EngineName, Plan, fitting
 from ingot.runtime import devices
 
 
@@ -25,41 +25,49 @@ def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("o
     if "onnxruntime" in engines:
         yield from _for_onnxruntime(source, has_data)
     if "openvino" in engines and has_data:
-        for plan in _static(source, fitting(source, "static"), ()):
+        for plan in _static(source):
             yield replace(plan, engine="openvino", name=f"{plan.name}, OpenVINO")
 
 
-def _static(source: Source, static: Sequence[str], dynamic: Sequence[str]) -> Iterator[Plan]:
-    """Yield plans with static ranges; layers without support for them get ranges per call."""
-    if static:
-        schemes: dict[str, Scheme] = {**dict.fromkeys(dynamic, "dynamic"), **dict.fromkeys(static, "static")}
-        yield with_embeddings(source, Plan("static int8", schemes))
-        yield with_embeddings(source, Plan("static int8, layers alone", schemes, between=False))
+def _static(source: Source) -> Iterator[Plan]:
+    """Yield plans with static ranges."""
+    whole = replace(StaticInt8().plan(source), name="static int8")
+    if whole.needs_data:
+        yield from float_embeddings(source, whole)
+        yield whole
+        yield replace(whole, between=False, name="static int8, layers alone")
 
 
 def _for_onnxruntime(source: Source, has_data: bool) -> Iterator[Plan]:
     static, dynamic = fitting(source, "static"), fitting(source, "dynamic")
-    convolutions = [layer.name for layer in source.layers if layer.name in static and layer.operator == "Conv"]
     operators = {layer.name: layer.operator for layer in source.layers}
     alone = Plan("dynamic int8, products alone", {name: "dynamic" for name in dynamic if operators[name] != "LSTM"})
-    whole = with_embeddings(source, Plan("dynamic int8", dict.fromkeys(dynamic, "dynamic")))
+    whole = replace(DynamicInt8().plan(source), name="dynamic int8")
     if alone.schemes and alone.key != whole.key:
         yield alone
     elif dynamic:
         yield whole
     if has_data:
-        yield from _static(source, static, dynamic)
+        yield from _static(source)
+        if static and (rest := set(dynamic).difference(static)):
+            mixed = StaticInt8().plan(source).but(sorted(rest), "dynamic")
+            yield replace(mixed, name="static int8, the rest dynamic")
     if dynamic:
         if alone.schemes and alone.key != whole.key:
             yield whole
+        convolutions = [name for name in static if operators[name] == "Conv"]
         if has_data and convolutions:
-            schemes: dict[str, Scheme] = dict.fromkeys(dynamic, "dynamic")
-            schemes |= dict.fromkeys(convolutions, "static")
-            yield with_embeddings(source, Plan("static convolutions, dynamic products", schemes))
-    products = fitting(source, "int8", [layer.name for layer in source.layers if layer.operator != "Gather"])
-    if products:
-        yield with_embeddings(source, Plan("int8 weights", dict.fromkeys(products, "int8")))
-        yield with_embeddings(source, Plan("int4 weights", dict.fromkeys(products, "int4"), block=32))
+            mixed = replace(whole, name="static convolutions, dynamic products")
+            yield mixed.but(convolutions, "static")
+    if fitting(source, "int8", [layer.name for layer in source.layers if layer.operator != "Gather"]):
+        yield replace(WeightInt8().plan(source), name="int8 weights")
+        yield replace(WeightInt4().plan(source), name="int4 weights")
+
+
+def float_embeddings(source: Source, plan: Plan) -> Iterator[Plan]:
+    """Yield a plan without its embeddings, if it has any: converting a few rows may cost more than it saves."""
+    if set(embeddings(source)).intersection(plan.schemes):
+        yield replace(plan.keep(embeddings(source)), name=f"{plan.name}, float embeddings")
 
 
 def refinements(plan: Plan) -> Iterator[Plan]:

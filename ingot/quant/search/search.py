@@ -21,7 +21,7 @@ from ingot.quant.measure.limits import Deadline, TimeUp
 from ingot.quant.measure.trial import FASTER, Trial, TrialRunner
 from ingot.quant.schemes.plan import Plan, fitting
 from ingot.quant.search import sensitivity
-from ingot.quant.search.families import families, refinements
+from ingot.quant.search.families import families, float_embeddings, refinements
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.sensitivity import Noise
 from ingot.runtime import profile
@@ -38,7 +38,7 @@ _LEAST_TIMING = 0.05
 _DOUBT = 0.15
 # How many of the fastest are tried with one scale per tensor.
 _COARSENED = 3
-# A plan whose rows affect each other must be this much faster than one whose requests can be batched.
+# A plan whose rows affect each other must be up to this much faster than one whose requests can be batched.
 _UNJOINED = 1.2
 # Speeds closer than this count as equal; then the more exact plan wins.
 _EQUAL = 1.03
@@ -142,7 +142,7 @@ class Search:
                 break
             if not trial.holds(self._config.max_drop):
                 self._improve(trial)
-        self._coarsen()
+        self._vary()
 
     @property
     def _has_data(self) -> bool:
@@ -225,7 +225,7 @@ class Search:
 
     def _worth(self, trial: Trial) -> float:
         """Return the speed, lower for a plan whose requests cannot be batched."""
-        return trial.speed / self._price(trial.plan)
+        return trial.speed / self._price(trial)
 
     def _notes(self, timed: Sequence[Trial], *, complete: bool) -> tuple[str, ...]:
         """Return remarks on an incomplete search, and on a choice among plans that the timing could not distinguish."""
@@ -275,9 +275,15 @@ class Search:
             return _FINALISTS
         return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
 
-    def _price(self, plan: Plan) -> float:
-        """Return the factor by which a plan must be faster: without batching a server loses throughput."""
-        return _UNJOINED if plan.rows_touch and self._runner.source.signature.batch is not None else 1.0
+    def _price(self, trial: Trial) -> float:
+        """Return the factor by which a plan must be faster: without batching a server loses what batches gain.
+
+        That is the time of a row alone over that in the best batch; a model of long calls may gain nothing.
+        """
+        if not trial.plan.rows_touch or self._runner.source.signature.batch is None:
+            return 1.0
+        each = {item.rows: item.seconds / item.rows for item in trial.latency}
+        return min(each[min(each)] / min(each.values()), _UNJOINED) if len(each) > 1 else _UNJOINED
 
     def _try(self, plan: Plan) -> Trial:
         if plan.key in self._trials:
@@ -324,8 +330,14 @@ class Search:
     def _check_time(self) -> None:
         self._deadline.check(self._reserve)
 
-    def _coarsen(self) -> None:
-        """Try one scale per tensor for the fastest that hold: fewer factors to apply, at some loss."""
+    def _vary(self) -> None:
+        """Try forms of the fastest that hold which may be faster: float embeddings, and one scale per tensor.
+
+        The latter has fewer factors to apply, at some loss.
+        """
+        for trial in self._different(self._good)[:_COARSENED]:
+            for plan in float_embeddings(self._runner.source, trial.plan):
+                self._try(plan)
         for trial in self._different(self._good)[:_COARSENED]:
             if trial.plan.per_channel and {"static", "dynamic"} & set(trial.plan.schemes.values()):
                 self._try(replace(trial.plan, per_channel=False, name=f"{trial.plan.name}, one scale per tensor"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
-from ingot.quant.config import QuantConfig
+from ingot.quant.config import DynamicInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant.graph.source import Source
 from ingot.quant.measure.limits import Deadline
 from ingot.quant.measure.trial import FASTER, Trial, TrialRunner
@@ -28,6 +28,7 @@ from ingot.quant.search.sensitivity import Noise
 from ingot.runtime import profile
 from tests.quant import graphs
 from tests.quant.graphs import random
+from tests.quant.networks import NETWORKS
 from tests.runtime.clocks import Machine, Model, bursts, race
 
 LAYERS = 8
@@ -58,6 +59,14 @@ def trial(plan: Plan, speed: float, drop: float) -> Trial:
         baseline=(BatchLatency(rows=1, seconds=1),),
         comparison=Comparison(Score(1, 1, 1), Score(1 - drop, 0, 1), Score(drop, drop, drop)),
     )
+
+
+NAMES = {
+    "static-int8": "static int8",
+    "dynamic-int8": "dynamic int8",
+    "weight-int8": "int8 weights",
+    "weight-int4": "int4 weights",
+}
 
 
 class FakeRunner:
@@ -188,6 +197,29 @@ class TestChoice:
         assert found.chosen is not None
         assert found.chosen.plan.name == name
 
+    @pytest.mark.parametrize(("gain", "name"), [(1.0, "dynamic int8"), (1.5, "static int8")])
+    def test_but_only_as_much_as_batching_gains(self, source: Source, gain: float, name: str) -> None:
+        """A call of 32 rows takes 32 times as long as one, or less."""
+
+        class Runner(FakeRunner):
+            def attempt(self, plan: Plan) -> Trial:
+                found = super().attempt(plan)
+                return replace(
+                    found,
+                    **{
+                        side: (*getattr(found, side), replace_rows(getattr(found, side)[0], 32, 32 / gain))
+                        for side in ("latency", "baseline")
+                    },
+                )
+
+            def time_again(self, trials: Sequence[Trial], *_: object) -> list[Trial]:
+                return list(trials)
+
+        worth = {"static int8": (1.1, 0), "dynamic int8": (1.2, 0)}
+        found = run(Runner(source, lambda plan: worth.get(plan.name, (0.5, 0))))
+        assert found.chosen is not None
+        assert found.chosen.plan.name == name
+
     def test_failures_are_noted_and_never_chosen(self, source: Source) -> None:
         found = run(FakeRunner(source, lambda plan: (5, math.nan) if plan.needs_data else (1.5, 0)))
         assert found.chosen is not None
@@ -314,8 +346,8 @@ class TestNoise:
         )
 
 
-def replace_rows(item: BatchLatency, rows: int) -> BatchLatency:
-    return item.model_copy(update={"rows": rows})
+def replace_rows(item: BatchLatency, rows: int, longer: float = 1) -> BatchLatency:
+    return item.model_copy(update={"rows": rows, "seconds": item.seconds * longer})
 
 
 class TestMending:
@@ -517,6 +549,38 @@ class TestPlans:
             assert len({plan.key for plan in plans}) == len({plan.name for plan in plans}) == len(plans)
             assert any(plan.needs_data for plan in plans) is has_data
             assert all(plan.schemes for plan in plans)
+
+    def test_a_recipe_and_the_plan_of_its_name_are_one_model(self) -> None:
+        """``static int8`` of the search had embeddings in 8 bits, and ``static-int8`` had not."""
+        nodes = "e = Gather(t, id) h = MatMul(e, w) r = Relu(h) y = MatMul(r, v)"
+        text = f"(int64[batch] id) => (float[batch,4] y) {{ {nodes} }}"
+        table = graphs.source_of(graphs.graph(text, {"t": random(8192, 8), "w": random(8, 8), "v": random(8, 4)}))
+        nodes = ", h = LSTM<hidden_size=4>(x, w, r) s = Squeeze(h) z = MatMul(s, v)"
+        text = f"(float[n,batch,6] x) => (float[batch,4] z) {{ {nodes} }}"
+        lstm = graphs.source_of(graphs.graph(text, {"w": random(1, 16, 6), "r": random(1, 16, 4), "v": random(4, 4)}))
+        for model in (table, lstm, graphs.source_of(NETWORKS["conv"].model())):
+            plans = {plan.name: plan for plan in families(model, True, ("onnxruntime", "openvino"))}
+            for recipe in (StaticInt8(), DynamicInt8(), WeightInt8(), WeightInt4()):
+                plan = recipe.plan(model)
+                name = NAMES[recipe.name]
+                assert (plan.key if plan.schemes else None) == (plans[name].key if name in plans else None), name
+        assert plans
+
+    def test_embeddings_may_stay_in_floats(self) -> None:
+        text = "(int64[batch] id) => (float[batch,4] y) { e = Gather(t, id) y = MatMul(e, w) }"
+        source = graphs.source_of(graphs.graph(text, {"t": random(8192, 8), "w": random(8, 4)}))
+        found = {plan.name: plan for plan in families(source, True, ("onnxruntime", "openvino"))}
+        for name in ("static int8, float embeddings", "static int8, float embeddings, OpenVINO"):
+            assert set(found[name].schemes.values()) == {"static"}
+        assert len({plan.key for plan in found.values()}) == len(found)
+
+        def worth(plan: Plan) -> tuple[float, float]:
+            layers_alone = plan.needs_data and not plan.between
+            return (1.5 if "int8" in plan.schemes.values() else 1.8, 0) if layers_alone else (1.0, 0)
+
+        chosen = run(FakeRunner(source, worth)).chosen
+        assert chosen is not None
+        assert chosen.plan.name == "static int8, layers alone, float embeddings"
 
     def test_refinements_are_other_plans_for_the_same_layers(self, source: Source) -> None:
         plan = next(plan for plan in families(source, True) if plan.needs_data)
