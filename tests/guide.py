@@ -6,14 +6,13 @@ The usual ports (8000, 8001, and 8080, 8081 of a proxy) become free ones. Other 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.serving.processes import free_ports
 from tests.support import ROOT
 
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -36,7 +35,7 @@ def run(text: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     """Run the blocks of a page in a folder, with its store in ``folder/home``."""
     lines = script(text)
     assert lines, "a page without commands"
-    ports = dict(zip(("8000", "8001", "8080", "8081"), _free_ports(4), strict=True))
+    ports = dict(zip(("8000", "8001", "8080", "8081"), map(str, free_ports(4)), strict=True))
     lines = _PORT.sub(lambda found: ports[found[0]], lines)
     served = {"INGOT_HTTP_PORT": ports["8000"], "INGOT_GRPC_PORT": ports["8001"]} if "ingot serve" in lines else {}
     return subprocess.run(
@@ -56,9 +55,3 @@ def run(text: str, folder: Path, **environment: str) -> subprocess.CompletedProc
         timeout=600,
         stdin=subprocess.DEVNULL,
     )
-
-
-def _free_ports(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [str(server.getsockname()[1]) for server in free]

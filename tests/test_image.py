@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.serving.processes import free_ports
 from scripts import audit
 from tests.support import ROOT, RequireTool
 
@@ -86,8 +86,7 @@ def test_it_serves_with_a_read_only_root_and_any_user(
     image: tuple[Path, dict[str, Any]], digits_archive: Path, tmp_path: Path
 ) -> None:
     root, about = image
-    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
-        ports = [free.getsockname()[1] for free in (http, grpc)]
+    ports = free_ports(2)
     shared = tmp_path / "archive"
     shared.mkdir()
     (shared / "digits.ingot").write_bytes(digits_archive.read_bytes())

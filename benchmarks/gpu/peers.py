@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.serving.contestants import PEERS, Peer, contestants
-from benchmarks.serving.processes import NoAnswer, Process, free_port
+from benchmarks.serving.processes import NoAnswer, Process, free_ports
 from benchmarks.serving.wires import Request
 from ingot.bench.measurement import Bench, Objective, Rule
 from ingot.bench.plan import Plan
@@ -81,7 +81,7 @@ def goodput_of(
     sent = tuple(Request(_PATHS[peer], header, request["x"].tobytes()).http() for request in requests)
     rule, rates = Rule(window=options.seconds, windows=options.windows), []
     for wait in options.peer_waits.split(","):
-        port = free_port()
+        (port,) = free_ports(1)
         given = {"model": program, "port": port, "format": "binary", "batch": most, "delay": wait}
         command = [str(options.pythons[peer]), str(PEERS / peer / "server.py")]
         command += [part for key, value in given.items() for part in (f"--{key}", str(value))]

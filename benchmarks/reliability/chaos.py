@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.reliability.generator import Shape, compiled, finish, grpc_samples, http_samples, start
 from benchmarks.reliability.proxy import Proxy
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import Process, ask, free_port
+from benchmarks.serving.processes import Process, ask, free_ports
 from benchmarks.serving.wires import OpenBinary, OpenJson
 
 BUILD = Path("build/serving")
@@ -177,7 +177,7 @@ FAULTS: dict[str, Fault] = {
 def run(name: str, served: Model, build: Path, seconds: float) -> dict[str, Any]:
     """Run a fault for so long on a new server under load; return the counts of all clients."""
     fault, program = FAULTS[name], compiled(build)
-    port, grpc_port = free_port(), free_port()
+    port, grpc_port = free_ports(2)
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         folder = Path(work)
         store = Path(shutil.copytree(served.store, folder / "store"))

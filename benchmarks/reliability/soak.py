@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.reliability.generator import Shape, compiled, finish, grpc_samples, http_samples, start
 from benchmarks.reliability.memory import Watch
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import Process, free_port
+from benchmarks.serving.processes import Process, free_ports
 from benchmarks.serving.wires import OpenBinary, OpenJson
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.tensors import Array
@@ -40,7 +40,7 @@ ENDS = ("right", "wrong", "refused", "denied", "rejected", "cut", "silent", "aba
 def leg(name: str, served: Model, build: Path, seconds: float, module: str = "ingot") -> dict[str, Any]:
     """Run one server under the mixed load; return the counts of all clients and the growth of its memory."""
     program = compiled(build)
-    port, grpc_port = free_port(), free_port()
+    port, grpc_port = free_ports(2)
     command = [sys.executable, "-m", module, "serve", f"{served.name}:1", "--store", str(served.store)]
     command += ["--device", "cpu", "--http-port", str(port), "--grpc-port", str(grpc_port), *LEGS.get(name, ())]
     with tempfile.TemporaryDirectory() as work:

@@ -22,7 +22,7 @@ from statistics import median
 from benchmarks.serving.docs import updated
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.pairs import build_folder
-from benchmarks.serving.processes import DEADLINE, NoAnswer, Process, free_port
+from benchmarks.serving.processes import DEADLINE, NoAnswer, Process, free_ports
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import PROTOCOLS, Target
 from ingot.runtime import devices
@@ -136,7 +136,7 @@ def measured(served: Model, way: Way, cores: int, clients: int, seconds: int) ->
 @contextlib.contextmanager
 def _serving(served: Model, way: Way, cores: int) -> Iterator[tuple[list[Process], int]]:
     """Run the servers of a way until the block ends; all of them are ready when it begins."""
-    port, grpc_port = free_port(), free_port()
+    port, grpc_port = free_ports(2)
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as running:
         processes = []
         for number in range(way.servers):

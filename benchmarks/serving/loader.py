@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.pairs import build_folder
-from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, free_port, pinned, served, started
+from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, free_ports, pinned, served, started
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.payload import Payload
 from ingot.bench.target import Target
@@ -132,7 +132,7 @@ def _wrk(url: str, script: Path, seconds: int) -> tuple[float, float]:
 
 @contextmanager
 def _answering(program: Path, rate: float) -> Iterator[str]:
-    port = free_port()
+    (port,) = free_ports(1)
     with started([str(program), str(port), str(rate)], [SERVER_CORE]):
         yield f"http://127.0.0.1:{port}"
 

@@ -217,10 +217,14 @@ def body_of(received: bytes) -> bytes | None:
     return None
 
 
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> tuple[int, ...]:
+    """Return different ports that nothing listens on.
+
+    All are held until the last is found: one that was released may be found again.
+    """
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return tuple(listener.getsockname()[1] for listener in listeners)
 
 
 def _pss(text: str) -> int:

@@ -26,7 +26,7 @@ from benchmarks.serving.loads import (
     start_h2load,
 )
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import SERVER_CORE, NoAnswer, Process, free_port, pinned
+from benchmarks.serving.processes import SERVER_CORE, NoAnswer, Process, free_ports, pinned
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, Wire, framed
 
 SLO_MS = 50.0
@@ -239,7 +239,8 @@ def serving(
         NoAnswer: it does not answer.
     """
     with tempfile.TemporaryDirectory() as work:
-        start = Start(served, free_port(), free_port(), form, build, Path(work), slo_ms)
+        port, grpc_port = free_ports(2)
+        start = Start(served, port, grpc_port, form, build, Path(work), slo_ms)
         (build / "logs").mkdir(exist_ok=True)
         log = build / "logs" / f"{contestant.name}-{served.name}-{form}.log"
         process = Process(contestant.command(start), contestant.environment(start), log)
@@ -258,7 +259,7 @@ def bare(name: str, size: int, work: Path) -> Iterator[tuple[Process, int]]:
     Raises:
         NoAnswer: it does not listen.
     """
-    port = free_port()
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", f"benchmarks.serving.limits.{name}", str(port), str(size)]
     process = Process(command, {}, work / "log")
     try:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.serving.contestants import Start, contestants
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import Process, free_port
+from benchmarks.serving.processes import Process, free_ports
 from ingot.report.units import size
 
 # Seconds to the first answer, seconds of CPU until then, bytes.
@@ -34,7 +34,8 @@ def start(name: str, served: Model, build: Path) -> Sample:
     server = contestants()[name]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        how = Start(served, free_port(), free_port(), _FORMAT, build, work)
+        port, grpc_port = free_ports(2)
+        how = Start(served, port, grpc_port, _FORMAT, build, work)
         request = server.wires[_FORMAT].request(served, 0).http()
         process = Process(server.command(how), server.environment(how), work / "log")
         try:

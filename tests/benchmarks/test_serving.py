@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -10,16 +11,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.serving import client, docs, goals, loads, pairs, report
-from benchmarks.serving.contestants import Peer, contestants
+from benchmarks.serving.contestants import PEERS, Peer, contestants
 from benchmarks.serving.loads import Load
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import Process, body_of
+from benchmarks.serving.processes import Process, body_of, free_ports
 from benchmarks.serving.rounds import Plan, Run, serving
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson
 from tests.server.outside import wait_until
@@ -69,6 +73,22 @@ def test_an_engine_process_is_measured_and_ended_with_its_server(tmp_path: Path,
     finally:
         server.close()
     assert list(server._folders()) == []
+
+
+def test_ports_that_are_found_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may hand out a port again as soon as it is released."""
+    given, released = itertools.count(40_000), list[int]()
+
+    @contextmanager
+    def listening(address: tuple[str, int]) -> Iterator[Any]:
+        port = released.pop() if released else next(given)
+        yield SimpleNamespace(getsockname=lambda: (address[0], port))
+        released.append(port)
+
+    monkeypatch.setattr(socket, "create_server", listening)
+    assert len(set(free_ports(4))) == 4
+    monkeypatch.syspath_prepend(str(PEERS))
+    assert len({40_000, 40_001, *import_module("arguments").free_ports(3, (40_000, 40_001))}) == 5
 
 
 def test_compared_figures_are_of_the_same_round() -> None:

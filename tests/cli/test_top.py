@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import httpx
 import pytest
 
 import ingot
+from benchmarks.serving.processes import free_ports
 from ingot.model_store import Store
 from ingot.server.main import RunningServer
 from tests import onnx_models
@@ -103,8 +103,7 @@ def test_it_shows_a_candidate_that_is_tried(store: Store, run_ingot: RunIngot) -
 @pytest.mark.parametrize("by_url", matrix(False, True))
 def test_it_follows_a_server_that_is_started_again(tmp_path: Path, by_url: bool) -> None:
     model = onnx_models.affine(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     log = tmp_path / "log"
     with ingot.serve(model, **{**FREE, "http_port": port}) as server, log.open("w") as out:
         command = [*TOP, *([server.http_url] if by_url else []), "--interval", "200ms"]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -63,11 +62,6 @@ def check(objects: list[Mapping[str, Any]]) -> None:
 @pytest.fixture
 def deploy(run_ingot: RunIngot) -> Deploy:
     return Deploy(run_ingot)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from tests.deploy.conftest import IMAGE, RELEASES, Deploy, free_port, run_container
+from benchmarks.serving.processes import free_ports
+from tests.deploy.conftest import IMAGE, RELEASES, Deploy, run_container
 from tests.support import ROOT, RunIngot, refused, succeeded
 
 SCHEMA = json.loads(Path(__file__).with_name("kserve.schema.json").read_text())
@@ -103,7 +104,8 @@ def test_the_runtimes_command_passes_the_probes_and_ends_within_the_grace_period
     deploy: Deploy, pushed: str, digits_archive: Path, tmp_path: Path
 ) -> None:
     """Its command with the name that KServe puts into it, and the archive where an image or the initializer has it."""
-    ports = ("--http-port", str(free_port()), "--grpc-port", str(free_port()))
+    http_port, grpc_port = free_ports(2)
+    ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
     objects = deploy("kserve", pushed, *ports, "--ready-delay", "1s")
     [container] = objects["ServingRuntime"]["spec"]["containers"]
     container["args"] = [each.replace("{{.Name}}", "digits") for each in container["args"]]

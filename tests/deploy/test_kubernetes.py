@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.serving.processes import free_ports
 from ingot.deploy.plan import Plan, Served, object_name
 from ingot.errors import InvalidArgument
 from ingot.model_store import Reference
 from ingot.server.config import ServerConfig
-from tests.deploy.conftest import IMAGE, Deploy, free_port, run_container
+from tests.deploy.conftest import IMAGE, Deploy, run_container
 from tests.support import RunIngot, refused, succeeded
 
 KINDS = [
@@ -219,7 +220,8 @@ def test_names_of_objects() -> None:
 def test_the_containers_command_passes_the_probes_and_ends_within_the_grace_period(
     deploy: Deploy, pushed: str, tmp_path: Path
 ) -> None:
-    ports = ("--http-port", str(free_port()), "--grpc-port", str(free_port()))
+    http_port, grpc_port = free_ports(2)
+    ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
     objects = deploy("k8s", pushed, *ports, "--ready-delay", "1s")
     grace = objects["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     folders = {each["mountPath"]: tmp_path / each["name"] for each in container(objects)["volumeMounts"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import ingot
+from benchmarks.serving.processes import free_ports
 from ingot.errors import (
     DeadlineExceeded,
     IngotError,
@@ -153,8 +153,7 @@ def test_refused_requests_are_sent_again_later(tmp_path: Path, protocol: str) ->
 @pytest.mark.matrix
 def test_a_server_that_is_not_there_yet(tmp_path: Path, protocol: str) -> None:
     model = str(onnx_models.affine(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
-        ports = {"http": http.getsockname()[1], "grpc": grpc.getsockname()[1]}
+    ports = dict(zip(("http", "grpc"), free_ports(2), strict=True))
     servers: list[RunningServer] = []
     start = threading.Timer(
         0.5, lambda: servers.append(ingot.serve(model, http_port=ports["http"], grpc_port=ports["grpc"]))

@@ -20,6 +20,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import ingot
+from benchmarks.serving.processes import free_ports
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import Store
 from ingot.server.main import RunningServer
@@ -158,8 +159,7 @@ def over_network(store: Store, folder: Path) -> Iterator[tuple[RunningServer, st
     """A server with management on ports: their addresses, and the header of a key that may manage."""
     auth = folder / "keys.toml"
     headers = {"authorization": f"Bearer {make_key(auth, 'manage', 'infer')}"}
-    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
-        ports = [free.getsockname()[1] for free in (http, grpc)]
+    ports = free_ports(2)
     places = [f"127.0.0.1:{port}" for port in ports]
     settings: dict[str, Any] = {"management": places[0], "management_grpc": places[1], "auth": auth, **FREE}
     with ingot.serve("times:prod", store=store, **settings) as server:

@@ -1,6 +1,7 @@
 """Arguments of every peer's server, and the model as all of them load it. Runs in each peer's own environment."""
 
 import argparse
+import contextlib
 import os
 import socket
 
@@ -22,10 +23,14 @@ def parse():
     return parser.parse_args()
 
 
-def free_port():
-    """Return a port that nothing listens on, for additional ports that a server insists on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+def free_ports(count, taken):
+    """Return different ports that nothing listens on, other than those taken, which a server insists on in addition."""
+    with contextlib.ExitStack() as held:
+        found = set()
+        while len(found) < count:
+            listener = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+            found |= {listener.getsockname()[1]} - set(taken)
+        return tuple(found)
 
 
 class Engine:

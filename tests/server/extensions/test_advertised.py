@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 import ingot
+from benchmarks.serving.processes import free_ports
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
@@ -33,8 +33,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Servers with their defaults and with all that clients may be allowed, and a management listener."""
     folder = tmp_path_factory.mktemp("models")
     on: dict[str, Any] = {"shared_memory": "*", "log_control": True, "trace": folder / "trace"}
-    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as rpc:
-        places = [f"127.0.0.1:{free.getsockname()[1]}" for free in (http, rpc)]
+    places = [f"127.0.0.1:{port}" for port in free_ports(2)]
     management = {"management": places[0], "management_grpc": places[1], "insecure": True}
     settings = {"default": {}, "all": on, "management": management}[request.param]
     models = [str(onnx_models.affine(folder)), str(onnx_models.running_sum(folder))]

@@ -7,7 +7,6 @@ They are not part of this repository. ``TRITON_CLIENT`` and ``TRITON_SERVER`` na
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ingot
+from benchmarks.serving.processes import free_ports
 from ingot.server.main import RunningServer
 from tests.server.interop import triton_models
 from tests.support import ROOT
@@ -130,8 +130,7 @@ def test_an_image_is_classified(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(CLIENT is None, reason="TRITON_CLIENT does not name a checkout of Triton's clients")
 def test_models_are_controlled_on_the_management_listener(tmp_path: Path) -> None:
     models = [triton_models.simple(tmp_path, name) for name in ("simple", *"abcdef")]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{free_ports(1)[0]}"
     with ingot.serve(*map(str, models), http_port=0, grpc_port=0, management=place, insecure=True):
         folder = Path(str(CLIENT)) / "src" / "python" / "examples"
         assert "PASS" in run(folder, "simple_http_model_control.py", "-u", place)

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from arguments import Engine, free_port, parse
+from arguments import Engine, free_ports, parse
 
 # Without it TorchServe writes several lines for each request.
 LOGGING = """<Configuration><Appenders><Console name="out"/></Appenders>
@@ -29,9 +29,10 @@ if __name__ == "__main__":
             "1.0": {"defaultVersion": True, "marName": options.name, "minWorkers": 1, "maxWorkers": 1, **batch}
         }
     }
-    ports = {"inference": options.port, "management": free_port(), "metrics": free_port()}
+    management, metrics, grpc_management = free_ports(3, (options.port, options.grpc_port))
+    ports = {"inference": options.port, "management": management, "metrics": metrics}
     lines = [f"{name}_address=http://127.0.0.1:{port}" for name, port in ports.items()]
-    lines += [f"grpc_inference_port={options.grpc_port}", f"grpc_management_port={free_port()}"]
+    lines += [f"grpc_inference_port={options.grpc_port}", f"grpc_management_port={grpc_management}"]
     lines += ["disable_token_authorization=true", "enable_envvars_config=false", "job_queue_size=1000"]
     lines += [
         f"models={json.dumps(models)}",
