@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 EXTRAS := cpu,export,traces,demo,docs,dev
 SECONDS := 60
 
@@ -30,14 +31,19 @@ help: ## List the targets
 	@echo "make clean               remove .venv and all caches"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with."
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): SIZE := some 200 packages for development, 2.3 GB and minutes
+$(INSTALLED): WANTED := $(EXTRAS)
+$(DEMO): SIZE := some 60 packages, 1.4 GB and 2 to 5 minutes
+$(DEMO): WANTED := cpu,export,demo
+$(INSTALLED) $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Ingot needs Python 3.11 or later; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
-	@echo "Installing Ingot and PyTorch into $(VENV) (minutes the first time)"
+	@echo "Installing Ingot and PyTorch into $(VENV): $(SIZE) the first time, more with PyTorch for GPUs"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python scripts/install.py $(WANTED)
 	@touch $@
 
-demo: $(INSTALLED)
+# An environment for development has all that the demo needs.
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))
 	@$(BIN)/ingot demo $(ARGS)
 
 # One more than the cores, as tests wait for processes that they start; four need some 6 GB.

@@ -15,6 +15,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 import ingot
 from scripts import audit
+from scripts.install import shown
 from tests.support import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -131,3 +132,34 @@ def test_pip_accepts_the_files_in_hash_mode(tmp_path: Path, image: str) -> None:
     if "Failed to establish a new connection" in run.stderr or "Temporary failure" in run.stderr:
         pytest.skip("no package index can be reached")
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_the_demo_installs_what_it_needs_and_the_tests_the_rest(tmp_path: Path) -> None:
+    def install(target: str) -> list[str]:
+        made = subprocess.run(
+            ["make", "-n", "--no-print-directory", target, f"VENV={tmp_path}"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return re.findall(r"scripts/install\.py (\S+)", made.stdout)
+
+    assert install("demo") == ["cpu,export,demo"]
+    (tmp_path / ".demo").touch()
+    assert install("demo") == []
+    (everything,) = install("lint")
+    assert {"cpu", "export", "demo", "dev"} <= set(everything.split(","))
+    (tmp_path / ".installed").touch()
+    (tmp_path / ".demo").unlink()
+    assert install("demo") == install("lint") == []
+
+
+def test_of_pips_output_large_downloads_are_shown() -> None:
+    lines = {
+        "  Downloading https://host/whl/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl (190.4 MB)": "torch (190 MB)",
+        "Downloading nvidia_cublas_cu12-12.8-py3-none-any.whl (1.2 GB)": "nvidia_cublas_cu12 (1 GB)",
+        "Downloading typer-0.15-py3-none-any.whl (900 kB)": None,
+        "Installing collected packages: a, b, c": "  installing 3 packages",
+        "Requirement already satisfied: numpy": None,
+    }
+    for line, expected in lines.items():
+        text = shown(line)
+        assert text is None if expected is None else expected in str(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -145,6 +146,9 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
+    finally:
+        # The interpreter collects garbage once more as it ends, which takes seconds with PyTorch's objects.
+        gc.freeze()
 
 
 def _main() -> None:

@@ -18,6 +18,8 @@ from ingot.report.units import size as size
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
+    from rich.status import Status
     from rich.text import Text
 
 _STDERR = sys.stderr  # the real one, even if sys.stderr is redirected: progress must stay visible
@@ -59,10 +61,10 @@ def progress(first: str, *, log: bool = False, timed: bool = False) -> Iterator[
         yield note
         return
     if timed and stderr().is_terminal:
-        with interrupts.displayed(note), _timed(first) as step:
+        with _timed(first) as step:
             yield step
         return
-    with interrupts.displayed(note), stderr().status(_plain(first)) as status:
+    with stderr().status(_plain(first)) as status, interrupts.displayed(lambda text: end(status, text)):
         yield lambda step: status.update(_plain(step))
 
 
@@ -71,7 +73,7 @@ def _timed(first: str) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(finished_text=" "), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=stderr()) as shown:
+    with Progress(*columns, console=stderr()) as shown, interrupts.displayed(lambda text: end(shown, text)):
         running = shown.add_task(printable(first), total=1)
 
         def step(text: str) -> None:
@@ -81,6 +83,12 @@ def _timed(first: str) -> Iterator[Callable[[str], None]]:
 
         yield step
         shown.update(running, completed=1)
+
+
+def end(shown: Status | Progress, text: str) -> None:
+    """Stop an animation, and print a last remark: with the animation under it, the command would seem to continue."""
+    shown.stop()
+    note(text)
 
 
 def _plain(step: str) -> Text:

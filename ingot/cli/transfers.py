@@ -12,7 +12,7 @@ import typer
 
 from ingot.cli import interrupts
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
-from ingot.cli.output import note, print_json, say, size, stderr
+from ingot.cli.output import end, note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -185,7 +185,10 @@ def transferring(title: str, *, log: bool = False) -> Iterator[Transfer]:
             note(title)
         yield Transfer(_lines(title))
         return
-    with interrupts.displayed(note), Progress(*_columns(), console=stderr(), transient=True) as bar:
+    with (
+        Progress(*_columns(), console=stderr(), transient=True) as bar,
+        interrupts.displayed(lambda text: end(bar, text)),
+    ):
         task = bar.add_task(title, total=None, visible=False)
 
         def show(state: Transfer) -> None:

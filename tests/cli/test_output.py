@@ -49,7 +49,10 @@ def test_ctrl_c_is_printed_above_the_progress(monkeypatch: pytest.MonkeyPatch, t
     for name, value in (("_said", threading.Lock()), ("_seen", []), ("_handled", [])):
         monkeypatch.setattr(interrupts, name, value)
     with pytest.raises(KeyboardInterrupt), progress("Capturing", timed=timed):
-        interrupts._interrupt(signal.SIGINT, None)
+        try:
+            interrupts._interrupt(signal.SIGINT, None)
+        finally:  # the animation has ended, though the work has not
+            assert terminal._live_stack == []
     assert isinstance(terminal.file, io.StringIO)
     assert "interrupted\n" in terminal.file.getvalue()
 
