@@ -204,13 +204,8 @@ class TestChoice:
         class Runner(FakeRunner):
             def attempt(self, plan: Plan) -> Trial:
                 found = super().attempt(plan)
-                return replace(
-                    found,
-                    **{
-                        side: (*getattr(found, side), replace_rows(getattr(found, side)[0], 32, 32 / gain))
-                        for side in ("latency", "baseline")
-                    },
-                )
+                more = [replace_rows(item, 32, 32 / gain) for item in (found.latency[0], found.baseline[0])]
+                return replace(found, latency=(*found.latency, more[0]), baseline=(*found.baseline, more[1]))
 
             def time_again(self, trials: Sequence[Trial], *_: object) -> list[Trial]:
                 return list(trials)
