@@ -167,7 +167,8 @@ def test_measurements_are_shown(shown: str) -> None:
 
 def test_one_sentence_explains_the_choice() -> None:
     sentence = (
-        "static-kept is the fastest of 5 candidates within the budget: 3.00 times as fast as the original "
+        "static-kept is the fastest of the 2 that are within the budget and faster than the original, of 5 candidates: "
+        "3.00 times as fast as the original "
         "(geometric mean over the batches 1, 8, 32); 1 MiB instead of 4 MiB; accuracy:labels=y is 0.0030 worse "
         "(95 % interval 0.0010 to 0.0050) where 0.0050 is allowed."
     )
@@ -236,6 +237,24 @@ def test_candidates_have_one_order_and_one_reason_in_every_form() -> None:
     assert [name for name, _ in rows] == names
     shown = [re.sub(r"<[^>]*>|&#\d+;", "", state).removeprefix(" refused").strip() for _, state in rows]
     assert shown == reasons
+
+
+def test_candidates_that_are_refused_by_their_speed_are_not_counted() -> None:
+    slow = [candidate(f"slow-{index}", 0.9, 0.001, rejected="not faster than the original") for index in range(11)]
+    shown = text(REPORT.model_copy(update={"candidates": (candidate("fast", 2, 0.001, chosen=True), *slow)}))
+    assert "fast is the only one of 12 candidates that is within the budget and faster than the original: 2.00" in shown
+
+
+def test_many_equal_scores_are_bars_of_speeds() -> None:
+    """Their points and names would overlap on one line."""
+    equal = [candidate(f"plan-{index}", 1 + index / 10, 0) for index in range(11)]
+    equal += [candidate("fast", 3, 0, chosen=True), candidate("slow", 0.9, 0, rejected="not faster than the original")]
+    page = html(REPORT.model_copy(update={"candidates": tuple(equal)}))
+    assert "many candidates have the same score" in page
+    names = [f"plan-{index}" for index in range(11)]
+    assert all(Page(page).text.count(name) > 2 for name in [*names, "fast", "slow"])  # in both drawings, and the table
+    assert "3.00x, 0.9850, chosen" in page
+    assert "0.90x, 0.9850, refused" in page
 
 
 def test_the_frontier_distinguishes_chosen_and_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -17,6 +18,8 @@ from ingot.report.units import duration, number, percent, size, times
 _LONGEST = 40
 # A speed-up below this, or above its inverse, is implausible: latencies are between picoseconds and years.
 _LEAST = 1e-21
+# More points than this with one score are not drawn by it.
+_MOST_EQUAL = 4
 _COLORS = 6  # schemes with their own colour; further ones share the last
 
 
@@ -95,8 +98,31 @@ def _frontier(report: Report) -> str:
         )
     limit = None if before is None else before.value + (report.budget if lower else -report.budget)
     titles = ("ms per call, geometric mean over the batches", report.metric + (", lower is better" if lower else ""))
-    keys = [("original", "original"), ("chosen", "chosen"), ("held", "within the budget"), ("refused", "refused")]
+    if max(Counter(point.y for point in points).values()) > _MOST_EQUAL:
+        return _speeds(report)
+    keys = [("original", "original"), ("chosen", "chosen"), ("held", "accepted"), ("refused", "refused")]
     return charts.scatter(points, titles, limit, upside_down=lower) + charts.legend(keys)
+
+
+def _speeds(report: Report) -> str:
+    """Return the candidates' speed-ups as bars: in a plot, points with equal scores and their names would overlap."""
+    items = [
+        Bar(
+            item.name,
+            speed,
+            ", ".join(filter(None, (times(speed), number(item.score.value) if item.score else "", _kind_name(item)))),
+            color=None if _kind(item) == "refused" else 0 if item.chosen else 1,
+            title=_title(item),
+        )
+        for item in words.by_speed(report.candidates)
+        if (speed := words.mean(item.speedups.values())) is not None and _LEAST < speed < 1 / _LEAST
+    ]
+    about = f"<p>Speed-up over the original, and {escape(report.metric)}: many candidates have the same score.</p>"
+    return about + charts.bars(items, "speed-up by candidate") if items else ""
+
+
+def _kind_name(item: Candidate) -> str:
+    return "chosen" if item.chosen else "" if item.accepted else "refused"
 
 
 def _lower_is_better(report: Report) -> bool:
@@ -119,7 +145,7 @@ def _milliseconds(item: Candidate, baseline: Sequence[BatchLatency]) -> float | 
 
 
 def _kind(item: Candidate) -> Kind:
-    return "chosen" if item.chosen else "held" if item.holds and not item.rejected else "refused"
+    return "chosen" if item.chosen else "held" if item.accepted else "refused"
 
 
 def _title(item: Candidate) -> str:

@@ -92,6 +92,11 @@ class Candidate(_Record):
     rejected: str = ""
     remark: str = ""
 
+    @property
+    def accepted(self) -> bool:
+        """Whether it could be chosen: it is within the budget, and faster than the original; or it was chosen."""
+        return self.chosen or (self.holds and not self.rejected)
+
 
 class Layer(_Record):
     """One layer of the model, in the graph's order.

@@ -117,12 +117,15 @@ def _why(report: Report, chosen: Candidate) -> str:
     count = len(report.candidates)
     if report.reason or not chosen.holds:
         return f"was kept although it {report.reason or 'exceeds the budget'}"
-    holding = [mean(item.speedups.values()) or 0 for item in report.candidates if item.holds]
     if count == 1:
         return "is within the budget"
-    if (mean(chosen.speedups.values()) or 0) >= max(holding):
-        return f"is the fastest of {count} candidates within the budget"
-    return f"was chosen of {count} candidates, of which {len(holding)} are within the budget"
+    accepted = [mean(item.speedups.values()) or 0 for item in report.candidates if item.accepted]
+    if len(accepted) == 1:
+        return f"is the only one of {count} candidates that is within the budget and faster than the original"
+    how = "is the fastest" if (mean(chosen.speedups.values()) or 0) >= max(accepted) else "was chosen"
+    return (
+        f"{how} of the {len(accepted)} that are within the budget and faster than the original, of {count} candidates"
+    )
 
 
 def _loss(report: Report, item: Candidate) -> str:
