@@ -183,6 +183,30 @@ def counting(folder: Path, name: str = "counting") -> Path:
     return save(folder / f"{name}.onnx", [loop], [("n", whole, (1,))], [("y", whole, (1,))], constants)
 
 
+def distinct(folder: Path) -> Path:
+    """y = the distinct rows of x: FP32, both [rows, columns]; ONNX Runtime ends the process if x is [3, 0]."""
+    kind = TensorProto.FLOAT
+    nodes = [helper.make_node("Unique", ["x"], ["y"], axis=0)]
+    return save(
+        folder / "distinct.onnx", nodes, [("x", kind, ("rows", "columns"))], [("y", kind, ("found", "columns"))]
+    )
+
+
+def repeated(folder: Path) -> Path:
+    """y = the number of n texts of 4 MiB that a loop makes: INT64 [1] to INT64 []; its memory grows until it ends."""
+    nodes = [
+        helper.make_node("Identity", ["go"], ["goes"]),
+        helper.make_node("StringConcat", ["text", "text"], ["made"]),
+    ]
+    whole, flag, text = TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
+    values = [helper.make_tensor_value_info("i", whole, []), helper.make_tensor_value_info("go", flag, [])]
+    results = [helper.make_tensor_value_info("goes", flag, []), helper.make_tensor_value_info("made", text, [1])]
+    body = helper.make_graph(nodes, "body", values, results)
+    loop = [helper.make_node("Loop", ["n", ""], ["texts"], body=body), helper.make_node("Size", ["texts"], ["y"])]
+    constants = [numpy_helper.from_array(np.array(["x" * (2 << 20)], object), "text")]
+    return save(folder / "repeated.onnx", loop, [("n", whole, (1,))], [("y", whole, ())], constants)
+
+
 def filled(folder: Path) -> Path:
     """y = a tensor of n float32 ones; INT64 [1] to FP32 [size]: a few bytes ask for any amount of memory."""
     one = numpy_helper.from_array(np.array([1], np.float32), "unused")

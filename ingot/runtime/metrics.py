@@ -231,7 +231,7 @@ class Metrics:
         )
         self.engine_ended = Counter(
             "ingot_engine_calls_ended",
-            "Engine calls that were ended, by reason: limit (they took too long), abandoned (no client waited)",
+            "Engine calls that were ended, by reason: limit (too long), memory (too large), abandoned (no client left)",
             (*_MODEL, "reason"),
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""A thread outside the event loop that ends long engine calls, detects a blocked loop, and releases unused memory."""
+"""A thread outside the event loop that ends engine calls over their limits, notices a blocked loop, frees memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ingot import foreign
-from ingot.errors import EngineTimeout
+from ingot.errors import EngineTimeout, IngotError, TooLarge
 from ingot.faultlog import rate_limited_logger
-from ingot.report.units import written
+from ingot.report.units import size, written
+from ingot.runtime import memory
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.memory import Sweeper
@@ -34,6 +35,8 @@ _LEAST = 30.0
 _TIMES = 50.0
 # The limit of a call in the event loop, where it was expected to take microseconds and all clients wait for it.
 _INLINE = 5.0
+# Growth of the process during one call, in bytes, up to which other requests may be the cause.
+_OTHERS = 1 << 30
 # Seconds that a terminated call may take to end, and the same in an engine process, which can be killed.
 _GRACE = 5.0
 _PROCESS_GRACE = 1.0
@@ -47,16 +50,21 @@ EXIT_CODE = 70
 
 @dataclass
 class _Call:
-    """A running batch; times are on the watchdog's clock, from its first check."""
+    """A running batch; times are on the watchdog's clock, from its first check, and so are the process's bytes."""
 
     number: int
     since: float
+    resident: int
     terminated: float = math.inf
+    large: bool = False
     given_up: bool = False
 
 
 class Watchdog:
-    """Ends engine calls that exceed their limit or that no client waits for, and watches the event loop.
+    """Ends engine calls that exceed their limits or that no client waits for, and watches the event loop.
+
+    The limit of memory is a second guard of calls in this process, after what is predicted of a call and the limit of
+    ONNX Runtime's arena, which has no texts: the process must not grow by more than a call may take.
 
     Its clock advances only while it runs, so that a process that was stopped and continued, or a machine
     that was suspended, ends no call.
@@ -75,6 +83,8 @@ class Watchdog:
         self._metrics = metrics
         self._ends_process = ends_process
         self._clock = 0.0
+        self._resident = 0
+        self._most = memory.for_engines()
         self._calls: dict[Worker, _Call] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
@@ -112,6 +122,7 @@ class Watchdog:
         self._sweeper.check(self._clock, idle=not self._calls)
 
     def _check_calls(self) -> None:
+        self._resident = memory.resident()
         seen, self._calls = self._calls, {}
         for model in self._models:
             ended = False
@@ -122,7 +133,7 @@ class Watchdog:
                 if entries is None or worker.calls != number:
                     continue
                 if call is None or call.number != number:
-                    call = _Call(number, self._clock)
+                    call = _Call(number, self._clock, self._resident)
                 else:
                     self._judge(model, worker, call, entries)
                 self._calls[worker] = call
@@ -131,22 +142,31 @@ class Watchdog:
                 self._resume(model)
 
     def _judge(self, model: Model, worker: Worker, call: _Call, entries: list[Entry]) -> None:
-        """End a batch that is over its limit, or whose requests are all cancelled or past their deadlines."""
-        age, limit = self._clock - call.since, self._limit_of(worker)
-        over = age > limit
+        """End a batch that is over a limit, or whose requests are all cancelled or past their deadlines."""
+        limit, most = self._limit_of(worker), self._most_of(model, worker)
+        late = self._clock - call.since > limit
+        call.large |= self._resident - call.resident > most
+        over = late or call.large
         if not over and not all(entry.done for entry in entries):
             return
         if call.terminated == math.inf:
             call.terminated = self._clock
-            self._metrics.engine_ended.labels(model.name, model.version, "limit" if over else "abandoned").inc()
+            reason = "memory" if call.large else "limit" if late else "abandoned"
+            self._metrics.engine_ended.labels(model.name, model.version, reason).inc()
             if over:
-                log.error("model %s: ending an engine call over its limit of %s", model.name, written(limit))
+                what = f"{size(int(most))} of memory" if call.large else written(limit)
+                log.error("model %s: ending an engine call over its limit of %s", model.name, what)
             else:
                 log.info("model %s: ending an engine call that no client waits for any longer", model.name)
-        error = EngineTimeout(
+        error: IngotError = EngineTimeout(
             f"the engine call of model '{model.name}' took longer than its limit of {written(limit)}; "
             "see --engine-timeout (INGOT_ENGINE_TIMEOUT)"
         )
+        if call.large:
+            error = TooLarge(
+                f"the server's process grew by more than {size(int(most))} during the engine call of model "
+                f"'{model.name}'; send smaller inputs, or raise --max-call-mb (INGOT_MAX_CALL_MB)"
+            )
         worker.end(call.number, error)  # at each check: a batch may be between two engine calls
         waited = self._clock - call.terminated
         if over and waited > _PROCESS_GRACE and worker.kill(call.number):
@@ -161,7 +181,11 @@ class Watchdog:
         limit = max(_LEAST, _TIMES * worker.expected) if self._limit is None else self._limit
         return limit if worker.threaded else min(limit, _INLINE)
 
-    def _give_up(self, model: Model, worker: Worker, error: EngineTimeout) -> None:
+    def _most_of(self, model: Model, worker: Worker) -> float:
+        """Return by how many bytes the process may grow during a call; an engine process has a limit already."""
+        return math.inf if worker.isolated else min(max(model.settings.max_call_bytes, _OTHERS), self._most)
+
+    def _give_up(self, model: Model, worker: Worker, error: IngotError) -> None:
         """Handle a call that did not end after it was terminated."""
         what = f"an engine call of model '{model.name}' does not end {written(_GRACE)} after it was terminated"
         if worker.threaded:

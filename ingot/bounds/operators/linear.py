@@ -50,6 +50,8 @@ def gemm(op: Op) -> list[Tensor]:
 
 def fused_matmul(op: Op) -> list[Tensor]:
     one, two = (list(tensor.shape()) for tensor in (op[0], op[1]))
+    if op.integer("transBatchA") or op.integer("transBatchB"):
+        raise UnboundedError("this form of the operator is not analysed")
     for dims, name in ((one, "transA"), (two, "transB")):
         if op.integer(name) and len(dims) > 1:
             dims[-2:] = dims[:-3:-1]

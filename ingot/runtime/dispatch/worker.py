@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
-from ingot.errors import EngineTimeout, InternalError
+from ingot.errors import EngineTimeout, IngotError, InternalError
 from ingot.runtime.dispatch.batching import Batcher, BatchTimings
 from ingot.runtime.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome
@@ -41,7 +41,7 @@ class Worker:
         self.threaded = False
         self.expected = 0.0
         self.reason = "idle"
-        self._ending: tuple[int, EngineTimeout] | None = None
+        self._ending: tuple[int, IngotError] | None = None
         self._engine = engine
         self._batcher = batcher
         self._done = done
@@ -64,10 +64,10 @@ class Worker:
         if self._thread.is_alive():
             self.end(self.calls, EngineTimeout("the engine call was ended, since the server stops"))
             self._thread.join(timeout)
-        if not self._thread.is_alive() or getattr(self._engine, "isolated", False):
+        if not self._thread.is_alive() or self.isolated:
             self._engine.close()  # which ends the call of an isolated engine
 
-    def end(self, call: int, error: EngineTimeout) -> None:
+    def end(self, call: int, error: IngotError) -> None:
         """Terminate a running batch, from any thread; repeat it until the batch has ended.
 
         Args:
@@ -79,6 +79,11 @@ class Worker:
             self._engine.terminate()
 
     @property
+    def isolated(self) -> bool:
+        """Whether the engine runs in an engine process."""
+        return bool(getattr(self._engine, "isolated", False))
+
+    @property
     def down(self) -> bool:
         """Whether the engine's process has ended and another is not ready yet."""
         return bool(getattr(self._engine, "down", ""))
@@ -86,7 +91,7 @@ class Worker:
     @property
     def lost(self) -> str:
         """Why the engine's device has failed for good; empty while it works."""
-        return "" if getattr(self._engine, "isolated", False) else str(getattr(self._engine, "down", ""))
+        return "" if self.isolated else str(getattr(self._engine, "down", ""))
 
     @property
     def device(self) -> str:
@@ -95,7 +100,7 @@ class Worker:
 
     def kill(self, call: int) -> bool:
         """End the engine's process, as a running batch does not end; return False if it has none."""
-        if not getattr(self._engine, "isolated", False):
+        if not self.isolated:
             return False
         if self.calls == call and self.running is not None:
             self._engine.kill()  # type: ignore[attr-defined]  # which isolated engines have

@@ -131,6 +131,17 @@ def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, fron
 
 
 @pytest.mark.matrix
+def test_an_empty_input_that_ends_the_process_of_its_kernel(tmp_path: Path) -> None:
+    """ONNX Runtime aborts in Unique, whose graph was believed to be bounded."""
+    models = [str(onnx_models.distinct(tmp_path)), str(onnx_models.affine(tmp_path))]
+    with serving("fast", tmp_path, sources=models) as service, neighbours(service), client(service, "http") as asking:
+        rows = np.array([[1, 2], [1, 2]], np.float32)
+        assert asking.infer("distinct", {"x": rows})["y"].tolist() == [[1, 2]]
+        with pytest.raises(Unavailable, match="of model 'distinct' ended by SIGABRT"):
+            asking.infer("distinct", {"x": np.zeros((3, 0), np.float32)})
+
+
+@pytest.mark.matrix
 def test_a_request_that_ends_processes_is_refused_when_it_comes_again(tmp_path: Path) -> None:
     with started(tmp_path) as service, client(service, "grpc") as asking:
         for _ in range(2):

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot.errors import TooLarge, Unavailable
-from ingot.runtime import memory
+from ingot.runtime import memory, watchdog
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
@@ -281,6 +281,23 @@ def test_operators_that_make_any_amount_of_a_number_are_refused(folder: Path, op
             with pytest.raises(TooLarge, match=r"outputs of model 'sized' have 38\.1 MiB for this request"):
                 asking.infer("sized", {"n": np.array([10_000_000])})
             assert asking.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+
+
+def test_a_call_that_fills_the_process_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are outside of the arena, and this graph is not in an engine process."""
+    monkeypatch.setattr(watchdog, "_OTHERS", 64 * MIB)
+    models = [str(onnx_models.repeated(folder)), str(onnx_models.affine(folder))]
+    with (
+        ingot.serve(*models, http_port=0, grpc_port=0, device="cpu", isolate="none", max_call_mb=64) as server,
+        client(server, "http") as asking,
+    ):
+        assert asking.infer("repeated", {"n": np.array([2])})["y"] == 2
+        with pytest.raises(TooLarge, match=r"grew by more than 64 MiB during the engine call of model 'repeated'"):
+            asking.infer("repeated", {"n": np.array([2**62])})
+        assert asking.infer("repeated", {"n": np.array([2])})["y"] == 2
+        assert asking.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+        counted = 'ingot_engine_calls_ended_total{model="repeated",reason="memory",version="1"}'
+        assert _metric(asking, counted) == 1
 
 
 @both
