@@ -56,14 +56,21 @@ def _rounded(rest: Poly, by: int) -> Poly | None:
     by //= common
     if by == 1:
         return rest
+    added = rest.terms.get((), Fraction(0))
+    for inner in rest.sizes:
+        if inner.division is not None and rest == Poly.symbol(inner) + Poly.of(added):
+            # Layers halve a size again and again: floor((floor(h / 2) + 1) / 2) = floor((h + 2) / 4).
+            dividend, divisor = inner.division
+            return quotient(dividend + Poly.of(added * divisor), by * divisor)
     shares = [(rest - Poly.of(less)).scaled(Fraction(1, by)) for less in (by - 1, 0)]
     size = Size(
-        f"floor(({rest})/{by})",
+        f"floor({rest}/{by})" if len(rest.terms) == 1 else f"floor(({rest})/{by})",
         least=int(rest.covers(Poly.of(by))),
         lows=(shares[0],),
         highs=(shares[1],),
         value=lambda sizes: rest.at(sizes) // by,
         depth=rest.depth + 1,
+        division=(rest, by),
     )
     return _symbol(size)
 

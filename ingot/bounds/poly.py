@@ -36,7 +36,8 @@ class Size(str):
 
     ``lows`` are polynomials that it is never below, ``highs`` those that it never exceeds. ``value`` computes it from
     the sizes of the inputs, and ``depth`` counts the computations within each other; None and 0 are those of a named
-    dimension, which differs from a computed size even if a file gives it the same name.
+    dimension, which differs from a computed size even if a file gives it the same name. ``division`` is the dividend
+    and the divisor of a quotient.
     """
 
     least: int
@@ -44,6 +45,7 @@ class Size(str):
     highs: tuple[Poly, ...]
     value: Callable[[Mapping[str, int]], int] | None
     depth: int
+    division: tuple[Poly, int] | None
 
     def __new__(
         cls,
@@ -54,9 +56,11 @@ class Size(str):
         highs: tuple[Poly, ...] = (),
         value: Callable[[Mapping[str, int]], int] | None = None,
         depth: int = 0,
+        division: tuple[Poly, int] | None = None,
     ) -> Size:
         size = super().__new__(cls, name)
-        size.least, size.lows, size.highs, size.value, size.depth = least, lows, highs, value, depth
+        size.least, size.lows, size.highs, size.value = least, lows, highs, value
+        size.depth, size.division = depth, division
         return size
 
     def __eq__(self, other: object) -> bool:

@@ -59,6 +59,10 @@ def test_a_computed_size_is_known_by_its_limits() -> None:
     assert windows is not None
     assert windows.scaled(7).covers(seq)
     assert quotient(seq - ONE, 2) == (quotient(seq + ONE, 2) or ZERO) - ONE
+    halves = seq
+    for _ in range(8):  # as the strides of a deep network
+        halves = quotient(halves + ONE, 2) or ZERO
+    assert halves == quotient(seq + Poly.of(255), 256)
     tiles = Poly.symbol(Size("height", lows=(Poly.of(64),)))
     assert (quotient(tiles, 32) or ZERO).covers(ONE)
 
