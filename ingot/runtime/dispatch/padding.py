@@ -84,6 +84,11 @@ class PaddingPolicy:
         """Return the sizes to which entries are padded when they run together."""
         return self.padder.target({self.padder.sizes(entry.inputs) for entry in entries}, rounded=self._rounded)
 
+    def padded(self, inputs: Mapping[str, Array]) -> dict[str, int]:
+        """Return the sizes of named dimensions to which a request is padded when it runs alone."""
+        target = self.padder.target({self.padder.sizes(inputs)}, rounded=self._rounded)
+        return dict(zip(self.padder.dims, target, strict=True))
+
     def parts(self, entries: Sequence[Entry]) -> list[list[Entry]]:
         """Return a batch split into the calls with the lowest estimated total cost."""
         sizes = {entry: self.padder.sizes(entry.inputs) for entry in entries}

@@ -158,7 +158,7 @@ class SignatureCheck:
         batch = self._signature.batch
         texts = any(array.dtype == object for array in inputs.values())
         nbytes = -1 if texts else sum(array.nbytes for array in inputs.values())
-        most, peak = self._memory(sizes)
+        most, peak = self._memory(sizes if self._padding is None else {**sizes, **self._padding.padded(inputs)})
         if batch is None:
             checked = CheckedInputs(1, (), nbytes, most, peak)
         elif sizes.get(batch) == 0:

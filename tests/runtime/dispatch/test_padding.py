@@ -14,6 +14,7 @@ from ingot.padding import Padder, Padding
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.dispatch.signature_check import CallLimit, SignatureCheck
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine
@@ -171,3 +172,11 @@ def test_nothing_is_measured_where_no_time_is_given_or_no_size_is_larger() -> No
     assert padding.measure(engine, Padder(SIGNATURE, PADDINGS), request(10), 0) is None
     assert padding.measure(engine, Padder(SIGNATURE, PADDINGS), request(90), 1.0) is None
     assert engine.calls == []
+
+
+def test_the_memory_of_a_call_is_that_of_its_padded_sizes() -> None:
+    buckets = {"seq": Padding({"ids": 7, "mask": 0}, (64,))}
+    limit = CallLimit(lambda sizes: sizes["batch"] * sizes["seq"] ** 2, 2 * 64**2, "model")
+    checked = SignatureCheck(SIGNATURE, mixer(None, buckets), 8, limit).find(request(40))
+    assert (checked.most, checked.peak) == (2, 64**2)
+    assert SignatureCheck(SIGNATURE, mixer(None), 8, limit).find(request(40)).most == 5
