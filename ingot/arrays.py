@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, foreign_format
 
 _LITTLE = sys.byteorder == "little"
 _LENGTH = struct.Struct("<I").unpack_from
@@ -164,6 +164,25 @@ def open_regular(path: str | Path, *, follow: bool = True) -> BinaryIO:
     raise OSError("it is not a regular file")
 
 
+def not_an_array(path: str | Path, form: str, error: Exception) -> InvalidArgument:
+    """Return the error for a file that numpy cannot read as ``.npy`` or ``.npz``.
+
+    numpy takes any other file for a pickle, and speaks of its own option.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            kind = foreign_format(file.read(12))
+    except OSError:
+        kind = None
+    if kind is not None and "image" in kind:
+        return InvalidArgument(
+            f"{path} is {kind}, not {form}: decode it, give it the shape and datatype of the model's input, and save "
+            "that with numpy.save"
+        )
+    reason = "it has another format, or holds Python objects" if "pickle" in str(error) else str(error)
+    return InvalidArgument(f"{path} is not {form}: {reason}")
+
+
 def load_npz(path: str | Path) -> dict[str, Array]:
     """Read the arrays of an ``.npz`` file; pickled objects are refused.
 
@@ -182,7 +201,7 @@ def load_npz(path: str | Path) -> dict[str, Array]:
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError) as error:
-        raise InvalidArgument(f"{path} is not an .npz file of plain arrays: {error}") from error
+        raise not_an_array(path, "an .npz file of plain arrays", error) from error
 
 
 def _members(loaded: Any) -> Iterator[tuple[str, Array]]:

@@ -407,3 +407,21 @@ def _shown(shape: Sequence[Dim]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(names))
+
+
+_FORMATS = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"BM": "a BMP image",
+    b"RIFF": "a WebP image or a WAV recording",
+    b"\x93NUMPY": "a .npy file",
+    b"PK\3\4": "a ZIP file, as .npz and .pt are",
+    b"%PDF": "a PDF document",
+    b"\x1f\x8b": "compressed with gzip",
+}
+
+
+def foreign_format(start: bytes) -> str | None:
+    """Return the kind of file that begins with these bytes, for messages; None if it is not a known one."""
+    return next((kind for magic, kind in _FORMATS.items() if start.startswith(magic)), None)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ingot.arrays import not_an_array
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.format import goldens
 from ingot.server.clients.arguments import datatype
@@ -131,7 +132,7 @@ def _sliced(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> list
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (ValueError, OSError) as error:
-        raise InvalidArgument(f"{path} is not a .npz file of plain arrays: {error}") from error
+        raise not_an_array(path, "a .npz file of plain arrays", error) from error
     arrays = {spec["name"]: arrays[spec["name"]] for spec in inputs if spec["name"] in arrays} or arrays
     if not _is_batched(inputs):
         return [arrays]

@@ -126,12 +126,14 @@ def _parameters(texts: list[str]) -> dict[str, str | float]:
 def _read(path: Path) -> Array:
     import numpy as np
 
+    from ingot.arrays import not_an_array
+
     try:
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
     except (ValueError, OSError, EOFError) as error:
-        raise InvalidArgument(f"{path} is not a .npy file of a plain array: {error}") from error
+        raise not_an_array(path, "a .npy file of a plain array", error) from error
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{path} holds several arrays; save the one you mean with numpy.save")
     return array

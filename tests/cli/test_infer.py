@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import ingot
+from ingot.arrays import load_npz
+from ingot.errors import InvalidArgument
+from ingot.quant.data.sources.files import load_npy
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.support import RunIngot, refused, succeeded
@@ -54,6 +58,33 @@ def test_a_value_that_is_not_json_is_refused_with_the_form_to_write(run_ingot: R
     said = refused(run_ingot("infer", server.http_url, "affine", "--input", "x=ones.npy"))
     assert "the value of input 'x' is not JSON" in said
     assert "write x=[[1,2]], or x=@FILE for a .npy file" in said
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+def test_files_other_than_arrays_are_named(run_ingot: RunIngot, server: RunningServer, tmp_path: Path) -> None:
+    """numpy takes them for pickles, and speaks of allow_pickle; infer, bench and calibration read them."""
+    for name, content in (("a.png", PNG), ("a.npz", PNG), ("notes.npy", b"hello")):
+        (tmp_path / name).write_bytes(content)
+    texts = [
+        refused(run_ingot("infer", server.http_url, "affine", "--input", f"x=@{tmp_path / 'a.png'}")),
+        refused(run_ingot("bench", server.http_url, "affine", "--data", tmp_path / "a.npz")),
+        refused(run_ingot("infer", server.http_url, "affine", "--input", f"x=@{tmp_path / 'notes.npy'}")),
+    ]
+    for load, name in ((load_npz, "a.npz"), (load_npy, "a.png")):
+        with pytest.raises(InvalidArgument) as error:
+            load(tmp_path / name)
+        texts.append(str(error.value))
+    assert not [text for text in texts if "pickle" in text]
+    assert ["is a PNG image, not a" in text and "numpy.save" in text for text in texts] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert "it has another format, or holds Python objects" in texts[2]
 
 
 def test_an_address_that_ends_in_v2_is_explained(run_ingot: RunIngot, server: RunningServer) -> None:

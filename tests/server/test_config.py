@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import ingot
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.server.config import ServerConfig, given
 from tests.support import ROOT
@@ -204,3 +205,10 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
 def test_an_engine_that_does_not_exist_is_refused_though_models_name_theirs() -> None:
     with pytest.raises(Unsupported, match="unknown engine 'nonsense'; there are onnxruntime, openvino"):
         assert ServerConfig(engine="nonsense").runtime
+
+
+def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InvalidArgument, match="^there is no setting 'htp_port'; did you mean http_port.$"):
+        ingot.serve("x", htp_port=1)
+    with pytest.raises(InvalidArgument, match=r"^there is no setting 'qqq'; docs/settings.md lists them$"):
+        ingot.serve("x", qqq=1)

@@ -72,6 +72,7 @@ def answered(server: RunningServer, **headers: str) -> float:
 def test_a_wrong_candidate_is_rolled_back_by_drift(
     store: Store, frontends: int, caplog: pytest.LogCaptureFixture, run_ingot: RunIngot
 ) -> None:
+    caplog.set_level("INFO", "ingot.changes")
     with ingot.serve("times:prod", store=store, frontends=frontends, **POLICY, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
             store.promote("times:3", "prod")
@@ -84,6 +85,8 @@ def test_a_wrong_candidate_is_rolled_back_by_drift(
         assert status["trial"]["state"] == "rolled back"
         assert status["trial"]["answers"]["agreement"] == 0
         assert "was rolled back as a shadow" in caplog.text
+        levels = {record.levelname for record in caplog.records if record.name == "ingot.changes"}
+        assert levels == {"INFO", "WARNING"}  # begun, and rolled back
         metrics = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
         assert 'ingot_rollouts_total{model="times",result="failed",version="prod"} 1.0' in metrics
         assert 'ingot_trial_comparisons_total{model="times",result="agreed"' in metrics

@@ -64,7 +64,9 @@ def given(
     _check_variables(known)
     for name in settings:
         if name not in known:
-            raise InvalidArgument(f"there is no setting '{name}'; there are: {', '.join(known)}")
+            near = nearest(name, known)
+            remedy = f"did you mean {near}?" if near else "docs/settings.md lists them"
+            raise InvalidArgument(f"there is no setting '{name}'; {remedy}")
     found = dict(file)
     for name, setting in known.items():
         if name in settings:

@@ -12,8 +12,10 @@ from ingot.server.config.changes import Changes, changes
 from ingot.server.config.configuration import Configuration
 from ingot.server.config.model import ModelConfig
 from ingot.server.models.rollout import Rollouts
+from ingot.server.observation.records import CHANGES
 
 log = logging.getLogger(__name__)
+changes_log = logging.getLogger(CHANGES)
 
 
 class Reconfiguration:
@@ -44,7 +46,7 @@ class Reconfiguration:
         old, new = self._current, await asyncio.to_thread(self._read)
         found = changes(old, new)
         for line in found.lines:
-            log.warning("configuration: %s", line)
+            changes_log.info("configuration: %s", line)
         live = {change.name: getattr(new.server, change.name) for change in found.live}
         server = dataclasses.replace(old.server, **live)
         if live:

@@ -19,10 +19,12 @@ from ingot.server.models.following import LOOK_SECONDS, follow
 from ingot.server.models.loading import Tasks, in_thread
 from ingot.server.models.residency import Residency, sweep
 from ingot.server.models.trials import Trials
+from ingot.server.observation.records import CHANGES
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+changes_log = logging.getLogger(CHANGES)
 
 # Batch sizes of traffic that a candidate runs before it takes over: the most frequent.
 _SIZES = 32
@@ -297,7 +299,7 @@ class Rollouts:
         deployment.rolled_back = False
         deployment.note(Event(before=old.digest if old is not None else "", after=model.digest, result="ok"))
         self._rollouts.labels(deployment.name, deployment.tag, "ok").inc()
-        log.warning("model %s version %s: %s took over", deployment.name, deployment.tag, model.digest)
+        changes_log.info("model %s version %s: %s took over", deployment.name, deployment.tag, model.digest)
         try:
             await self._name(deployment)
             await self._changed()

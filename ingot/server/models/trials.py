@@ -17,8 +17,10 @@ from ingot.server.config import ServerConfig
 from ingot.server.config.given import nearest
 from ingot.server.models.loading import Tasks, in_thread
 from ingot.server.models.trial import Outcome, Trial
+from ingot.server.observation.records import CHANGES
 
 log = logging.getLogger(__name__)
+changes_log = logging.getLogger(CHANGES)
 
 _LOOK_SECONDS = 0.1
 # Share of the requests in percent that a canary gets if nothing else is said.
@@ -171,7 +173,7 @@ class Trials:
         self._show(trial)
         current.divert(trial.split.submit)
         deployment.note(Event(before=current.digest, after=model.digest, result="canary"))
-        log.warning(
+        changes_log.info(
             "model %s version %s: %s is tried with %g %% of the requests",
             deployment.name,
             deployment.tag,
@@ -197,7 +199,10 @@ class Trials:
             self._metrics.trial_latency_ratio,
         ):
             gauge.remove(*labels)
-        log.warning("model %s version %s: the trial of %s %s", *labels, trial.candidate.digest, reason or outcome)
+        level = logging.WARNING if outcome == "rolled back" else logging.INFO
+        changes_log.log(
+            level, "model %s version %s: the trial of %s %s", *labels, trial.candidate.digest, reason or outcome
+        )
 
     async def _pass(self, trial: Trial) -> None:
         """Let the candidate take over; the caller holds ``changing``."""

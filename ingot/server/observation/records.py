@@ -134,12 +134,18 @@ class LogWriter(logging.Handler):
             line = line[os.write(handle, line) :]
 
 
+CHANGES = "ingot.changes"
+"""The logger of what an operator changed: what is served, the configuration, the log level."""
+
+
 def configure(level: int | str, form: Format = "human") -> None:
     """Send log records of this level and above to stderr; for the processes of ``ingot serve``."""
     handler = LogWriter(sys.stderr)
     handler.addFilter(_Request())
     handler.setFormatter(JsonFormatter() if form == "json" else HumanFormatter())
     logging.basicConfig(level=level, handlers=[handler])
+    # Changes of what is served are shown, whatever the level of other records is, and are not warnings.
+    logging.getLogger(CHANGES).setLevel(logging.INFO)
 
 
 def count_lost(count: Callable[[int], None]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.errors import InvalidArgument, PermissionDenied
+from ingot.server.observation.records import CHANGES
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(CHANGES)
 
 _LOGGER = logging.getLogger("ingot")
 # From the most detailed: a level includes those behind it, unlike Triton's.
@@ -72,7 +73,7 @@ class LogSettings:
             level = max(level, max(off) + 10)  # the next severe one
         if level != _LOGGER.getEffectiveLevel():
             self._before = _LOGGER.level if self._before is None else self._before
-            log.critical("%s set the log level to %s", client or "a client", logging.getLevelName(level).lower())
+            log.info("%s set the log level to %s", client or "a client", logging.getLevelName(level).lower())
             _LOGGER.setLevel(level)
 
     def close(self) -> None:

@@ -286,6 +286,28 @@ def test_raw_tensors_without_the_header_are_explained(http: httpx.Client, raw: b
     assert f"the header {LENGTH} must be the JSON's length in bytes, and 0 if" in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\xff", "it is a PNG image; if raw tensors"),
+        (b"\xff\xd8\xff\xe0", "it is a JPEG image; if raw tensors"),
+        (b"\xff\xfe\0", "it is not UTF-8; if raw tensors"),
+        (
+            b'{"inputs":[{"data":[1, NaN]}]}',
+            r"JSON has no NaN .line 1 column 24 .char 23..; send the tensor as binary data",
+        ),
+        (b'{"inputs":[{"data":[-Infinity]}]}', "JSON has no -Infinity "),
+        (b'{"inputs":[{"data":[' + b"1.5," * 30_000 + b"NaN]}]}", "JSON has no NaN "),
+        (b'{"inputs":[NO]}', "unexpected character"),
+    ],
+)
+def test_what_is_not_json_is_named(http: httpx.Client, body: bytes, says: str) -> None:
+    answer = http.post("/v2/models/affine/infer", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert re.search(says, answer.json()["error"])
+    assert "surrogates" not in answer.text
+
+
 @pytest.mark.parametrize("wrong", [-5, 5])
 def test_a_header_that_cuts_the_json_elsewhere_is_named(http: httpx.Client, wrong: int) -> None:
     body, headers = binary({"inputs": [tensor(parameters={"binary_data_size": 12})]}, VALUES)

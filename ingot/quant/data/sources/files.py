@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.arrays import load_npz, open_regular
+from ingot.arrays import load_npz, not_an_array, open_regular
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array
 
@@ -23,7 +23,7 @@ def load_npy(path: Path) -> Array:
         with open_regular(path) as file:
             loaded = np.load(file, allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError) as error:
-        raise InvalidArgument(f"{path} is not an .npy file of a plain array: {error}") from error
+        raise not_an_array(path, "an .npy file of a plain array", error) from error
     if not isinstance(loaded, np.ndarray):
         raise InvalidArgument(f"{path} contains several arrays; rename it to .npz")
     return loaded
