@@ -167,7 +167,7 @@ def open_regular(path: str | Path, *, follow: bool = True) -> BinaryIO:
 def not_an_array(path: str | Path, form: str, error: Exception) -> InvalidArgument:
     """Return the error for a file that numpy cannot read as ``.npy`` or ``.npz``.
 
-    numpy takes any other file for a pickle, and speaks of its own option.
+    numpy takes any other file for a pickle, and names an option of numpy.load.
     """
     try:
         with Path(path).open("rb") as file:

@@ -77,14 +77,8 @@ def test_files_other_than_arrays_are_named(run_ingot: RunIngot, server: RunningS
             load(tmp_path / name)
         texts.append(str(error.value))
     assert not [text for text in texts if "pickle" in text]
-    assert ["is a PNG image, not a" in text and "numpy.save" in text for text in texts] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]
-    assert "it has another format, or holds Python objects" in texts[2]
+    assert "it has another format, or holds Python objects" in texts.pop(2)
+    assert all("is a PNG image, not a" in text and "numpy.save" in text for text in texts)
 
 
 def test_an_address_that_ends_in_v2_is_explained(run_ingot: RunIngot, server: RunningServer) -> None:

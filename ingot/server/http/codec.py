@@ -7,7 +7,6 @@ The binary tensor data extension puts raw buffers behind the JSON header, in the
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from ingot.server.requests import (
     named,
 )
 from ingot.server.triton.placement import EXTRA, Delivery, Place, Read, refuse
-from ingot.tensors import Array, DType, Signature, TensorSpec, foreign_format
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
 # The status of an error; responses.py looks it up, and replaces it where HTTP has a more exact one.
 STATUS = {
@@ -50,7 +49,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 Headers = tuple[tuple[str, str], ...]
 
-_NOT_A_NUMBER = re.compile(r"-?(?:NaN|nan|Infinity|inf)")
 _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
 _EXAMPLES = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
@@ -337,23 +335,11 @@ def _parse(
     try:
         header = loads(raw)
     except orjson.JSONDecodeError as error:
-        problem, hint = _problem(bytes(raw[:12]), error), remedy(bytes(raw), str(error))
+        problem, hint = data.problem(error, bytes(raw[:12])), remedy(bytes(raw), str(error))
         raise InvalidArgument(f"the request is not valid JSON: {problem}{hint and f'; {hint}'}") from error
     if not isinstance(header, dict):
         raise InvalidArgument("the request is not a JSON object")
     return header
-
-
-def _problem(start: bytes, error: orjson.JSONDecodeError) -> str:
-    """Return why a body that begins so is not JSON; orjson speaks of surrogates where it is not text."""
-    if (kind := foreign_format(start)) is not None:
-        return f"it is {kind}"
-    if "surrogates" in str(error):
-        return "it is not UTF-8"
-    if (value := _NOT_A_NUMBER.search(error.doc[max(0, error.pos - 1) : error.pos + 8])) is not None:
-        place = str(error).partition(": ")[2]
-        return f"JSON has no {value[0]} ({place}); send the tensor as binary data, or over gRPC"
-    return str(error)
 
 
 def _announced(raw: bytes, problem: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import orjson
 
 from ingot import arrays
 from ingot.errors import InvalidArgument
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, foreign_format
 
 # The struct module converts a short list several times faster than numpy, and refuses values that do not fit.
 FORMATS = {
@@ -33,6 +34,7 @@ FORMATS = {
 _CHUNK = 1 << 14
 # The most lists in each other, as in Triton: more than any tensor has dimensions.
 _MAX_DEPTH = 100
+_NOT_A_NUMBER = re.compile(r"-?(?:NaN|nan|Infinity|inf)")
 _NUMBERS = frozenset((int, float))
 _INTEGERS = frozenset((int,))
 
@@ -175,3 +177,15 @@ def _packed(dtype: DType, code: str, values: list[Any]) -> Array:
         return np.frombuffer(struct.pack(f"={count}{code}", *values), dtype.numpy)
     parts = (values[start : start + _CHUNK] for start in range(0, count, _CHUNK))
     return np.frombuffer(b"".join(struct.pack(f"={len(part)}{code}", *part) for part in parts), dtype.numpy)
+
+
+def problem(error: orjson.JSONDecodeError, start: bytes = b"") -> str:
+    """Return why a text that begins so is not JSON; orjson speaks of surrogates where it is not text."""
+    if (kind := foreign_format(start)) is not None:
+        return f"it is {kind}"
+    if "surrogates" in str(error):
+        return "it is not UTF-8"
+    if (value := _NOT_A_NUMBER.search(error.doc[max(0, error.pos - 1) : error.pos + 8])) is not None:
+        place = str(error).partition(": ")[2]
+        return f"JSON has no {value[0]} ({place}); send the tensor as binary data, or over gRPC"
+    return str(error)

@@ -108,7 +108,7 @@ class Numbers:
         try:
             values = orjson.loads(self._text[self._start : self._stop])
         except orjson.JSONDecodeError as error:
-            raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {error}") from error
+            raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {data.problem(error)}") from error
         return data.to_array(name, dtype, shape, values)
 
     def _count(self, mark: bytes) -> int:
@@ -229,5 +229,5 @@ def _parsed(name: str, piece: bytes) -> list[Any]:
     try:
         values: list[Any] = orjson.loads(b"[%b]" % numbers)
     except orjson.JSONDecodeError as error:
-        raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {error}") from error
+        raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {data.problem(error)}") from error
     return values
