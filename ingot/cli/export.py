@@ -95,6 +95,18 @@ def export(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu",
+    labels: Annotated[
+        Path | None, typer.Option(help="File with the names of classes, a line for each or JSON, for the server.")
+    ] = None,
+    states: Annotated[
+        str | None, typer.Option(help="Inputs that the server keeps for sequences: h=h_next,c=c_next.")
+    ] = None,
+    repeat: Annotated[
+        str | None, typer.Option(help="Inputs from outputs with which the server runs the model again: ids=next_ids.")
+    ] = None,
+    repeat_until: Annotated[
+        str | None, typer.Option(help="The BOOL output that is true in the last answer, with --repeat.")
+    ] = None,
     plan: Annotated[
         bool,
         typer.Option("--plan", help="Estimate the model's cost and which routes can capture it, without its weights."),
@@ -118,7 +130,7 @@ def export(
     """
     if out is not None:
         check_out(out)
-    elif not plan and not bisect:
+    elif not plan and not bisect and not explain:
         raise InvalidArgument("the archive needs a file; give --out FILE")
     if not (math.isfinite(explain_limit) and explain_limit > 0):
         raise InvalidArgument(f"--explain-limit is {explain_limit:g}; it must be a number of seconds above 0")
@@ -131,7 +143,9 @@ def export(
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
         from ingot.export.source.tensor_plan import AUTO, read_plan
+        from ingot.runtime.defaults import parse_defaults
 
+        serving = parse_defaults(labels, states, repeat, repeat_until)
         _check_opset(opset)
         parallel = tensor_parallel if tensor_parallel in (None, AUTO) else read_plan(Path(tensor_parallel))
         given = load_example(example)
@@ -159,6 +173,7 @@ def export(
                 device=device,
                 pad=pad or (),
                 tensor_parallel=parallel,
+                serving=serving,
                 source=source,
                 **call,
             )

@@ -31,7 +31,7 @@ from ingot.export.stages.lower import TARGETS, lower_to_onnx, lower_to_target
 from ingot.export.stages.pack import pack_archive, pack_onnx
 from ingot.export.stages.prove import prove_packed
 from ingot.export.stages.rewrite import rewrite_onnx, rewrite_program
-from ingot.model_store import Archive
+from ingot.model_store import Archive, ServingDefaults
 from ingot.model_store.references import name_from, stored_name
 from ingot.tensors import Signature, TensorSpec
 
@@ -54,6 +54,7 @@ def export_model(
     device: str = "cpu",
     pad: str | Sequence[str] = (),
     tensor_parallel: Mapping[str, str] | str | None = None,
+    serving: ServingDefaults | None = None,
     source: str = "",
     progress: Progress = lambda step: None,
 ) -> Archive:
@@ -83,6 +84,8 @@ def export_model(
             with an attention mask; see :func:`ingot.padding.parse`.
         tensor_parallel: how layers may be divided over processes, for target ``pt2``: ``colwise`` or ``rowwise`` by the
             names of modules, or ``auto`` for the model's own plan; see :func:`ingot.export.source.tensor_plan.plan_of`.
+        serving: names of classes, states and the like, with which a server serves the model unless its settings say
+            otherwise.
         source: where the model came from, for the archive's provenance.
         progress: called with the name of each step as it begins.
 
@@ -114,6 +117,7 @@ def export_model(
         target=_target(target, partition),
         device=device,
         paddings=dict(map(padding.parse, [pad] if isinstance(pad, str) else pad)),
+        serving=serving,
     )
     journal = Journal(progress)
     if tensor_parallel is not None:

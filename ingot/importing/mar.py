@@ -6,6 +6,7 @@ Format: https://github.com/pytorch/serve/tree/master/model-archiver
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,10 +16,13 @@ from ingot.errors import InvalidArgument, NotFound, missing_package
 from ingot.importing import formats
 from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
+from ingot.model_store import ServingDefaults
 from ingot.model_store.references import name_from
+from ingot.runtime.labels import parse_labels
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20
+_LABELS = "index_to_name.json"
 # Settings of the server in config files.
 _SETTING = re.compile(
     r"^(minWorkers|maxWorkers|batchSize|maxBatchDelay|responseTimeout|startupTimeout|deviceType|deviceIds|jobQueueSize"
@@ -130,13 +134,15 @@ class _Reader:
             self._take_data(file, called)
         code = self._take_code() if kind == "state_dict" else None
         carried, left = self._documents()
+        labels, more = _labels(carried)
         return Imported(
             called,
             kind,
             file,
             code=code,
+            serving=ServingDefaults(labels=labels) if labels else None,
             documents=carried,
-            notes=(*notes, *self._remarks(), *left),
+            notes=(*notes, *self._remarks(), *more, *left),
         )
 
     def _agreed(self, name: str, called: str) -> tuple[tuple[str, ...], ModelFormat]:
@@ -247,6 +253,16 @@ class _Reader:
             rest = f": {settings}" if settings else ""
             notes.append(f"settings in {model.config_file} are not imported{rest}; see those of ingot serve")
         return tuple(notes)
+
+
+def _labels(documents: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of classes that default handlers use, and a note if they cannot be read."""
+    if _LABELS not in documents:
+        return (), ()
+    try:
+        return parse_labels(documents[_LABELS], _LABELS, f"the labels in {_LABELS}"), ()
+    except InvalidArgument as error:
+        return (), (f"{error}; they are not imported",)
 
 
 def _handler_note(handler: str | None, model: str, consent: bool) -> tuple[str, ...]:

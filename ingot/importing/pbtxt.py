@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf import text_format
 
 from ingot.errors import InvalidArgument
+from ingot.importing import triton_settings
 from ingot.importing.members import inside
 from ingot.importing.record import Declared
-from ingot.importing.triton_config_pb2 import DataType, ModelConfig, ModelInput
+from ingot.importing.triton_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
+from ingot.importing.triton_config_pb2 import ModelSequenceBatching as Sequences
 from ingot.report.text import one_line
 from ingot.tensors import DType
 
@@ -25,30 +27,28 @@ _MAX_LINE = 1 << 14
 _MISSING_COLON = re.compile(r"""("(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|\#[^\n]*)|(?<=\w)(?=\s*\[)""")
 _MAX_TENSORS = 1000
 _MAX_RANK = 64
-# Triton's settings of a server, and what replaces each here.
-_SERVING = {
-    "dynamic_batching": "ingot serve batches requests by itself",
-    "instance_group": "see --instances and --device of ingot serve",
-    "version_policy": "ingot serve loads the version that is named, or the highest",
-    "optimization": "engines optimize as they load",
-    "model_warmup": "ingot serve warms models up by itself",
-    "parameters": "",
-    "response_cache": "see --cache of ingot serve",
-    "sequence_batching": "the model accepts each request by itself, and clients send its control inputs",
-    "model_transaction_policy": "each request has one response",
-    "model_operations": "",
-    "ensemble_scheduling": "",
+_KINDS = {
+    Sequences.Control.CONTROL_SEQUENCE_START: "@start",
+    Sequences.Control.CONTROL_SEQUENCE_READY: "@ready",
+    Sequences.Control.CONTROL_SEQUENCE_END: "@end",
+    Sequences.Control.CONTROL_SEQUENCE_CORRID: "@id",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A model's configuration; ``backend`` is empty if the model's file name decides."""
+    """A model's configuration; ``backend`` is empty if the model's file name decides.
+
+    ``states`` has an output or a control for each input that the server fills in; see
+    :class:`ingot.runtime.dispatch.states.Control`. ``labels`` is the name of the file with the names of classes.
+    """
 
     backend: str = ""
     filename: str = ""
     inputs: tuple[Declared, ...] = ()
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[Declared, ...] = ()
+    states: Mapping[str, str] = field(default_factory=dict)
+    labels: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -94,44 +94,96 @@ def _parse(raw: bytes, where: str) -> ModelConfig:
 def _config(message: ModelConfig, where: str) -> Config:
     if max(len(message.input), len(message.output)) > _MAX_TENSORS:
         raise InvalidArgument(f"{where} has over {_MAX_TENSORS} inputs or outputs")
-    inputs = (_input(item, message.max_batch_size > 0, where) for item in message.input)
+    batched = message.max_batch_size > 0
+    inputs = [_tensor(item, "input", batched, where) for item in message.input]
+    sequences = message.sequence_batching
+    more, states = _states(sequences, batched, where)
+    files = dict.fromkeys(item.label_filename for item in message.output if item.label_filename)
+    left = [f"the labels in {file[:100]} are not imported: a model has one list of labels" for file in [*files][1:]]
     return Config(
         # `backend` is the newer field; `platform` names a format as well.
         backend=message.backend or message.platform,
         filename=message.default_model_filename,
-        inputs=tuple(sorted(inputs, key=lambda item: _position(item.name))),
-        outputs=tuple(sorted((item.name for item in message.output), key=_position)),
-        notes=tuple(_notes(message)),
+        inputs=tuple(sorted([*inputs, *more], key=lambda item: _position(item.name))),
+        outputs=tuple(
+            sorted(
+                (_tensor(item, "output", batched, where) for item in message.output),
+                key=lambda item: _position(item.name),
+            )
+        ),
+        states=states,
+        labels=next(iter(files), ""),
+        notes=(*triton_settings.notes(message), *left),
     )
 
 
-def _input(item: ModelInput, batched: bool, where: str) -> Declared:
+def _tensor(item: ModelInput | ModelOutput, what: str, batched: bool, where: str) -> Declared:
     if not item.name:
-        raise InvalidArgument(f"{where}: an input has no name")
-    if item.data_type == DataType.TYPE_INVALID:
-        raise InvalidArgument(f"{where}: the input '{item.name[:100]}' has no data_type")
-    dtype = DType.parse(DataType.Name(item.data_type).removeprefix("TYPE_"))
-    dims = item.reshape.shape if item.HasField("reshape") else item.dims
+        raise InvalidArgument(f"{where}: an {what} has no name")
+    called = f"the {what} '{item.name[:100]}'"
+    dims = _sizes(item.dims, called, where)
+    inner = _sizes(item.reshape.shape, f"the reshape of {called}", where) if item.HasField("reshape") else None
+    if isinstance(item, ModelOutput):
+        return Declared(item.name, None, dims, batched, inner=inner)
+    return Declared(
+        item.name, _dtype(item.data_type, called, where), dims, batched, inner=inner, optional=item.optional
+    )
+
+
+def _dtype(value: DataType, called: str, where: str) -> DType:
+    if value == DataType.TYPE_INVALID:
+        raise InvalidArgument(f"{where}: {called} has no data_type")
+    return DType.parse(DataType.Name(value).removeprefix("TYPE_"))
+
+
+def _sizes(dims: Sequence[int], called: str, where: str) -> tuple[int | None, ...]:
     if len(dims) > _MAX_RANK or any(dim < -1 for dim in dims):
-        raise InvalidArgument(
-            f"{where}: the dims of the input '{item.name[:100]}' must be at most {_MAX_RANK} sizes, or -1 for any size"
-        )
-    return Declared(item.name, dtype, tuple(dim if dim >= 0 else None for dim in dims), batched)
+        raise InvalidArgument(f"{where}: the dims of {called} must be at most {_MAX_RANK} sizes, or -1 for any size")
+    return tuple(dim if dim >= 0 else None for dim in dims)
+
+
+def _states(sequences: Sequences, batched: bool, where: str) -> tuple[list[Declared], dict[str, str]]:
+    """Return the inputs that Triton fills in, and what with: the value of an output, or a control."""
+    declared: list[Declared] = []
+    states: dict[str, str] = {}
+    for item in sequences.control_input:
+        called = f"the control input '{item.name[:100]}'"
+        if len(item.control) != 1:
+            raise InvalidArgument(f"{where}: {called} has {len(item.control)} controls, not one")
+        states[item.name], dtype = _control(item.control[0], called, where)
+        declared.append(Declared(item.name, dtype, (1,), batched, control=True))
+    for state in sequences.state:
+        called = f"the state '{state.input_name[:100]}'"
+        if file := next((item.data_file for item in state.initial_state if item.data_file), ""):
+            raise InvalidArgument(
+                f"{where}: {called} begins with the content of {file[:100]}, and states begin with zeros here; let the "
+                "model add the initial values, or remove initial_state"
+            )
+        states[state.input_name] = state.output_name
+        dtype = _dtype(state.data_type, called, where)
+        declared.append(Declared(state.input_name, dtype, _sizes(state.dims, called, where), batched))
+    return declared, states
+
+
+def _control(control: Sequences.Control, called: str, where: str) -> tuple[str, DType]:
+    """Return a control as ``--states`` has it, and the datatype of its input."""
+    kind = _KINDS[control.kind]
+    if kind == "@id":
+        return kind, _dtype(control.data_type, called, where)
+    found: tuple[DType, Sequence[float]]
+    for found in (
+        (DType.INT32, control.int32_false_true),
+        (DType.FP32, control.fp32_false_true),
+        (DType.BOOL, control.bool_false_true),
+    ):
+        dtype, values = found
+        if len(values) == 2:
+            false, true = (f"{float(value):g}" for value in values)
+            return kind if (false, true) == ("0", "1") else f"{kind}:{false}:{true}", dtype
+    raise InvalidArgument(f"{where}: {called} has no two values, such as int32_false_true: [ 0, 1 ]")
 
 
 def _position(name: str) -> tuple[int, str]:
     """Return a key that sorts names of PyTorch's convention, ``INPUT__0``, and leaves others in order."""
     _, mark, number = name.rpartition("__")
     return (int(number), name) if mark and number.isdecimal() and len(number) < 9 else (0, "")
-
-
-def _notes(message: ModelConfig) -> Iterator[str]:
-    if message.max_batch_size > 0:
-        yield f"max_batch_size {message.max_batch_size} is not imported: ingot serve has --max-batch"
-    present = {field.name for field, _ in message.ListFields()}
-    for name, instead in _SERVING.items():
-        if name in present:
-            yield f"{name} is not imported" + (f": {instead}" if instead else "")
-    for item in message.input:
-        if item.HasField("reshape"):
-            yield f"the reshape of '{item.name[:100]}' is not imported: clients must send the model's own shape"

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ingot.errors import InvalidArgument
 from ingot.importing.record import Candidate, Consent, Imported, specs
+from ingot.importing.reshaping import reshape_graph
 from ingot.importing.sources import candidates
+from ingot.model_store import ServingDefaults
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import manifest
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.variant import Variant, add_variant
+from ingot.runtime.defaults import check_defaults
+from ingot.runtime.labels import check_labels
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -84,16 +90,25 @@ def convert(
     progress("Importing PyTorch")
     from ingot.export import export_model
 
-    archive = export_model(
-        _load(found),
-        example_inputs,
-        inputs=inputs or _declared(found),
-        output_names=output_names or found.outputs,
-        name=name or candidate.name,
-        source=candidate.where,
-        progress=progress,
-    )
-    return _carry(archive, found.documents, found.notes)
+    with TemporaryDirectory(prefix="ingot-") as scratch:
+        if found.format == "onnx":
+            path = reshape_graph(
+                found.file, found.called, (*found.inputs, *found.outputs), Path(scratch) / "model.onnx"
+            )
+            found = replace(found, file=path)
+        declared, notes = _declared(found)
+        # An ONNX graph names its own outputs, of which the configuration may leave some out.
+        names = [item.name for item in found.outputs] if found.format != "onnx" else ()
+        archive = export_model(
+            _load(found),
+            example_inputs,
+            inputs=inputs or declared,
+            output_names=output_names or names,
+            name=name or candidate.name,
+            source=candidate.where,
+            progress=progress,
+        )
+    return _carry(archive, found.documents, (*found.notes, *notes), found.serving)
 
 
 def places(found: Sequence[Candidate]) -> str:
@@ -114,37 +129,66 @@ def _load(found: Imported) -> nn.Module | Path:
     return load_torchscript(found.file, called=found.called)
 
 
-def _declared(found: Imported) -> Sequence[TensorSpec]:
-    """Return the inputs that the source declares, with an ONNX graph's names for dimensions."""
+def _declared(found: Imported) -> tuple[Sequence[TensorSpec], tuple[str, ...]]:
+    """Return the inputs that the source declares, with an ONNX graph's names for dimensions, and notes."""
     from ingot.runtime import load_engine
 
-    if not found.inputs or found.format != "onnx":
-        return specs(found.inputs)
+    if found.format != "onnx":
+        notes = [
+            f"the reshape of '{item.name[:100]}' is not imported: clients must send the model's own shape"
+            for item in (*found.inputs, *found.outputs)
+            if item.inner is not None
+        ]
+        inner = [item if item.inner is None else replace(item, sizes=item.inner) for item in found.inputs]
+        return specs(inner), tuple(notes)
+    if not found.inputs:
+        return (), ()
     with contextlib.closing(load_engine(found.file, device="cpu")) as engine:
-        return specs(found.inputs, engine.signature.inputs)
+        known = engine.signature.inputs
+    names = {spec.name for spec in known}
+    fixed = [item.name for item in found.inputs if item.optional and item.name not in names]
+    notes = [
+        f"the optional input '{name[:100]}' has the value in the graph: clients cannot send another" for name in fixed
+    ]
+    return specs([item for item in found.inputs if item.name not in fixed], known), tuple(notes)
 
 
-def _carry(archive: Archive, documents: Mapping[str, bytes], notes: Iterable[str]) -> Archive:
+def _carry(
+    archive: Archive, documents: Mapping[str, bytes], notes: Iterable[str], serving: ServingDefaults | None = None
+) -> Archive:
     """Return an archive with further documents and notes in each variant, in the same folder of blobs.
 
     Args:
         archive: an archive whose blobs are files.
         documents: contents by name, which is prefixed with ``imported/``.
         notes: notes for the provenance.
+        serving: names of classes, states and controls. Too few names are left out, with a note.
 
     Raises:
-        InvalidArgument: the archive is a single file.
+        InvalidArgument: the archive is a single file, or it has no inputs or outputs for the states.
     """
     blobs, notes = archive.blobs, tuple(notes)
+    if serving is not None:
+        try:
+            check_labels(serving.labels, archive.signature, "the labels")
+        except InvalidArgument as error:
+            serving, notes = serving.model_copy(update={"labels": ()}), (*notes, f"labels are not imported: {error}")
+        check_defaults(serving, archive.signature)
     if not isinstance(blobs, BlobFolder):
         raise InvalidArgument(f"the archive '{archive.name}' is a single file, which is not changed; unpack it first")
-    if not documents and not notes:
+    if not documents and not notes and serving is None:
         return archive
     more = {f"{FOLDER}/{name}": content for name, content in documents.items()}
-    return Archive.create(blobs, [_with(variant, blobs, more, notes) for variant in archive.variants])
+    return Archive.create(blobs, [_with(variant, blobs, more, notes, serving) for variant in archive.variants])
 
 
-def _with(variant: Variant, blobs: BlobFolder, documents: Mapping[str, bytes], notes: tuple[str, ...]) -> Descriptor:
+def _with(
+    variant: Variant,
+    blobs: BlobFolder,
+    documents: Mapping[str, bytes],
+    notes: tuple[str, ...],
+    serving: ServingDefaults | None,
+) -> Descriptor:
     provenance = variant.serving.provenance
     provenance = provenance.model_copy(update={"notes": (*provenance.notes, *notes)})
     own = {
@@ -152,5 +196,5 @@ def _with(variant: Variant, blobs: BlobFolder, documents: Mapping[str, bytes], n
         for layer in variant.manifest.layers
         if layer.media_type == manifest.DOCUMENT
     }
-    serving = variant.serving.model_copy(update={"provenance": provenance})
-    return add_variant(blobs, serving, variant.graph, variant.weights, variant.goldens(), {**own, **documents})
+    changed = variant.serving.model_copy(update={"provenance": provenance, "defaults": serving})
+    return add_variant(blobs, changed, variant.graph, variant.weights, variant.goldens(), {**own, **documents})

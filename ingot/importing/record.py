@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.errors import ALLOW_CODE, InvalidArgument
+from ingot.model_store import ServingDefaults
 from ingot.tensors import Dim, DType, TensorSpec
 
 BATCH = "batch"
@@ -18,15 +19,21 @@ ModelFormat = Literal["onnx", "torchscript", "pt2", "state_dict"]
 
 @dataclass(frozen=True)
 class Declared:
-    """An input as another server's configuration declares it, without names for its dynamic dimensions.
+    """An input or output as another server's configuration declares it, without names for its dynamic dimensions.
 
     ``sizes`` excludes the batch and has None for dynamic dimensions; ``batched`` adds a batch dimension in front.
+    ``inner`` are the sizes of the model's own tensor, if the server reshapes it. ``control`` is whether the server
+    fills the input in, with a value for each sample, whatever the rank. An output has no ``dtype``.
     """
 
     name: str
-    dtype: DType
+    dtype: DType | None
     sizes: tuple[int | None, ...]
     batched: bool
+    _: KW_ONLY
+    inner: tuple[int | None, ...] | None = None
+    optional: bool = False
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Imported:
         format: its format.
         file: its path.
         inputs: the declared inputs; empty if the source declares none.
-        outputs: the names of the outputs, in order; empty if the source does not declare them.
+        outputs: the outputs, in order; empty if the source does not declare them.
+        serving: names of classes, states and controls.
         code: the Python file that defines the class, for ``state_dict``.
         documents: small files that came with it, by name.
         notes: what is not imported, and why.
@@ -69,7 +77,8 @@ class Imported:
     file: Path
     _: KW_ONLY
     inputs: tuple[Declared, ...] = ()
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[Declared, ...] = ()
+    serving: ServingDefaults | None = None
     code: Path | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -100,15 +109,21 @@ def specs(declared: Iterable[Declared], known: Iterable[TensorSpec] = ()) -> tup
             inputs can share one. Otherwise each dynamic dimension gets its own name.
     """
     by_name = {spec.name: spec for spec in known}
-    return tuple(_spec(item, by_name.get(item.name)) for item in declared)
+    return tuple(_spec(item, item.dtype, by_name.get(item.name)) for item in declared if item.dtype is not None)
 
 
-def _spec(item: Declared, known: TensorSpec | None) -> TensorSpec:
-    first: list[Dim] = [BATCH] if item.batched else []
+def _spec(item: Declared, dtype: DType, known: TensorSpec | None) -> TensorSpec:
+    first: list[Dim] = []
+    if item.batched:
+        # A file whose batch has a fixed size, such as 1, has no batch to name.
+        fixed = known.shape[0] if known is not None and known.shape else BATCH
+        first = [fixed if isinstance(fixed, int) else BATCH]
+    if item.control and known is not None:
+        return TensorSpec(item.name, dtype, (*first, *known.shape[len(first) :]))
     rank = len(first) + len(item.sizes)
     names: Sequence[Dim | None] = known.shape if known is not None and len(known.shape) == rank else [None] * rank
     rest = (_dim(item.name, axis, size, names[axis]) for axis, size in enumerate(item.sizes, len(first)))
-    return TensorSpec(item.name, item.dtype, (*first, *rest))
+    return TensorSpec(item.name, dtype, (*first, *rest))
 
 
 def _dim(tensor: str, axis: int, size: int | None, known: Dim | None) -> Dim:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from ingot.importing import formats
 from ingot.importing.members import FolderMembers, documents, inside, reading
 from ingot.importing.pbtxt import CONFIG, Config, read_config
 from ingot.importing.record import Candidate, Imported, ModelFormat
+from ingot.model_store import ServingDefaults
 from ingot.model_store.references import name_from
+from ingot.runtime.labels import parse_labels
 
 # Triton ignores other folders, those that begin with zero included.
 _VERSION = re.compile(r"[1-9]\d{0,18}")
@@ -116,17 +118,30 @@ def _version(root: Path, model: Path, number: str) -> Imported:
     if kind == "torchscript":
         formats.check_torchscript(file, called)
     carried, left = _documents(model, config)
-    # An ONNX graph names its own, of which the configuration may leave some out.
-    outputs = config.outputs if kind == "torchscript" else ()
+    labels, more = _labels(model, config, carried)
     return Imported(
         called,
         kind,
         file,
         inputs=config.inputs,
-        outputs=outputs,
+        outputs=config.outputs,
+        serving=ServingDefaults(labels=labels, states=dict(config.states)) if labels or config.states else None,
         documents=carried,
-        notes=(*config.notes, *left),
+        notes=(*config.notes, *more, *left),
     )
+
+
+def _labels(model: Path, config: Config, documents: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of classes, and a note if the file with them is missing or cannot be read."""
+    if not config.labels:
+        return (), ()
+    name = config.labels
+    if name not in documents:
+        return (), (f"the labels in {name[:100]} are not imported: there is no such text file next to {CONFIG}",)
+    try:
+        return parse_labels(documents[name], name, f"the labels in {model / name}"), ()
+    except InvalidArgument as error:
+        return (), (f"{error}; they are not imported",)
 
 
 def _file(root: Path, folder: Path, name: str) -> Path:

@@ -24,23 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(b'\n\x13triton_config.proto\x12\tinference\"#\n\x12ModelTensorReshape\x12\r\n\x05shape\x18\x01 \x03(\x03\"\x80\x01\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12.\n\x07reshape\x18\x05 \x01(\x0b\x32\x1d.inference.ModelTensorReshape\"\x1b\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\"\t\n\x07Setting\"\xa8\x05\n\x0bModelConfig\x12\x10\n\x08platform\x18\x02 \x01(\t\x12*\n\x0eversion_policy\x18\x03 \x01(\x0b\x32\x12.inference.Setting\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.inference.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.inference.ModelOutput\x12*\n\x0einstance_group\x18\x07 \x03(\x0b\x32\x12.inference.Setting\x12\x1e\n\x16\x64\x65\x66\x61ult_model_filename\x18\x08 \x01(\t\x12,\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32\x12.inference.Setting\x12(\n\x0coptimization\x18\x0c \x01(\x0b\x32\x12.inference.Setting\x12-\n\x11sequence_batching\x18\r \x01(\x0b\x32\x12.inference.Setting\x12&\n\nparameters\x18\x0e \x03(\x0b\x32\x12.inference.Setting\x12/\n\x13\x65nsemble_scheduling\x18\x0f \x01(\x0b\x32\x12.inference.Setting\x12(\n\x0cmodel_warmup\x18\x10 \x03(\x0b\x32\x12.inference.Setting\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\x12,\n\x10model_operations\x18\x12 \x01(\x0b\x32\x12.inference.Setting\x12\x34\n\x18model_transaction_policy\x18\x13 \x01(\x0b\x32\x12.inference.Setting\x12*\n\x0eresponse_cache\x18\x18 \x01(\x0b\x32\x12.inference.Setting*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(b'\n\x13triton_config.proto\x12\tinference\"#\n\x12ModelTensorReshape\x12\r\n\x05shape\x18\x01 \x03(\x03\"\x92\x01\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12.\n\x07reshape\x18\x05 \x01(\x0b\x32\x1d.inference.ModelTensorReshape\x12\x10\n\x08optional\x18\x08 \x01(\x08\"q\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\x12\x16\n\x0elabel_filename\x18\x04 \x01(\t\x12.\n\x07reshape\x18\x05 \x01(\x0b\x32\x1d.inference.ModelTensorReshape\"\t\n\x07Setting\"\xdb\x01\n\x10ModelQueuePolicy\x12\x41\n\x0etimeout_action\x18\x01 \x01(\x0e\x32).inference.ModelQueuePolicy.TimeoutAction\x12$\n\x1c\x64\x65\x66\x61ult_timeout_microseconds\x18\x02 \x01(\x04\x12\x1e\n\x16\x61llow_timeout_override\x18\x03 \x01(\x08\x12\x16\n\x0emax_queue_size\x18\x04 \x01(\r\"&\n\rTimeoutAction\x12\n\n\x06REJECT\x10\x00\x12\t\n\x05\x44\x45LAY\x10\x01\"\x9b\x03\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\x12$\n\x1cmax_queue_delay_microseconds\x18\x02 \x01(\x04\x12\x19\n\x11preserve_ordering\x18\x03 \x01(\x08\x12\x17\n\x0fpriority_levels\x18\x04 \x01(\x04\x12\x1e\n\x16\x64\x65\x66\x61ult_priority_level\x18\x05 \x01(\x04\x12\x39\n\x14\x64\x65\x66\x61ult_queue_policy\x18\x06 \x01(\x0b\x32\x1b.inference.ModelQueuePolicy\x12W\n\x15priority_queue_policy\x18\x07 \x03(\x0b\x32\x38.inference.ModelDynamicBatching.PriorityQueuePolicyEntry\x1aW\n\x18PriorityQueuePolicyEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.inference.ModelQueuePolicy:\x02\x38\x01\"\xe3\x06\n\x15ModelSequenceBatching\x12&\n\x1emax_sequence_idle_microseconds\x18\x01 \x01(\x04\x12\x44\n\rcontrol_input\x18\x02 \x03(\x0b\x32-.inference.ModelSequenceBatching.ControlInput\x12\"\n\x06\x64irect\x18\x03 \x01(\x0b\x32\x12.inference.Setting\x12\"\n\x06oldest\x18\x04 \x01(\x0b\x32\x12.inference.Setting\x12\x35\n\x05state\x18\x05 \x03(\x0b\x32&.inference.ModelSequenceBatching.State\x1a\xb1\x02\n\x07\x43ontrol\x12;\n\x04kind\x18\x01 \x01(\x0e\x32-.inference.ModelSequenceBatching.Control.Kind\x12\x18\n\x10int32_false_true\x18\x02 \x03(\x05\x12\x17\n\x0f\x66p32_false_true\x18\x03 \x03(\x02\x12&\n\tdata_type\x18\x04 \x01(\x0e\x32\x13.inference.DataType\x12\x17\n\x0f\x62ool_false_true\x18\x05 \x03(\x08\"u\n\x04Kind\x12\x1a\n\x16\x43ONTROL_SEQUENCE_START\x10\x00\x12\x1a\n\x16\x43ONTROL_SEQUENCE_READY\x10\x01\x12\x18\n\x14\x43ONTROL_SEQUENCE_END\x10\x02\x12\x1b\n\x17\x43ONTROL_SEQUENCE_CORRID\x10\x03\x1aW\n\x0c\x43ontrolInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07\x63ontrol\x18\x02 \x03(\x0b\x32(.inference.ModelSequenceBatching.Control\x1a!\n\x0cInitialState\x12\x11\n\tdata_file\x18\x04 \x01(\t\x1a\xac\x01\n\x05State\x12\x12\n\ninput_name\x18\x01 \x01(\t\x12\x13\n\x0boutput_name\x18\x02 \x01(\t\x12&\n\tdata_type\x18\x03 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12\x44\n\rinitial_state\x18\x05 \x03(\x0b\x32-.inference.ModelSequenceBatching.InitialState\"\x9e\x06\n\x0bModelConfig\x12\x10\n\x08platform\x18\x02 \x01(\t\x12*\n\x0eversion_policy\x18\x03 \x01(\x0b\x32\x12.inference.Setting\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.inference.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.inference.ModelOutput\x12*\n\x0einstance_group\x18\x07 \x03(\x0b\x32\x12.inference.Setting\x12\x1e\n\x16\x64\x65\x66\x61ult_model_filename\x18\x08 \x01(\t\x12\x39\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32\x1f.inference.ModelDynamicBatching\x12(\n\x0coptimization\x18\x0c \x01(\x0b\x32\x12.inference.Setting\x12;\n\x11sequence_batching\x18\r \x01(\x0b\x32 .inference.ModelSequenceBatching\x12:\n\nparameters\x18\x0e \x03(\x0b\x32&.inference.ModelConfig.ParametersEntry\x12/\n\x13\x65nsemble_scheduling\x18\x0f \x01(\x0b\x32\x12.inference.Setting\x12(\n\x0cmodel_warmup\x18\x10 \x03(\x0b\x32\x12.inference.Setting\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\x12,\n\x10model_operations\x18\x12 \x01(\x0b\x32\x12.inference.Setting\x12\x34\n\x18model_transaction_policy\x18\x13 \x01(\x0b\x32\x12.inference.Setting\x12*\n\x0eresponse_cache\x18\x18 \x01(\x0b\x32\x12.inference.Setting\x1a\x45\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.inference.Setting:\x02\x38\x01*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triton_config_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=926
-  _globals['_DATATYPE']._serialized_end=1176
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._loaded_options = None
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._serialized_options = b'8\001'
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DATATYPE']._serialized_start=2654
+  _globals['_DATATYPE']._serialized_end=2904
   _globals['_MODELTENSORRESHAPE']._serialized_start=34
   _globals['_MODELTENSORRESHAPE']._serialized_end=69
   _globals['_MODELINPUT']._serialized_start=72
-  _globals['_MODELINPUT']._serialized_end=200
-  _globals['_MODELOUTPUT']._serialized_start=202
-  _globals['_MODELOUTPUT']._serialized_end=229
-  _globals['_SETTING']._serialized_start=231
-  _globals['_SETTING']._serialized_end=240
-  _globals['_MODELCONFIG']._serialized_start=243
-  _globals['_MODELCONFIG']._serialized_end=923
+  _globals['_MODELINPUT']._serialized_end=218
+  _globals['_MODELOUTPUT']._serialized_start=220
+  _globals['_MODELOUTPUT']._serialized_end=333
+  _globals['_SETTING']._serialized_start=335
+  _globals['_SETTING']._serialized_end=344
+  _globals['_MODELQUEUEPOLICY']._serialized_start=347
+  _globals['_MODELQUEUEPOLICY']._serialized_end=566
+  _globals['_MODELQUEUEPOLICY_TIMEOUTACTION']._serialized_start=528
+  _globals['_MODELQUEUEPOLICY_TIMEOUTACTION']._serialized_end=566
+  _globals['_MODELDYNAMICBATCHING']._serialized_start=569
+  _globals['_MODELDYNAMICBATCHING']._serialized_end=980
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._serialized_start=893
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._serialized_end=980
+  _globals['_MODELSEQUENCEBATCHING']._serialized_start=983
+  _globals['_MODELSEQUENCEBATCHING']._serialized_end=1850
+  _globals['_MODELSEQUENCEBATCHING_CONTROL']._serialized_start=1246
+  _globals['_MODELSEQUENCEBATCHING_CONTROL']._serialized_end=1551
+  _globals['_MODELSEQUENCEBATCHING_CONTROL_KIND']._serialized_start=1434
+  _globals['_MODELSEQUENCEBATCHING_CONTROL_KIND']._serialized_end=1551
+  _globals['_MODELSEQUENCEBATCHING_CONTROLINPUT']._serialized_start=1553
+  _globals['_MODELSEQUENCEBATCHING_CONTROLINPUT']._serialized_end=1640
+  _globals['_MODELSEQUENCEBATCHING_INITIALSTATE']._serialized_start=1642
+  _globals['_MODELSEQUENCEBATCHING_INITIALSTATE']._serialized_end=1675
+  _globals['_MODELSEQUENCEBATCHING_STATE']._serialized_start=1678
+  _globals['_MODELSEQUENCEBATCHING_STATE']._serialized_end=1850
+  _globals['_MODELCONFIG']._serialized_start=1853
+  _globals['_MODELCONFIG']._serialized_end=2651
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_start=2582
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_end=2651
 # @@protoc_insertion_point(module_scope)

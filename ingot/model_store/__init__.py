@@ -15,7 +15,7 @@ from ingot.model_store.format.evidence import (
     Provenance,
 )
 from ingot.model_store.format.goldens import Golden
-from ingot.model_store.format.manifest import Serving
+from ingot.model_store.format.manifest import Serving, ServingDefaults
 from ingot.model_store.format.variant import Variant, add_variant
 from ingot.model_store.references import Reference
 from ingot.model_store.store.store import Store
@@ -33,6 +33,7 @@ __all__ = [
     "Provenance",
     "Reference",
     "Serving",
+    "ServingDefaults",
     "Store",
     "Variant",
     "add_variant",

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from ingot.errors import IngotError, InternalError, Unavailable
-from ingot.model_store import Archive, Variant
+from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.report import units
 from ingot.runtime.devices import cpu_count, kind_of
 from ingot.runtime.dispatch.batching import AnswerLimit
@@ -28,7 +28,7 @@ from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.isolation.process_engine import ProcessEngine
-from ingot.runtime.labels import read_labels
+from ingot.runtime.labels import check_labels, read_labels
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.loading.engine_set import EngineSet, Learned
@@ -87,6 +87,7 @@ class Model:
         metrics: where to count.
         admission: checks to pass before anything is opened, and properties to report to clients.
         digest: of the archive; for a bare file another text that changes with its content.
+        defaults: settings of the archive, where the server's have none.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Model:
         metrics: Metrics | None = None,
         admission: Admission | None = None,
         digest: str = "",
+        defaults: ServingDefaults | None = None,
     ):
         self.name = name
         self.version = version
@@ -116,8 +118,8 @@ class Model:
         self.engine_settings: Mapping[str, str] = {}
         self._choose: Choose | None = choose
         self._signature = signature
-        self._settings = settings or Settings()
-        self.labels = read_labels(self._settings.labels)
+        self._settings = (settings or Settings()).completed(defaults)
+        self.labels = read_labels(self._settings.labels) or (defaults.labels if defaults is not None else ())
         self._admission = admission or Admission(self._settings)
         self._metrics = metrics or Metrics()
         self._engine_swap: EngineSwap | None = None
@@ -161,7 +163,16 @@ class Model:
         settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
         choose = only(Runnable.of_variant(variant, settings), settings, reason, name)
-        return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
+        return cls(
+            name,
+            version,
+            choose,
+            signature=signature,
+            settings=settings,
+            metrics=metrics,
+            admission=admission,
+            defaults=variant.serving.defaults,
+        )
 
     @classmethod
     def of_archive(cls, name: str, version: str, archive: Archive, admission: Admission, metrics: Metrics) -> Model:
@@ -170,7 +181,16 @@ class Model:
             return cls.of_variant(name, version, archive.variant(), admission, metrics, "only")
         settings, signature = admission.settings, archive.signature
         choose = Chooser(name, archive.variants, settings)
-        return cls(name, version, choose, signature=signature, settings=settings, metrics=metrics, admission=admission)
+        return cls(
+            name,
+            version,
+            choose,
+            signature=signature,
+            settings=settings,
+            metrics=metrics,
+            admission=admission,
+            defaults=archive.variants[0].serving.defaults,
+        )
 
     @property
     def ready(self) -> bool:
@@ -187,6 +207,11 @@ class Model:
         """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
         restarting = self.state is State.FAILED and self._dispatcher is not None and bool(self._isolated)
         return restarting or self.ready or self.state is State.RESTARTING
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed; one whose engine processes ended too often is tried again after some time."""
+        return self.state is State.FAILED
 
     @property
     def unavailable(self) -> str:
@@ -296,6 +321,7 @@ class Model:
                 self._sequences.publish()
             if self.repeat is not None:
                 self.repeat.check(self.signature)
+            check_labels(self.labels, self.signature, f"the labels of model '{self.name}'")
             dispatcher = self._dispatch(engines, choice.runnable, sizes)
             self.engine_settings = engines.described  # captures of batches may have failed
             measures = engines.supervise(self._engine_lost, self._engine_changed)

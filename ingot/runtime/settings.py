@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ingot.model_store import ServingDefaults
 from ingot.runtime import devices
 from ingot.runtime.canary import Plan
 from ingot.runtime.dispatch.sequences import SequenceLimits
@@ -78,6 +79,15 @@ class Settings:
     canary: Plan = field(default_factory=Plan)
     cache_bytes: int = 0
     memory_budget: Mapping[str, int] = field(default_factory=dict)
+
+    def completed(self, defaults: ServingDefaults | None) -> Settings:
+        """Return these settings, with an archive's where there are none."""
+        if defaults is None:
+            return self
+        repeat = self.repeat
+        if not repeat.inputs:
+            repeat = replace(repeat, inputs=defaults.repeat, until=repeat.until or defaults.repeat_until)
+        return replace(self, states=self.states or defaults.states, repeat=repeat)
 
     @property
     def devices(self) -> list[str]:

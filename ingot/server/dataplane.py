@@ -68,6 +68,7 @@ class ModelMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     properties: Mapping[str, str]
+    labels: Sequence[str] = ()
 
 
 Reply = Callable[[InferResponse | IngotError], None]
@@ -185,7 +186,9 @@ class DataPlane:
         signature = model.signature
         values = {f"values.{name}": str(bounds) for name, bounds in signature.values.items()}
         properties = {**model.properties, **values}
-        return ModelMetadata(name, versions, model.platform, signature.inputs, signature.outputs, properties)
+        return ModelMetadata(
+            name, versions, model.platform, signature.inputs, signature.outputs, properties, model.labels
+        )
 
     async def render_metrics(self) -> bytes:
         """Return all metrics, in Prometheus' text format; ``render`` adds those of other processes."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ingot
 from ingot.model_store import Archive, BlobFolder, add_variant
 from ingot.model_store.format import manifest
 from tests import onnx_models
@@ -140,10 +141,45 @@ def test_a_failure_shows_the_line_and_an_edit(run_ingot: RunIngot, tmp_path: Pat
     assert not (tmp_path / "a.ingot").exists()
 
 
+def test_settings_of_the_server_are_in_the_archive(run_ingot: RunIngot, tmp_path: Path) -> None:
+    model, out, labels = onnx_models.running_sum(tmp_path), tmp_path / "sum.ingot", tmp_path / "labels.json"
+    labels.write_text('["a", "b", "c"]')
+    settings = ("--states", "total=total_next,past=past_next", "--labels", labels)
+    specs = [f"{name}:float32[batch,{seen}3]" for name, seen in (("x", ""), ("total", ""), ("past", "seen=0..,"))]
+    inputs = [part for spec in specs for part in ("--input", spec)]
+    result = run_ingot("export", model, "--out", out, *inputs, *settings)
+    assert result.returncode == 0, result.stderr
+    with ingot.serve(str(out), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
+        metadata = client.metadata("running_sum")
+        assert [spec["name"] for spec in metadata["inputs"]] == ["x"]
+        assert metadata["labels"] == ["a", "b", "c"]
+        x = np.ones((1, 3), np.float32)
+        for step in range(2):
+            parameters = {"sequence_id": 7, "sequence_start": step == 0}
+            assert (
+                client.infer("running_sum", {"x": x}, parameters=parameters)["y"].tolist() == ((step + 1) * x).tolist()
+            )
+    other = ("--states", "total=total_next,past=past_next,x=@start")
+    with ingot.serve(str(out), http_port=0, grpc_port=0, states="total=total_next") as server:  # the server's wins
+        assert {spec["name"] for spec in ingot.Client(server.http_url).metadata("running_sum")["inputs"]} == {
+            "x",
+            "past",
+        }
+    for wrong, says in (
+        (("--states", "total=none"), "no output 'none' for the state 'total=none'"),
+        (("--states", "total"), "no pairs of an input and an output"),
+        (("--states", "x=@begin"), "'@begin' is not a control; there are @start, @end and @ready"),
+        (("--repeat", "x=none"), "--repeat x=none"),
+        (other, "no inputs or no outputs except its states"),
+    ):
+        result = run_ingot("export", model, "--out", tmp_path / "wrong.ingot", *inputs, *wrong)
+        assert result.returncode == 1
+        assert says in result.stderr
+
+
 @pytest.mark.long
-def test_explain_looks_further(run_ingot: RunIngot, tmp_path: Path) -> None:
-    out = tmp_path / "a.ingot"
-    result = run_ingot("export", "tests.export.models:Branch", "--input", ROWS, "--out", out, "--explain")
+def test_explain_looks_further_and_needs_no_place_for_an_archive(run_ingot: RunIngot) -> None:
+    result = run_ingot("export", "tests.export.models:Branch", "--input", ROWS, "--explain")
     assert result.returncode == 1
     assert "the condition:" in result.stderr
 

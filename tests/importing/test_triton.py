@@ -59,7 +59,7 @@ class TestWhatIsFound:
     def test_inputs_as_the_configuration_declares_them(self, tmp_path: Path) -> None:
         found = only(triton(tmp_path / "a"))
         assert specs(found.inputs) == (TensorSpec("x", DType.FP32, ("batch", 3)),)
-        assert found.outputs == ()
+        assert [item.name for item in found.outputs] == ["y"]
         known = [TensorSpec("x", DType.FP32, ("N", "channels"))]
         anything = CONFIG.replace("[ 3 ]", "[ -1 ]")
         assert specs(only(triton(tmp_path / "a", anything)).inputs, known)[0].shape == ("batch", "channels")
@@ -67,8 +67,10 @@ class TestWhatIsFound:
         assert specs(only(triton(tmp_path / "a", whole)).inputs)[0].shape == ("x_0",)
         reshaped = CONFIG.replace("dims: [ 3 ] }", "dims: [ 3 ] reshape { shape: [ 1, 3 ] } }", 1)
         found = only(triton(tmp_path / "a", reshaped))
-        assert specs(found.inputs)[0].shape == ("batch", 1, 3)
-        assert "the reshape of 'x' is not imported: clients must send the model's own shape" in found.notes
+        assert specs(found.inputs)[0].shape == ("batch", 3)
+        assert found.inputs[0].inner == (1, 3)
+        one = [TensorSpec("x", DType.FP32, (1, 3))]
+        assert specs(only(triton(tmp_path / "a")).inputs, one)[0].shape == (1, 3)
 
     def test_every_form_of_the_text_format(self, tmp_path: Path) -> None:
         config = """
@@ -83,7 +85,7 @@ class TestWhatIsFound:
     def test_torchscript_inputs_are_in_the_order_of_their_numbers(self, tmp_path: Path) -> None:
         found = only(triton(tmp_path / "a", TORCH, {"1/model.pt": torch_file(*SCRIPT)}))
         assert [str(spec) for spec in specs(found.inputs)] == ["INPUT__0:float16[3]", "INPUT__1:int64[INPUT__1_0]"]
-        assert found.outputs == ("OUTPUT__0", "OUTPUT__1")
+        assert [item.name for item in found.outputs] == ["OUTPUT__0", "OUTPUT__1"]
         assert found.format == "torchscript"
 
     def test_a_file_of_another_name_or_in_a_folder_with_its_data(self, tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ class TestWhatIsFound:
             "max_batch_size 8 is not imported: ingot serve has --max-batch",
             "dynamic_batching is not imported: ingot serve batches requests by itself",
             "instance_group is not imported: see --instances and --device of ingot serve",
-            "parameters is not imported",
+            "the parameter 'a' is not imported: it is a setting of Triton's backend",
             "files that are not imported: warm.bin",
         )
 

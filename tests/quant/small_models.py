@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot.model_store import Archive, BatchLatency
+from ingot.model_store import Archive, BatchLatency, ServingDefaults
 from ingot.runtime import load_engine
 from ingot.tensors import Array, Signature
 from tests import onnx_models
@@ -23,6 +23,10 @@ Feature = tuple[str, int, onnx_models.Dims]
 
 def rows(count: int = 64, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
+
+
+LABELLED = ServingDefaults(labels=("north", "east", "south", "west"))
+"""The settings of :func:`classifier` for its server."""
 
 
 def classifier(dtype: type[np.floating[Any]] = np.float32) -> Archive:
@@ -128,7 +132,7 @@ def _export(
 def _import(path: Path) -> Archive:
     from ingot.export import export_model  # imported here, as it imports torch
 
-    return export_model(path)
+    return export_model(path, serving=LABELLED if path.stem == "classifier" else None)
 
 
 def run(archive: Archive, variant: str, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -67,6 +67,7 @@ class TestArchive:
         serving = quantized.archive.variant("int8").serving
         assert serving.recipe is not None
         assert serving.recipe["name"] == "auto"
+        assert serving.defaults == small_models.LABELLED
         assert set(serving.recipe["plan"]["schemes"]) == {"first", "second"}
         assert serving.recipe["quantized_ops"] == sum(serving.recipe["operators"].values()) > 0
         assert serving.parents == (classifier.variant().descriptor.digest,)

@@ -189,8 +189,8 @@ class Examples:
             exact = seed == 0 and resized.size <= self._given[spec.name].size
             return resized if exact or not varied else _varied(resized, rng, mixed=seed % 3 == 2)
         if spec.dtype is DType.BYTES:
-            words = np.array([b"an", b"example", b"of", b"text"], dtype=object)
-            return np.asarray(words[rng.integers(0, len(words), shape)], dtype=object)
+            texts = np.array([b"7", b"12", b"305", b"86"], dtype=object)  # some models parse numbers
+            return np.asarray(texts[rng.integers(0, len(texts), shape)], dtype=object)
         if spec.values is not None and not (spec.dtype.is_integer and spec.values == _FLAGS):
             return _spanned(spec.values.draw(rng, shape, spec.dtype.numpy), spec.values, seed)
         if spec.dtype.is_float:

@@ -10,7 +10,7 @@ from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove
 from ingot.export.report import Journal, Rewrite
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
-from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence
+from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence, ServingDefaults
 from ingot.model_store.format.manifest import Division
 from ingot.padding import Padding
 from ingot.tensors import Array, Signature
@@ -31,6 +31,7 @@ class Options:
     device: str
     paddings: Mapping[str, Padding]
     tensor_parallel: Mapping[str, Division] | None = None
+    serving: ServingDefaults | None = None
 
 
 @dataclass(kw_only=True)

@@ -13,6 +13,7 @@ from ingot.export.stages.context import Context
 from ingot.export.stages.prove import Proved
 from ingot.model_store import Archive, Provenance, Serving, add_variant
 from ingot.model_store.format import onnx_graph
+from ingot.runtime.defaults import check_defaults
 from ingot.tensors import Signature
 
 
@@ -31,8 +32,14 @@ def _weights(model: ir.Model) -> Iterator[tuple[str, int]]:
 
 
 def pack_archive(context: Context, packed: Packed, precision: str, proved: Proved) -> Archive:
-    """Write the archive of a proved model, with the report of the export."""
+    """Write the archive of a proved model, with the report of the export.
+
+    Raises:
+        InvalidArgument: its states, labels and the like do not fit the signature.
+    """
     options, journal = context.options, context.journal
+    if options.serving is not None:
+        check_defaults(options.serving, proved.signature)
     serving = Serving(
         name=options.name,
         variant=precision if packed.format == "onnx" else f"{precision}-{packed.format}",
@@ -43,6 +50,7 @@ def pack_archive(context: Context, packed: Packed, precision: str, proved: Prove
         golden_tolerance=proved.golden_tolerance,
         padding=proved.paddings,
         tensor_parallel=options.tensor_parallel,
+        defaults=options.serving,
         provenance=Provenance.of(options.source, ("torch", "onnx-ir", "onnxscript"), journal.notes),
         evidence=proved.evidence,
     )

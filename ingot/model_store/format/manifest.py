@@ -115,6 +115,19 @@ class ModelConfig(OCIDocument):
     modelfs: ModelFS
 
 
+class ServingDefaults(Record):
+    """How a model is served unless the server's settings of the same names say otherwise.
+
+    ``labels`` are the names of classes, in the order of an output's values. ``states`` and ``repeat`` have an output,
+    or a control such as ``@start``, for each input that clients do not send, or not again.
+    """
+
+    labels: tuple[str, ...] = Field((), max_length=1_000_000)
+    states: dict[str, str] = Field(default_factory=dict)
+    repeat: dict[str, str] = Field(default_factory=dict)
+    repeat_until: str = ""
+
+
 class Serving(Record, populate_by_name=True):
     """``serving.json``: the properties that the runtime needs and ModelPack lacks.
 
@@ -122,6 +135,7 @@ class Serving(Record, populate_by_name=True):
     describes the model; in a variant that computes quantization ranges per call, samples of a call affect each other.
     ``padding`` describes, by dimension, how inputs may be enlarged without changing the outputs.
     ``tensor_parallel`` is how the weights of layers may be divided over several processes, by their modules' names.
+    ``defaults`` are settings of the model's server.
     """
 
     schema_version: Literal[1] = 1
@@ -137,6 +151,7 @@ class Serving(Record, populate_by_name=True):
     batchable: bool = Field(True, alias="joins")
     padding: dict[str, Padding] = Field(default_factory=dict)
     tensor_parallel: dict[str, Division] | None = None
+    defaults: ServingDefaults | None = None
     provenance: Provenance
     evidence: Evidence = Evidence()
     features: tuple[str, ...] = ()

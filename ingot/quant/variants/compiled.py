@@ -155,6 +155,7 @@ def add(job: Job, program: Variant, recipe: Recipe, found: Attempt, reason: str)
         precision=recipe.precision,
         signature=job.parent.signature,
         padding=job.parent.serving.padding,
+        defaults=job.parent.serving.defaults,
         requires=packed.requires,
         recipe={**recipe.record(), "quantized_ops": sum(operators.values()), "operators": operators},
         parents=(program.descriptor.digest,),

@@ -75,6 +75,7 @@ def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> t
         precision=recipe.precision,
         signature=job.parent.signature,
         padding=job.parent.serving.padding,
+        defaults=job.parent.serving.defaults,
         requires={**job.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
         recipe={**recipe.record(), "operators": dict(halved.operators)},
         parents=(job.parent.descriptor.digest,),

@@ -107,6 +107,7 @@ def add(
         precision=chosen.plan.precision,
         signature=job.parent.signature,
         padding=job.parent.serving.padding,
+        defaults=job.parent.serving.defaults,
         requires={**job.parent.serving.requires, **_requires(chosen.plan)},
         recipe=recipe,
         parents=(job.parent.descriptor.digest,),

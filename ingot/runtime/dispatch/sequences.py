@@ -31,16 +31,18 @@ class Step(NamedTuple):
         sequence: 16 bytes that identify it.
         start: whether it is the first of the sequence; a sequence of this name that is open is dropped.
         end: whether it is the last.
+        name: what the client calls it, for models that have it as an input.
     """
 
     sequence: bytes
     start: bool
     end: bool
+    name: int | str = ""
 
     @classmethod
     def of(cls, name: int | str, start: bool, end: bool) -> Step:
         """Return a step of the sequence that clients call ``name``; the number 1 and the text "1" are different."""
-        return cls(_digest(f"{type(name).__name__}:{name}".encode()), start, end)
+        return cls(_digest(f"{type(name).__name__}:{name}".encode()), start, end, name)
 
     def owned_by(self, client: Hashable) -> Step:
         """Return the step of the client's own sequence of this name.
@@ -146,7 +148,7 @@ class Sequences:
             IngotError: what the model raises.
         """
         loop = asyncio.get_running_loop()
-        if not inputs.keys().isdisjoint(self._states.outputs):
+        if not inputs.keys().isdisjoint(self._states.hidden):
             tensors.check_inputs(self.signature, inputs)  # it refuses states, which clients do not send
         sequence = self._open.get(step.sequence)
         if sequence is None:
@@ -229,7 +231,9 @@ class Sequences:
             self._states.check_sizes(turn.inputs, state)
         timeout = None if turn.deadline is None else max(0.0, turn.deadline - loop.time())
         reply = functools.partial(self._answered, turn)
-        turn.work = self._submit({**turn.inputs, **state}, reply, timeout, turn.priority, None, turn.client)
+        step = turn.step
+        controls = self._states.controls(turn.inputs, step.name, start=step.start, end=step.end)
+        turn.work = self._submit({**turn.inputs, **state, **controls}, reply, timeout, turn.priority, None, turn.client)
         sequence.running = turn
 
     def _answered(self, turn: _Turn, outcome: Outcome) -> None:

@@ -350,6 +350,7 @@ def _metadata(metadata: ModelMetadata) -> dict[str, Any]:
         "inputs": [_tensor(spec) for spec in metadata.inputs],
         "outputs": [_tensor(spec) for spec in metadata.outputs],
         **({"properties": metadata.properties} if metadata.properties else {}),
+        **({"labels": list(metadata.labels)} if metadata.labels else {}),
     }
 
 

@@ -48,7 +48,10 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """Answer of /v2/models/{model}; the property ``values.NAME`` is the range of values of the input NAME."""
+    """Answer of /v2/models/{model}; the property ``values.NAME`` is the range of values of the input NAME.
+
+    ``labels`` are the names of classes, in the order of an output's values.
+    """
 
     name: str
     versions: list[str]
@@ -56,6 +59,7 @@ class ModelMetadata(BaseModel):
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
     properties: dict[str, str] | None = None
+    labels: list[str] | None = None
 
 
 class ModelStatistics(BaseModel):

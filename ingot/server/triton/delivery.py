@@ -115,7 +115,7 @@ def best_classes(name: str, values: Array, count: int, labels: Sequence[str] = (
         name: the output's.
         values: [batch, ...] or [...]; all dimensions behind the batch are one list of classes.
         count: of classes that are wanted; fewer if there are fewer.
-        labels: the names of the first classes.
+        labels: the names of classes; not used if there are fewer than classes, which would be those of another output.
         batched: whether the first dimension is the batch.
 
     Returns:
@@ -131,6 +131,7 @@ def best_classes(name: str, values: Array, count: int, labels: Sequence[str] = (
     if count * len(rows) > _MOST_TEXTS:
         raise TooLarge(f"{count * len(rows)} classes of output '{name}' are wanted, over the limit of {_MOST_TEXTS}")
     last = rows.shape[1] - 1
+    labels = labels if len(labels) > last else ()
     keys = np.where(np.isnan(rows), -np.inf, rows) if rows.dtype.kind == "f" else rows
     form = "%f:%d" if rows.dtype.kind == "f" else "%d:%d"  # std::to_string
     texts = np.empty((len(rows), count), object)
@@ -138,10 +139,7 @@ def best_classes(name: str, values: Array, count: int, labels: Sequence[str] = (
         # A stable ascending order of the reversed values, from its end: of equal values the first comes first.
         order = last - np.argsort(keys[index, ::-1], kind="stable")[::-1][:count]
         texts[index] = [
-            (form % (rows[index, place], place) + _label(labels, place)).encode() for place in order.tolist()
+            (form % (rows[index, place], place) + (f":{labels[place]}" if labels else "")).encode()
+            for place in order.tolist()
         ]
     return texts if batched else texts.reshape(-1)
-
-
-def _label(labels: Sequence[str], place: int) -> str:
-    return f":{labels[place]}" if place < len(labels) else ""

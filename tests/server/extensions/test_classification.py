@@ -132,24 +132,44 @@ def test_every_number_has_classes(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("frontends", matrix(0, 1))
-def test_labels_name_the_classes(tmp_path: Path, frontends: int) -> None:
-    labels = tmp_path / "labels.txt"
-    labels.write_bytes("apple\r\np\u00eache\n".encode())
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("labels.txt", "apple\r\np\u00eache\nplum\n"),
+        ("index_to_name.json", '{"1": ["n2", "p\u00eache"], "0": ["n1", "apple"], "2": "plum"}'),
+    ],
+)
+def test_labels_name_the_classes(tmp_path: Path, name: str, content: str, frontends: int) -> None:
+    labels = tmp_path / name
+    labels.write_bytes(content.encode())
     model = str(onnx_models.affine(tmp_path))
     with ingot.serve(model, http_port=0, grpc_port=0, labels=labels, frontends=frontends) as server:
         for both in clients(server):
             for triton in both.values():
                 wanted = [triton.output("y", class_count=3)]
                 found = texts(triton.infer("affine", [triton.input("x", X[:1])], wanted), "y")
-                assert found.tolist() == [["5.000000:1:p\u00eache", "2.000000:0:apple", "-1.000000:2"]]
+                assert found.tolist() == [["5.000000:1:p\u00eache", "2.000000:0:apple", "-1.000000:2:plum"]]
 
 
-@pytest.mark.parametrize("content", [None, b"\xff", bytes(5 << 20)], ids=["missing", "not text", "large"])
-def test_files_that_are_not_labels(tmp_path: Path, content: bytes | None) -> None:
-    labels = tmp_path / "labels.txt"
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("labels.txt", None, "cannot be read"),
+        ("labels.txt", b"\xff", "cannot be read"),
+        ("labels.txt", bytes(5 << 20), "over 4 MiB"),
+        ("labels.txt", b"apple\npeach\n", "are 2 names, and output 'y' has 3 classes"),
+        ("labels.json", b"[", "cannot be read"),
+        ("labels.json", b'{"0": "apple", "2": "plum"}', "an object with an entry for each index from 0"),
+        ("labels.json", b'["apple", 3, "plum"]', "must be a list of names"),
+        ("labels.json", b"7", "must be a list of names"),
+        ("labels.json", b"[" * 100_000, "cannot be read"),
+    ],
+)
+def test_files_that_are_not_labels(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+    labels = tmp_path / name
     if content is not None:
         labels.write_bytes(content)
-    with pytest.raises(InvalidArgument, match=r"the labels in .*labels\.txt"):
+    with pytest.raises(InvalidArgument, match=f"the labels .*{says}"):
         ingot.serve(str(onnx_models.affine(tmp_path)), http_port=0, grpc_port=0, labels=labels)
 
 
