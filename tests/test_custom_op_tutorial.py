@@ -9,10 +9,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
+from torch import nn
 
 import ingot
 from examples.custom_op.model import Gated, train
 from ingot.demo.digits import Data, load, predict
+from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.model_store import BlobFolder, Variant
 from ingot.quant import StaticInt8
@@ -91,3 +94,17 @@ def test_the_code_that_the_tutorial_shows_is_that_of_its_files() -> None:
     shown = re.findall(r"^```(?:python|cpp)\n(.*?)^```", (ROOT / "docs" / "custom-ops.md").read_text(), re.M | re.S)
     assert len(shown) >= 3
     assert [block for block in shown if block.strip() not in code] == []
+
+
+def test_the_error_that_the_page_shows_is_what_an_operator_without_translation_gives() -> None:
+    class Eigenvalues(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvalsh(x)
+
+    page = (ROOT / "docs" / "custom-ops.md").read_text()
+    [shown] = re.findall(r"^the model has no ONNX form: .*$", page, re.MULTILINE)
+    before, after = shown.split("model.py:12")
+    with pytest.raises(ExportError) as error:
+        export_model(Eigenvalues(), inputs="x:float32[batch,3,3]")
+    assert str(error.value).startswith(before)
+    assert str(error.value).endswith(after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -42,6 +43,9 @@ Cpu = Annotated[
     int | None, typer.Option(min=1, help="Cores of a replica.", show_default="--threads for each of --instances, or 2")
 ]
 Gpus = Annotated[int, typer.Option(min=0, help="NVIDIA GPUs of a replica.")]
+HasTorch = Annotated[
+    bool, typer.Option("--image-has-torch", help="The image has PyTorch, which those of Dockerfile have not.")
+]
 Secret = Annotated[
     str | None,
     typer.Option(help="A Secret with certificates and keys; settings name its files in /access.", show_default="none"),
@@ -67,6 +71,14 @@ def _plan(
     secret: Secret = None,
     pull_secret: PullSecret = None,
     monitoring: Annotated[str, typer.Option(help="The namespace of Prometheus.")] = "monitoring",
+    monitor_labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--monitor-label",
+            help="A label by which Prometheus's operator selects monitors, such as release=prometheus; repeatable.",
+        ),
+    ] = None,
+    image_has_torch: HasTorch = False,
     node_store: Annotated[
         str | None,
         typer.Option(
@@ -96,6 +108,8 @@ def _plan(
         secret=secret,
         pull_secret=pull_secret,
         monitoring=monitoring,
+        monitor_labels=_labels(monitor_labels or ()),
+        has_torch=image_has_torch,
         node_store=_absolute(node_store),
     )
 
@@ -125,6 +139,7 @@ def k8s(plan: Any, output: Output = None) -> None:
     from ingot.deploy import kubernetes
 
     _write(kubernetes.objects(plan), output)
+    _note_tag(plan.image)
 
 
 @deploy.command()
@@ -137,6 +152,7 @@ def helm(plan: Any, output: Annotated[Path, typer.Option("--output", "-o", help=
     from ingot.deploy import helm as chart
 
     _save(chart.files(plan), output)
+    _note_tag(plan.image)
 
 
 @deploy.command()
@@ -160,11 +176,12 @@ def kserve(
     cpu: Cpu = None,
     gpus: Gpus = 0,
     pull_secret: PullSecret = None,
+    image_has_torch: HasTorch = False,
     output: Output = None,
     store: StoreOption = None,
     **settings: Any,
 ) -> None:
-    """Print objects of KServe: a ServingRuntime that runs Ingot, and an InferenceService with one model.
+    """Print objects of KServe: a network policy, a ServingRuntime that runs Ingot, an InferenceService with one model.
 
     The options of ingot serve become variables of the container.
     """
@@ -179,10 +196,12 @@ def kserve(
         cpu=cpu,
         gpus=gpus,
         pull_secret=pull_secret,
+        image_has_torch=image_has_torch,
         store=store,
         **settings,
     )
     _write(kserve.objects(plan, storage, model_image), output)
+    _note_tag(image)
 
 
 @deploy.command()
@@ -289,6 +308,26 @@ def _settings(settings: dict[str, Any], secret: str | None) -> tuple[ServerConfi
             raise InvalidArgument(f"{setting.option} {value} is in a Secret; name it with --secret")
         variables[setting.variable] = setting.shown(value)
     return config, variables
+
+
+def _note_tag(image: str) -> None:
+    if "@sha256:" not in image:
+        note(f"note: a tag can move, so nodes may run different images; name it by its digest: {image}@sha256:...")
+
+
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or re.fullmatch(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", name) is None:
+            raise InvalidArgument(f"--monitor-label '{text}' is not a label; write NAME=VALUE: release=prometheus")
+        if re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", value) is None:
+            raise InvalidArgument(
+                f"--monitor-label '{text}': the value must be at most 63 letters, digits, -, _ and ., and begin and "
+                "end with a letter or digit"
+            )
+        found[name] = value
+    return found
 
 
 def _absolute(folder: str | None) -> str | None:

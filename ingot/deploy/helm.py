@@ -48,7 +48,7 @@ def files(plan: Plan) -> dict[str, str]:
     """
     least, most = plan.replicas
     # An autoscaler is written in any case, as a value may enable it.
-    scaled = replace(plan, name=_RELEASE, replicas=(least, max(most, least + 1)))
+    scaled = replace(plan, name=_RELEASE, replicas=(least, max(most, least + 1)), monitor_labels={})
     objects = {each["kind"]: each for each in kubernetes.objects(scaled) if each["kind"] != "DaemonSet"}
     values = _move_values(objects, plan)
     written = {f"templates/{kind.lower()}.yaml": _template(kind, each) for kind, each in objects.items()}
@@ -99,14 +99,14 @@ def _move_values(objects: dict[str, dict[str, Any]], plan: Plan) -> dict[str, An
             "enabled": plan.replicas[0] < plan.replicas[1],
             "minReplicas": scaler["minReplicas"],
             "maxReplicas": scaler["maxReplicas"],
-            **comment("They need an adapter that serves metrics of Prometheus, such as prometheus-adapter."),
+            **comment("Those of pods need an adapter that serves metrics of Prometheus, such as prometheus-adapter."),
             "metrics": scaler["metrics"],
         },
         "resources": container["resources"],
         "service": {"type": "ClusterIP", "annotations": {}},
         "networkPolicy": {"enabled": True, "ingress": policy["ingress"], "egress": policy["egress"]},
         **comment("Needs Prometheus's operator; labels are those by which it selects monitors."),
-        "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {}},
+        "serviceMonitor": {"enabled": True, "interval": "15s", "labels": dict(plan.monitor_labels)},
         **comment("The store and temporary files; secrets that options named."),
         "volumes": pod["volumes"],
         "podAnnotations": {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from ingot.deploy.documents import comment
-from ingot.deploy.kubernetes import environment, ports, probes, resources, restricted
+from ingot.deploy.kubernetes import environment, ingress, ports, probes, resources, restricted, scratch
 from ingot.deploy.plan import Plan, Served
 from ingot.errors import InvalidArgument
 
@@ -40,7 +40,7 @@ def objects(plan: Plan, storage: Storage, model_image: str | None) -> list[dict[
             "/models/model.ingot"
         )
     fetch = [_storage_container(plan)] if storage == "registry" else []
-    return [*fetch, _runtime(plan, model), _service(plan, model, storage, model_image)]
+    return [*fetch, _network_policy(plan), _runtime(plan, model), _service(plan, model, storage, model_image)]
 
 
 def _storage_container(plan: Plan) -> dict[str, Any]:
@@ -63,6 +63,21 @@ def _storage_container(plan: Plan) -> dict[str, Any]:
             "supportedUriFormats": [{"prefix": "ingot://"}, {"prefix": "ingot+http://"}],
             "supportsMultiModelDownload": False,
             "workloadType": "initContainer",
+        },
+    }
+
+
+def _network_policy(plan: Plan) -> dict[str, Any]:
+    """Return who may reach the pods, which KServe labels with the InferenceService's name."""
+    return {
+        **comment("Add the namespace of the gateway if clients come through one."),
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": plan.name},
+        "spec": {
+            "podSelector": {"matchLabels": {"serving.kserve.io/inferenceservice": plan.name}},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress(plan),
         },
     }
 
@@ -93,7 +108,7 @@ def _runtime(plan: Plan, model: Served) -> dict[str, Any]:
             "protocolVersions": ["v2", "grpc-v2"],
             "containers": [container],
             **comment("The archive is unpacked into /tmp."),
-            "volumes": [{"name": "scratch", "emptyDir": {}}],
+            "volumes": [{"name": "scratch", **scratch(plan)}],
         },
     }
 

@@ -11,6 +11,8 @@ from ingot.deploy.plan import READINESS_FAILURES, READINESS_PERIOD, Plan
 
 _USER = 10001  # of the images that Dockerfile builds; any other works as well
 _ACCESS, _CREDENTIALS = "/access", "/credentials"
+_BUSY_CORES = 80
+"""Percent of the requested cores from which replicas are added."""
 
 
 def objects(plan: Plan) -> list[dict[str, Any]]:
@@ -82,6 +84,11 @@ def restricted() -> dict[str, Any]:
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def scratch(plan: Plan) -> dict[str, Any]:
+    """Return the volume of temporary files, which holds unpacked archives."""
+    return {"emptyDir": {"sizeLimit": _mebibytes(plan.store_limit)}}
 
 
 def ports(plan: Plan) -> list[dict[str, Any]]:
@@ -227,7 +234,7 @@ def _volumes(plan: Plan) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = [
         {"name": "store", **store},
-        {"name": "scratch", "emptyDir": {}},
+        {"name": "scratch", **scratch(plan)},
     ]
     if plan.secret:
         found.append({"name": "access", "secret": {"secretName": plan.secret, "defaultMode": 0o440}})
@@ -274,12 +281,20 @@ def _autoscaler(plan: Plan) -> dict[str, Any]:
         }
         for model in plan.models
     ]
+    # Without an adapter, the autoscaler still adds replicas by this one.
+    processor = {
+        "type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": _BUSY_CORES}},
+    }
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": plan.name},
         "minReplicas": plan.replicas[0],
         "maxReplicas": plan.replicas[1],
-        **comment("A metrics adapter, such as prometheus-adapter with its default rules, provides the metric."),
-        "metrics": metrics,
+        **comment(
+            "A metrics adapter, such as prometheus-adapter with its default rules, provides the metrics of pods.",
+            "The use of the CPU needs none.",
+        ),
+        "metrics": [*metrics, processor],
         "behavior": {
             "scaleUp": {"policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}]},
             "scaleDown": {"stabilizationWindowSeconds": 300},
@@ -297,15 +312,10 @@ def _reason(plan: Plan, latency: Mapping[int, float]) -> tuple[str, ...]:
 
 
 def _network_policy(plan: Plan) -> dict[str, Any]:
-    http, grpc = {"port": "http", "protocol": "TCP"}, {"port": "grpc", "protocol": "TCP"}
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": plan.monitoring}}}
     spec = {
         "podSelector": {"matchLabels": _labels(plan)},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [
-            {**comment("clients: pods of this namespace"), "from": [{"podSelector": {}}], "ports": [http, grpc]},
-            {**comment("Prometheus"), "from": [monitoring], "ports": [http]},
-        ],
+        "ingress": ingress(plan),
         "egress": [
             {
                 **comment("names"),
@@ -320,6 +330,16 @@ def _network_policy(plan: Plan) -> dict[str, Any]:
     return _object("networking.k8s.io/v1", "NetworkPolicy", plan, spec)
 
 
+def ingress(plan: Plan) -> list[dict[str, Any]]:
+    """Return the rules of a NetworkPolicy for those who may reach the ports."""
+    http, grpc = {"port": "http", "protocol": "TCP"}, {"port": "grpc", "protocol": "TCP"}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": plan.monitoring}}}
+    return [
+        {**comment("clients: pods of this namespace"), "from": [{"podSelector": {}}], "ports": [http, grpc]},
+        {**comment("Prometheus"), "from": [monitoring], "ports": [http]},
+    ]
+
+
 def _monitor(plan: Plan) -> dict[str, Any]:
     endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": "15s"}
     if plan.settings.tls_cert:
@@ -330,12 +350,10 @@ def _monitor(plan: Plan) -> dict[str, Any]:
             **comment("An API key with the scope metrics, in the same Secret."),
             "authorization": {"credentials": {"name": plan.secret, "key": "metrics-key"}},
         }
-    return _object(
-        "monitoring.coreos.com/v1",
-        "ServiceMonitor",
-        plan,
-        {"selector": {"matchLabels": _labels(plan)}, "endpoints": [endpoint]},
-    )
+    spec = {"selector": {"matchLabels": _labels(plan)}, "endpoints": [endpoint]}
+    found = _object("monitoring.coreos.com/v1", "ServiceMonitor", plan, spec)
+    found["metadata"]["labels"].update(plan.monitor_labels)
+    return found
 
 
 def _mebibytes(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ingot.errors import InvalidArgument
@@ -23,6 +23,8 @@ _SLOWEST_PULL = 10 << 20
 _UNLIMITED_LOAD = 3600.0
 _SERVER = 256 << 20
 """Memory of a server without a model; 108 MiB were measured."""
+_PROCESS, _TORCH_PROCESS = 64 << 20, 512 << 20
+"""Memory of an engine process without a model, and of one with PyTorch."""
 _REQUESTS = 10_000
 """Requests per second that one server can read and answer, however fast its model is."""
 _BUSY = 0.5
@@ -62,6 +64,12 @@ class Settings(Protocol):
     def max_answer_mb(self) -> int: ...
     @property
     def slo(self) -> float | None: ...
+    @property
+    def allow_code(self) -> bool: ...
+    @property
+    def isolate(self) -> str: ...
+    @property
+    def states(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,9 @@ class Served:
         archive_nbytes: what a pod pulls.
         latency: seconds of an engine call by batch size, as the archive records them; empty if it does not.
         alias: the tag that servers follow, instead of the digest; empty if they do not.
+        formats: of the variants that may be served.
+        isolated: whether an engine process runs it, unless the settings say otherwise.
+        sequential: whether the archive has states.
     """
 
     name: str
@@ -83,6 +94,9 @@ class Served:
     archive_nbytes: int
     latency: Mapping[int, float]
     alias: str = ""
+    formats: frozenset[str] = frozenset({"onnx"})
+    isolated: bool = False
+    sequential: bool = False
 
     @classmethod
     def of(cls, name: str, reference: Reference, archive: Archive, alias: str = "") -> Served:
@@ -95,15 +109,38 @@ class Served:
             alias: the tag that servers follow; empty for those that serve the digest.
         """
         variant = archive.variant(reference.variant)
-        sizes = [variant.size] if reference.variant else [each.size for each in archive.variants]
-        latency = {item.rows: item.seconds for item in variant.serving.evidence.latency}
-        return cls(name, replace(reference, digest=archive.digest), max(sizes), archive.size, latency, alias)
+        usable = [variant] if reference.variant else archive.variants
+        bounds = [each.serving.evidence.bounds for each in usable]
+        defaults = variant.serving.defaults
+        return cls(
+            name,
+            replace(reference, digest=archive.digest),
+            max(each.size for each in usable),
+            archive.size,
+            {item.rows: item.seconds for item in variant.serving.evidence.latency},
+            alias,
+            formats=frozenset(each.serving.format for each in usable),
+            isolated=any(found is None or bool(found.reasons) for found in bounds),
+            sequential=defaults is not None and bool(defaults.states),
+        )
 
     @property
     def source(self) -> str:
         """The argument of ``ingot serve``."""
         found = replace(self.reference, tag=self.alias, digest=None) if self.alias else self.reference
         return f"{self.name}={found}"
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether a variant that may be served runs in PyTorch."""
+        return self.formats != {"onnx"}
+
+    def memory(self, settings: Settings) -> int:
+        """Return the bytes that a server has in memory for the model."""
+        if settings.isolate == "none" or not (self.isolated or self.in_torch or settings.isolate == "all"):
+            return self.nbytes + (_TORCH_PROCESS - _PROCESS if self.in_torch and settings.allow_code else 0)
+        own = _TORCH_PROCESS if self.in_torch and settings.allow_code else _PROCESS
+        return (self.nbytes + own) * settings.instances
 
     def busy_at(self, settings: Settings) -> int:
         """Return the number of unanswered requests, of one sample each, from which a server should get help.
@@ -155,6 +192,8 @@ class Plan:
         secret: the Secret with certificates and keys, mounted at ``/access``.
         pull_secret: the Secret with the registry's credentials.
         monitoring: the namespace of Prometheus.
+        monitor_labels: labels by which Prometheus's operator selects monitors.
+        has_torch: whether the image has PyTorch, which those of ``Dockerfile`` have not.
         node_store: a folder of each node, which its pods share as their store; None for a store of each pod.
     """
 
@@ -169,6 +208,8 @@ class Plan:
     secret: str | None = None
     pull_secret: str | None = None
     monitoring: str = "monitoring"
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)
+    has_torch: bool = False
     node_store: str | None = None
 
     def __post_init__(self) -> None:
@@ -183,6 +224,28 @@ class Plan:
                 raise InvalidArgument(
                     f"{option} '{name}' is not a name of Kubernetes: write lower-case letters, digits, - and ."
                 )
+        for model in self.models:
+            self._check_runs(model)
+
+    def _check_runs(self, model: Served) -> None:
+        """Check that pods can serve a variant of a model.
+
+        Raises:
+            InvalidArgument: none of its formats is allowed, or the image has no engine for them.
+        """
+        if "onnx" in model.formats:
+            return
+        formats = ", ".join(sorted(model.formats))
+        if not self.settings.allow_code:
+            raise InvalidArgument(
+                f"'{model.name}' has only variants of formats that can run their author's code ({formats}), which pods "
+                "refuse; give --allow-code, or export a variant of format onnx"
+            )
+        if not self.has_torch:
+            raise InvalidArgument(
+                f"'{model.name}' runs in PyTorch (format {formats}), which the images of Dockerfile do not have; build "
+                "one with ingot-serve[export], and give --image-has-torch"
+            )
 
     @property
     def cores(self) -> int:
@@ -191,7 +254,7 @@ class Plan:
     @property
     def memory_request(self) -> int:
         """Bytes that a replica holds once its models are loaded."""
-        return held_memory(self.models)
+        return held_memory(self.models, self.settings)
 
     @property
     def memory_limit(self) -> int:
@@ -236,9 +299,9 @@ class Plan:
         return sorted({each.port or (80 if each.url.startswith("http:") else 443) for each in addresses if each})
 
 
-def held_memory(models: Sequence[Served]) -> int:
-    """Return the bytes of a server with models in memory."""
-    return _SERVER + sum(model.nbytes for model in models)
+def held_memory(models: Sequence[Served], settings: Settings) -> int:
+    """Return the bytes of a server with models in memory, and of their engine processes."""
+    return _SERVER + sum(model.memory(settings) for model in models)
 
 
 def used_cores(settings: Settings) -> int:

@@ -32,6 +32,8 @@ class Servable(Protocol):
     @property
     def loaded(self) -> bool: ...
     @property
+    def failed(self) -> bool: ...
+    @property
     def platform(self) -> str: ...
     @property
     def properties(self) -> Mapping[str, str]: ...
@@ -123,9 +125,9 @@ class Catalog(Generic[ModelT_co]):
 
     @property
     def ready(self) -> bool:
-        """Whether there are models and all of them are loaded, also if one restarts now."""
+        """Whether all models are loaded, also if one restarts now, and not all of them fail."""
         models = list(self)
-        return bool(models) and all(model.loaded for model in models)
+        return all(model.loaded for model in models) and not all(model.failed for model in models)
 
 
 def _unknown_version(name: str, version: str, others: str) -> str:

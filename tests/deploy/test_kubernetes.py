@@ -15,6 +15,8 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Reference
 from ingot.server.config import ServerConfig
 from tests.deploy.conftest import IMAGE, Deploy, run_container
+from tests.runtime import variants
+from tests.runtime.variants import Made
 from tests.support import RunIngot, refused, succeeded
 
 KINDS = [
@@ -46,6 +48,10 @@ def test_the_objects_are_valid_and_belong_together(deploy: Deploy, pushed: str) 
     assert objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert objects["ServiceMonitor"]["metadata"]["labels"] == objects["Service"]["metadata"]["labels"]
     assert "replicas" not in objects["Deployment"]["spec"]  # otherwise each apply would undo the autoscaler's work
+    # The metric of pods needs an adapter, that of the processor none.
+    assert [each["type"] for each in objects["HorizontalPodAutoscaler"]["spec"]["metrics"]] == ["Pods", "Resource"]
+    labelled = deploy("k8s", pushed, "--monitor-label", "release=prometheus")["ServiceMonitor"]["metadata"]["labels"]
+    assert labelled == {**labels, "release": "prometheus"}
     names = {each["name"] for each in container(objects)["ports"]}
     assert {each["targetPort"] for each in objects["Service"]["spec"]["ports"]} == names
     assert objects["ServiceMonitor"]["spec"]["endpoints"][0]["port"] in names
@@ -62,7 +68,7 @@ def test_the_pod_satisfies_the_restricted_standard(deploy: Deploy, pushed: str) 
     assert {*pod} & {"hostNetwork", "hostPID", "hostIPC"} == set()
     mounts = {each["name"]: each["mountPath"] for each in container(objects)["volumeMounts"]}
     assert {each["name"] for each in pod["volumes"]} == set(mounts)
-    assert all("emptyDir" in each for each in pod["volumes"])
+    assert all("sizeLimit" in each["emptyDir"] for each in pod["volumes"])
 
 
 def test_the_archive_is_named_by_its_version_and_digest(deploy: Deploy, pushed: str) -> None:
@@ -122,7 +128,11 @@ def test_certificates_keys_and_credentials_come_from_secrets(deploy: Deploy, pus
 
 
 def test_files_are_the_text_and_comments_explain_the_values(run_ingot: RunIngot, pushed: str, tmp_path: Path) -> None:
-    text = run_ingot("deploy", "k8s", pushed, "--image", IMAGE).stdout
+    printed = run_ingot("deploy", "k8s", pushed, "--image", IMAGE)
+    assert f"name it by its digest: {IMAGE}@sha256:..." in printed.stderr
+    pinned = run_ingot("deploy", "k8s", pushed, "--image", f"{IMAGE}@sha256:{'0' * 64}")
+    assert "digest" not in succeeded(pinned) + pinned.stderr
+    text = printed.stdout
     assert "\n      # 5 s preStop, 10 s ready-delay, 30 s drain-timeout, and some to end\n" in text
     assert "null" not in text
     folder = tmp_path / "manifests"
@@ -168,6 +178,8 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
         (["PUSHED", "--secret", "{{ .Values.image }}"], "--secret '{{ .Values.image }}' is not a name of Kubernetes"),
         (["PUSHED", "--pull-secret", "a: b"], "--pull-secret"),
         (["PUSHED", "--monitoring", "Monitoring"], "--monitoring"),
+        (["PUSHED", "--monitor-label", "release"], "write NAME=VALUE"),
+        (["PUSHED", "--monitor-label", "release=a b"], "the value must be at most 63 letters"),
     ],
     ids=lambda each: each[-1] if isinstance(each, list) else "",
 )
@@ -185,6 +197,41 @@ def test_an_archive_of_the_store_is_named_in_the_registry(
     run_ingot("push", digits_archive, "digits:1")
     [_, source] = container(deploy("k8s", "digits:1", "--registry", "oci://registry.local/team"))["args"]
     assert source.startswith("digits=oci://registry.local/team/digits:1@sha256:")
+
+
+@pytest.mark.parametrize(
+    ("form", "isolated", "settings", "mebibytes"),
+    [
+        ("onnx", False, {}, 256 + 10),
+        ("onnx", True, {"instances": 2}, 256 + 2 * (10 + 64)),
+        ("onnx", True, {"isolate": "none"}, 256 + 10),
+        ("onnx", False, {"isolate": "all"}, 256 + 10 + 64),
+        ("pt2", True, {"allow_code": True, "instances": 2}, 256 + 2 * (10 + 512)),
+    ],
+)
+def test_memory_includes_engine_processes(form: str, isolated: bool, settings: dict[str, Any], mebibytes: int) -> None:
+    model = Served("net", Reference("net"), 10 << 20, 1, {}, formats=frozenset({form}), isolated=isolated)
+    config = ServerConfig(**settings)
+    plan = Plan(name="net", models=(model,), image=IMAGE, settings=config, environment={}, has_torch=True)
+    assert plan.memory_request == mebibytes << 20
+
+
+def test_an_archive_that_pods_cannot_serve_is_refused(
+    deploy: Deploy, run_ingot: RunIngot, registry: str, tmp_path: Path
+) -> None:
+    variants.archive([Made("pt2", format="pt2", graph=b"code")], "net").save(tmp_path / "net.ingot")
+    succeeded(run_ingot("push", tmp_path / "net.ingot", source := f"{registry}/team/net:1"))
+    command = ("deploy", "k8s", source, "--image", IMAGE)
+    assert "pods refuse; give --allow-code, or export a variant of format onnx" in refused(run_ingot(*command))
+    assert "give --image-has-torch" in refused(run_ingot(*command, "--allow-code"))
+    objects = deploy("k8s", source, "--allow-code", "--image-has-torch")
+    assert container(objects)["resources"]["requests"]["memory"] == "769Mi"
+    # A variant that can run is enough.
+    both = [Made("pt2", format="pt2", graph=b"code"), Made("fp32")]
+    variants.archive(both, "both").save(tmp_path / "both.ingot")
+    succeeded(run_ingot("push", tmp_path / "both.ingot", source := f"{registry}/team/both:1"))
+    assert container(deploy("k8s", source))["resources"]
+    assert "has only variants" in refused(run_ingot("deploy", "k8s", f"{source}#pt2", "--image", IMAGE))
 
 
 LATENCY = {1: 0.001, 8: 0.002, 32: 0.004, 64: 0.010}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
+from ingot.runtime.catalog import Catalog
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine
@@ -325,3 +328,17 @@ def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
         served.close()
 
     run(work())
+
+
+def test_a_server_is_ready_unless_a_model_is_missing_or_all_have_failed() -> None:
+    def ready(*models: tuple[bool, bool]) -> bool:
+        catalog: Catalog[Any] = Catalog(Metrics())
+        for number, (loaded, failed) in enumerate(models):
+            catalog._models[f"m{number}"] = {"1": SimpleNamespace(loaded=loaded, failed=failed)}
+        return catalog.ready
+
+    running, tried_again, loading = (True, False), (True, True), (False, False)
+    assert ready(running)
+    assert ready(running, tried_again)
+    for models in ((), (tried_again,), (tried_again, tried_again), (running, loading)):
+        assert not ready(*models)

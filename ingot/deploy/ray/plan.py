@@ -63,9 +63,10 @@ class Plan:
                     f"{known[name].option} ({known[name].variable}) has no effect behind the proxies of Ray Serve, "
                     "which have the ports; leave it out"
                 )
-        if self.config.states and self.replicas[1] > 1:
+        if self.replicas[1] > 1 and (self.config.states or any(model.sequential for model in self.models)):
             raise InvalidArgument(
-                "--states: requests of one sequence would reach several replicas; use --replicas 1, or ingot serve"
+                "states (--states, or of an archive): requests of one sequence would reach several replicas; use "
+                "--replicas 1, or ingot serve"
             )
         if not self.gpus >= 0 or (self.gpus > 1 and self.gpus != int(self.gpus)):
             raise InvalidArgument(
@@ -161,7 +162,7 @@ class Plan:
                 "num_cpus": self.cores,
                 **({"num_gpus": self.gpus} if self.gpus else {}),
                 **comment("bytes that a replica holds once its models are loaded"),
-                "memory": held_memory(self.models),
+                "memory": held_memory(self.models, self.config),
             },
             **comment(f"{self.config.drain_timeout:g} s drain-timeout, and some to end"),
             "graceful_shutdown_timeout_s": self.config.drain_timeout + _CLOSING,

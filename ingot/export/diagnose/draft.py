@@ -92,10 +92,14 @@ def _explained(kind: str, data: Mapping[str, Any], files: Mapping[int, str], sub
     frames = [Place(files.get(item["filename"], ""), item["line"], item["name"]) for item in data["user_stack"]]
     condition = named.written(data["expr"])
     if kind == "GUARD_ADDED":
-        cause = Cause(Kind.FIXED, f"its code is valid only where {condition}", "declare the dimension accordingly")
+        advice = "declare the dimension accordingly; torch.cond, or --capture script, keeps all sizes"
+        cause = Cause(Kind.FIXED, f"its code is valid only where {condition}", advice)
         details = []
     else:
-        advice = "use torch.where or torch.cond, or state a condition that always holds by torch._check"
+        advice = (
+            "use torch.where or torch.cond, or state a condition that always holds by torch._check; --capture script "
+            "keeps branches, and loops such as over range(x.item())"
+        )
         cause = Cause(Kind.DECISION, "its code branches on the values of a tensor, which a graph cannot", advice)
         details = [f"the condition: {condition}, {data['occurrences']} times"]
     details += [f"{name}: {named.written(_value(value))}" for name, value in frame["locals"].items()]

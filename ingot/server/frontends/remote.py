@@ -204,6 +204,10 @@ class RemoteModel:
         return self.state.loaded
 
     @property
+    def failed(self) -> bool:
+        return not self.state.loaded
+
+    @property
     def sequential(self) -> bool:
         return self.state.sequential
 
