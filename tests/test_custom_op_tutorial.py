@@ -99,7 +99,8 @@ def test_the_code_that_the_tutorial_shows_is_that_of_its_files() -> None:
 def test_the_error_that_the_page_shows_is_what_an_operator_without_translation_gives() -> None:
     class Eigenvalues(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.eigvalsh(x)
+            values: torch.Tensor = torch.linalg.eigvalsh(x)
+            return values
 
     page = (ROOT / "docs" / "custom-ops.md").read_text()
     [shown] = re.findall(r"^the model has no ONNX form: .*$", page, re.MULTILINE)
