@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,13 +29,15 @@ from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import load_error
 from ingot.runtime.isolation import confinement
 from ingot.runtime.isolation.description import Description
-from ingot.runtime.isolation.link import ARENA, Kind, Link
+from ingot.runtime.isolation.link import Kind, Link, arena_size
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
 
 # Seconds in which a process that has closed its connection must end, before it is killed.
 _END_SECONDS = 2.0
+# Seconds between two looks at whether a process that does not answer is stopped.
+_STOPPED_SECONDS = 1.0
 # Limits of texts that a process sends, which its model may have written: in bytes, characters and records of its log.
 _MOST_STDERR = 1 << 16
 _MOST_ERROR = 4096
@@ -95,7 +98,7 @@ class EngineProcess:
                 ours, theirs = socket.socketpair()
                 on_error.callback(ours.close)
                 passed.callback(theirs.close)
-                outputs = arena.create(ARENA)
+                outputs = arena.create(arena_size())
                 passed.callback(os.close, outputs)
                 self._channels.append(_Channel(ours, written, outputs))
                 given += (theirs.fileno(), outputs, handle)
@@ -250,6 +253,8 @@ class EngineProcess:
                     channel.link.connection.settimeout(timeout)
                     channel.timed = timeout is not None
                 send()
+                if timeout is not None:
+                    self._await_answer(channel.link.connection, timeout)
                 received = foreign.outcome(channel.link.receive)
                 if not isinstance(received, Exception):
                     return received
@@ -261,6 +266,22 @@ class EngineProcess:
             except (EOFError, OSError):
                 pass  # it has ended, or will be killed for closing its connection
         raise Ended(self.wait())
+
+    def _await_answer(self, connection: socket.socket, timeout: float) -> None:
+        """Wait until an answer arrives; end a process that is stopped (SIGSTOP), which would use up the time.
+
+        Raises:
+            TimeoutError: it takes longer than ``timeout`` seconds.
+        """
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        end = time.monotonic() + timeout
+        while not poll.poll(min(_STOPPED_SECONDS, timeout) * 1000):
+            if _is_stopped(self._process.pid):
+                self.kill("was stopped, and killed")
+                return
+            if time.monotonic() >= end:
+                raise TimeoutError
 
     def _error(self, body: memoryview) -> Exception:
         error = foreign.outcome(lambda: load_error(body[:_MOST_ERROR]))
@@ -297,6 +318,12 @@ def _temporary_folder() -> str:
     except OSError as error:
         remedy = "; set TMPDIR to a writable folder with free space"
         raise write_error("cannot create a temporary folder for an engine process", error, remedy) from error
+
+
+def _is_stopped(process: int) -> bool:
+    """Return whether a process is stopped by a signal; not whether a debugger stopped it."""
+    stat = foreign.attempt(lambda: Path(f"/proc/{process}/stat").read_text()) or ""
+    return stat.rpartition(")")[2].split()[:1] == ["T"]
 
 
 def _described(code: int) -> str:

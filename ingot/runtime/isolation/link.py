@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import struct
 from collections import deque
@@ -19,8 +20,9 @@ from ingot.ipc.arena import THRESHOLD, Incoming, Outgoing
 from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout
 from ingot.tensors import Array, DType
 
-ARENA = 1 << 30
-"""Most bytes of shared memory in each direction; only pages that were written use memory."""
+_ARENA = 1 << 30
+# Part of a limited address space (`ulimit -v`) for one direction of one engine: many engines share it.
+_ARENA_PART = 32
 
 # Largest record. Tensors that do not fit into the arena go through the socket.
 _MOST = 1 << 30
@@ -41,6 +43,12 @@ class Kind(IntEnum):
     RUN = 3  # server: blocks of the engine process's arena that are free again, tensors
     OUTPUTS = 4  # engine process: tensors
     ERROR = 5  # engine process: code, text
+
+
+def arena_size() -> int:
+    """Return the most bytes of shared memory in each direction; only pages that were written use memory."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return _ARENA if limit == resource.RLIM_INFINITY else min(_ARENA, limit // _ARENA_PART)
 
 
 class Link:

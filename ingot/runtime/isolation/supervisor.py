@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from ingot.ipc import arena
 from ingot.ipc.arena import Outgoing
 from ingot.runtime.isolation.description import Description
 from ingot.runtime.isolation.engine_process import Ended, EngineProcess
-from ingot.runtime.isolation.link import ARENA
+from ingot.runtime.isolation.link import arena_size
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -71,8 +73,9 @@ class Supervisor:
         self.failed = False
         self.description: Description
         self._how = how
-        self._handles = [arena.create(ARENA) for _ in range(how["lanes"])]
-        self.inputs = [*map(Outgoing, self._handles)]
+        with _address_space():
+            self._handles = [arena.create(arena_size()) for _ in range(how["lanes"])]
+            self.inputs = [*map(Outgoing, self._handles)]
         self._end = None if limit is None else time.monotonic() + limit
         self._start_limit = _START_SECONDS
         self._supervision: Supervision | None = None
@@ -243,9 +246,11 @@ class Supervisor:
         Raises:
             Ended: it ended, or took longer than ``limit`` seconds.
             IngotError: the engine cannot be opened, or failed its test.
+            Unavailable: there is no memory, or address space, for it.
             OSError: the process cannot be started.
         """
-        process = EngineProcess(self._how, self.inputs, self._handles)
+        with _address_space():
+            process = EngineProcess(self._how, self.inputs, self._handles)
         with contextlib.ExitStack() as on_error:
             on_error.callback(process.release)
             on_error.callback(process.wait)
@@ -262,3 +267,23 @@ class Supervisor:
             self._ready, self.down, self.failed = process, "", False
             self._changed.notify_all()
         return process
+
+
+@contextlib.contextmanager
+def _address_space() -> Iterator[None]:
+    """Name the cause where there is no memory to map.
+
+    Raises:
+        Unavailable: that is so.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        cause = f"the address space is limited to {limit >> 20} MiB" if limit != resource.RLIM_INFINITY else "no memory"
+        raise Unavailable(
+            f"an engine process cannot be started: {cause}, and shared memory of {arena_size() >> 20} MiB in each "
+            "direction does not fit; raise the limit (ulimit -v), or use --isolate none for models that you trust"
+        ) from error

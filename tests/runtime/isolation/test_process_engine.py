@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge, Unavailable
+from ingot.ipc import arena
 from ingot.runtime import Entry, load_engine
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.dispatch.worker import Worker
@@ -258,6 +261,39 @@ def test_a_stopped_process_is_killed(tmp_path: Path) -> None:
             engine.run({"n": np.array([3])})
         assert engine.run({"n": np.array([3])})["y"].tolist() == [3]
         assert supervised.lost == ["was killed, since a call did not end at its time limit"]
+
+
+def test_a_process_that_is_stopped_in_its_start_is_replaced(tmp_path: Path) -> None:
+    with opened(onnx_models.affine(tmp_path)) as engine:
+
+        def stop_first(run: Run) -> None:
+            latest = engine._supervisor._latest
+            assert latest is not None
+            if supervised.tests == 1:
+                os.kill(latest._process.pid, signal.SIGSTOP)
+            run({"x": np.ones((1, 3), np.float32)})
+
+        supervised = Supervised(engine, stop_first)
+        os.kill(pid_of(engine), signal.SIGKILL)
+        wait_until(lambda: supervised.tests == 2)  # not after the limit of a start, a minute
+        assert engine.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+
+
+def test_a_limited_address_space_is_shared_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = resource.getrlimit
+    small = (3 << 30, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: small if kind == resource.RLIMIT_AS else limits(kind))
+    path = onnx_models.affine(tmp_path)
+    with opened(path) as engine:
+        assert len(engine._supervisor.inputs[0]._bytes) == 96 << 20
+        assert engine.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
+
+    def no_memory(size: int) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(arena, "create", no_memory)
+    with pytest.raises(Unavailable, match=r"limited to 3072 MiB.*ulimit -v"), opened(path):
+        pass
 
 
 @pytest.mark.matrix
