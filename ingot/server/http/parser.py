@@ -27,7 +27,7 @@ PAGE = "/ui"
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 # RFC 9110, 7.2: a name, an IPv4 address or an IPv6 one in brackets, and a port; empty where there is no name. RFC 3986
 # allows commas in names, but proxies join the values of repeated headers with them.
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]*)(:[0-9]*)?")
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]+)(:[0-9]*)?")
 # Headers that decide how a body is read. A proxy may use one value of several, and this server another.
 _ONCE = ("Content-Encoding", "Content-Type", HEADER_LENGTH)
 
