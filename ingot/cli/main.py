@@ -18,7 +18,7 @@ import typer
 from ingot._version import __version__
 from ingot.cli import interrupts
 from ingot.cli.output import note, stderr
-from ingot.errors import Code, IngotError
+from ingot.errors import FULL_DISK, Code, IngotError
 
 if TYPE_CHECKING:
     app: typer.Typer  # created on first access
@@ -68,6 +68,8 @@ _COMMANDS = {
         "demo": "demo.demo",
     },
 }
+# What tempfile says if it can write to no folder.
+_NO_FOLDER = "No usable temporary directory"
 # The prefix of the names of threads in which the server loads models.
 _LOADING = "ingot-load"
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
@@ -161,6 +163,9 @@ def _main() -> None:
     except IngotError as error:
         _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
     except Exception as error:  # the process boundary: an unexpected error is a bug, reported in one line
+        if isinstance(error, OSError) and (error.errno in FULL_DISK or _NO_FOLDER in str(error)):
+            place = f" for {error.filename}" if error.filename else ""
+            _fail(f"no space is left{place}: free some, or set TMPDIR to a folder with free space", 1)
         if os.environ.get("INGOT_TRACEBACK"):
             raise
         _fail(f"{type(error).__name__}: {error}. This is a bug in Ingot; INGOT_TRACEBACK=1 shows where.", 70)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,30 @@ def test_a_misspelt_command_line_is_exit_code_2(run_ingot: RunIngot, arguments: 
     assert result.returncode == 2
     assert "Usage:" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/tmp/ingot-1"),
+            "no space is left for /tmp/ingot-1: free some",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "no space is left: free some"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "no space is left: free"),
+    ],
+)
+def test_a_full_temporary_folder_is_no_bug(
+    run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch, error: OSError, found: str
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    result = run_ingot("export", "m:M", "--out", "m.ingot")
+    assert result.returncode == 1
+    assert found in result.stderr
+    assert "set TMPDIR to a folder with free space" in result.stderr
 
 
 _INTERRUPTED = """
