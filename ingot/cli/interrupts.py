@@ -44,6 +44,39 @@ def watch() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
+class Hangups:
+    """Remembers SIGHUP until a server can reload; if the terminal was closed, it still ends the process.
+
+    Attributes:
+        pending: whether there was one.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._there = self._opens()
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, self._note)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the terminal was closed: the kernel then sends SIGHUP, and the process has no terminal any longer."""
+        return self._there and not self._opens()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.pending = True
+        if self.closed:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    @staticmethod
+    def _opens() -> bool:
+        try:
+            os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+        except OSError:
+            return False
+        return True
+
+
 def check() -> None:
     """Raise KeyboardInterrupt if there was a Ctrl-C; for endless loops."""
     if _seen:

@@ -40,6 +40,7 @@ def serve(
     Server settings can also be environment variables, INGOT_HTTP_PORT for --http-port and so on, or keys of the
     configuration file.
     """
+    hangups = interrupts.Hangups()
     with _garbage_later() as loaded:
         from ingot.model_store import Store
         from ingot.server.config.configuration import Configuration
@@ -61,7 +62,7 @@ def serve(
                 _print_addresses(server)
 
         interrupts.check()
-        run(server, started)
+        run(server, started, hangups)
 
 
 @contextlib.contextmanager

@@ -110,6 +110,11 @@ class Server:
             await self._ports.set_serving(True)
             on_late_error.pop_all()
 
+    async def warm(self) -> None:
+        """Prepare what the first requests other than inference would wait for, once the server has started."""
+        if isinstance(self._ports, Listeners):
+            await self._ports.warm()
+
     async def stop(self) -> None:
         """Refuse new requests, finish those in flight, free the models."""
         self.plane.draining = True

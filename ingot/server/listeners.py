@@ -122,6 +122,12 @@ class Listeners:
         for listener in self._open:
             await listener.set_serving(serving)
 
+    async def warm(self) -> None:
+        """Prepare what the first requests other than inference would wait for."""
+        for listener in self._open:
+            if isinstance(listener, HttpListener):
+                await listener.warm()
+
     async def refresh(self) -> None:
         """Do nothing: the models are those of this process."""
 

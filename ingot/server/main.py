@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import uvloop
@@ -46,7 +46,7 @@ _STOP_SECONDS = 15.0
 _MODULE = ("torch.nn.modules.module", "Module")
 
 
-def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
+def run(server: Server, started: Callable[[], None], hangups: Hangups) -> None:
     """Run a server in this thread until SIGTERM or Ctrl-C, then drain it. A second signal stops at once.
 
     The process also ends if it has not drained within its limits, even if an engine call blocks the event loop. SIGHUP
@@ -56,13 +56,13 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
     Args:
         server: not started.
         started: called when every model is ready.
+        hangups: SIGHUP until now; a pending one reloads the models once they are ready.
 
     Raises:
         IngotError: the server cannot start.
     """
 
     sys.setswitchinterval(_SWITCH_SECONDS)
-    terminal = _Terminal()
 
     async def main() -> None:
         stop, reload = asyncio.Event(), asyncio.Event()
@@ -71,8 +71,10 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, lambda: (stop if terminal.closed else reload).set())
-        with _forced_end(server.config.ready_delay + server.config.drain_timeout + _STOP_SECONDS, terminal):
+            loop.add_signal_handler(signal.SIGHUP, lambda: (stop if hangups.closed else reload).set())
+            if hangups.pending:
+                reload.set()
+        with _forced_end(server.config.ready_delay + server.config.drain_timeout + _STOP_SECONDS, hangups):
             starting = asyncio.create_task(server.start())
             stopping = asyncio.create_task(stop.wait())
             if not await _ended_first(starting, stopping):
@@ -81,9 +83,10 @@ def run(server: Server, started: Callable[[], None] = lambda: None) -> None:
             starting.result()
             if not stop.is_set():
                 started()
-                reloading = asyncio.create_task(_reload_at(reload, server))
+                tasks = [asyncio.create_task(_reload_at(reload, server)), asyncio.create_task(server.warm())]
                 await stop.wait()
-                reloading.cancel()
+                for task in tasks:
+                    task.cancel()
             log.info("draining")
             await server.stop()
             stopping.cancel()
@@ -103,28 +106,18 @@ async def _reload_at(signalled: asyncio.Event, server: Server) -> None:
             log.error("the models could not be reloaded: %s", done)
 
 
-class _Terminal:
-    """The terminal that the process was started in, if any."""
-
-    def __init__(self) -> None:
-        self._there = self._opens()
+class Hangups(Protocol):
+    """SIGHUP before the event loop runs: ``pending`` is whether there was one, ``closed`` whether the terminal was."""
 
     @property
-    def closed(self) -> bool:
-        """Whether it was closed: the kernel then sends SIGHUP, and the process has no terminal any longer."""
-        return self._there and not self._opens()
+    def pending(self) -> bool: ...
 
-    @staticmethod
-    def _opens() -> bool:
-        try:
-            os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-        except OSError:
-            return False
-        return True
+    @property
+    def closed(self) -> bool: ...
 
 
 @contextlib.contextmanager
-def _forced_end(limit: float, terminal: _Terminal) -> Iterator[None]:
+def _forced_end(limit: float, hangups: Hangups) -> Iterator[None]:
     """End the process at a second SIGINT or SIGTERM, and ``limit`` seconds after the first signal that stops it.
 
     Signal handlers run between Python instructions of the main thread, so an engine call in the event loop delays them.
@@ -150,7 +143,7 @@ def _forced_end(limit: float, terminal: _Terminal) -> Iterator[None]:
                 if first and number in (signal.SIGINT, signal.SIGTERM):
                     remove_scratch()
                     os._exit(128 + number)
-                stops = number in (signal.SIGINT, signal.SIGTERM) or (number == signal.SIGHUP and terminal.closed)
+                stops = number in (signal.SIGINT, signal.SIGTERM) or (number == signal.SIGHUP and hangups.closed)
                 if stops and not first:
                     first, end = number, time.monotonic() + limit
             os.write(loop_writer, numbers)

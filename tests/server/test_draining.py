@@ -198,6 +198,56 @@ def test_a_closed_terminal_stops_the_server(folder: Path) -> None:
         process.communicate()
 
 
+HUNG_UP = """
+import os, signal, sys
+from ingot.server import main as server
+from ingot.server.http.asgi import LazyApp
+create, warm = server.create, LazyApp.warm
+
+async def warm_and_say(self):
+    await warm(self)
+    print("warmed:", sorted(self._app.openapi_schema), file=sys.stderr, flush=True)
+
+LazyApp.warm = warm_and_say
+
+def hang_up(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return create(*arguments, **options)
+
+server.create = hang_up
+from ingot.__main__ import main
+main()
+"""
+
+
+def test_a_hangup_before_the_server_runs_reloads_its_models_later(folder: Path) -> None:
+    model = str(onnx_models.affine(folder))
+    command = [sys.executable, "-c", HUNG_UP, "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]
+    process = subprocess.Popen(
+        [*command, "--log-level", "info"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INGOT_HOME": str(folder)},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["models"]
+        # Also without a request, what the first one would wait for is prepared.
+        wanted = {"SIGHUP: reloading", "warmed: ['components', 'info', 'openapi', 'paths']"}
+        while wanted:
+            line = process.stderr.readline()
+            assert line
+            wanted -= {text for text in wanted if text in line}
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_hangup_that_is_ignored_stays_so(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     command = ["nohup", sys.executable, "-m", "ingot", "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]

@@ -15,6 +15,7 @@ from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
 from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
+from ingot.server.models.loading import in_thread
 from ingot.server.observation.context import CONTEXT, RequestContext
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class AsgiCarrier(Carrier, Protocol):
 
 
 class LazyApp:
-    """The FastAPI application, imported with its first request, as that takes a third of a second."""
+    """The FastAPI application, imported by :meth:`warm` or the first request, as it takes a third of a second."""
 
     def __init__(self, service: Service, control: Control | None = None, *, page: bool = False):
         self._service = service
@@ -51,9 +52,18 @@ class LazyApp:
 
     async def __call__(self, scope: object, receive: object, send: object) -> None:
         if self._app is None:
-            async with self._lock:
-                self._app = self._app or await asyncio.to_thread(self._load)
+            await self._loaded()
         await self._app(scope, receive, send)
+
+    async def warm(self) -> None:
+        """Prepare what the first requests would wait for, in a thread that a stopping server does not wait for."""
+        app = await self._loaded()
+        await in_thread("warm", app.openapi)  # which keeps its result
+
+    async def _loaded(self) -> Any:
+        async with self._lock:
+            self._app = self._app or await in_thread("warm", self._load)
+        return self._app
 
     def _load(self) -> Any:
         from ingot.server.http.app import create_app

@@ -55,7 +55,7 @@ class HttpListener:
         self._shares_port = shared
         self._tls = None if tls is None else tls.context(["http/1.1"])
         self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
-        self._shared.app = LazyApp(self._shared.service, control, page=page)
+        self._app = self._shared.app = LazyApp(self._shared.service, control, page=page)
         self._connections = connections = Connections()
         if control is None:
             plane.metrics.http_connections.set_function(lambda: len(connections))
@@ -70,6 +70,10 @@ class HttpListener:
         )
         number: int = listener.getsockname()[1]
         return number
+
+    async def warm(self) -> None:
+        """Prepare what the first requests other than inference would wait for."""
+        await self._app.warm()
 
     async def start_unix(self, path: Path) -> None:
         """Listen on a Unix socket.
