@@ -12,7 +12,7 @@ import onnx_ir as ir
 from torch import nn
 
 from ingot import foreign, padding
-from ingot.errors import InvalidArgument
+from ingot.errors import ExportError, InvalidArgument
 from ingot.export.capture.ladder import Legacy
 from ingot.export.estimate import cost
 from ingot.export.lower.packed import Packed, precision_of
@@ -27,7 +27,7 @@ from ingot.export.source.subject import Subject, check_batch_dim, describe, pars
 from ingot.export.source.tensor_plan import plan_of
 from ingot.export.stages.capture import capture_module
 from ingot.export.stages.context import Context, Options
-from ingot.export.stages.lower import TARGETS, lower_to_onnx, lower_to_target
+from ingot.export.stages.lower import TARGETS, lower_gradually, lower_to_onnx, lower_to_target
 from ingot.export.stages.pack import pack_archive, pack_onnx
 from ingot.export.stages.prove import prove_packed
 from ingot.export.stages.rewrite import rewrite_onnx, rewrite_program
@@ -158,7 +158,14 @@ def _export_module(context: Context, subject: Subject) -> Archive:
     context.memory = foreign.attempt(lambda: cost.plan_memory(program, subject, batch))
     if to_onnx:
         model, program = lower_to_onnx(context, program, subject, rewritten=program is not captured)
-        return _finish_onnx(context, model, program.signature)
+        try:
+            with context.journal.tentative():
+                return _finish_onnx(context, model, program.signature)
+        except ExportError:
+            again = lower_gradually(context, program)
+            if again is None:
+                raise
+        return _finish_onnx(context, again, program.signature)
     packed = lower_to_target(context, program)
     return _finish(context, packed, precision_of(program), program.signature)
 

@@ -81,6 +81,7 @@ class Eager:
         output_names: overrides the outputs' names.
         states: the state to lift into inputs and outputs.
         caches: buffers that it fills when it is called, with their values before the call; each call starts with these.
+        scratch: buffers that it overwrites before it reads them; they keep their values.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class Eager:
         output_names: Sequence[str] = (),
         states: States | None = None,
         caches: Mapping[str, torch.Tensor | None] | None = None,
+        scratch: Sequence[str] = (),
     ):
         self.module = module
         self.arguments = arguments
         self.states = states or States()
         self.caches = caches or {}
+        self.scratch = tuple(scratch)
         self.output_names = output_names
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
         self.device = first.device if first is not None else torch.device("cpu")
@@ -128,7 +131,9 @@ class Eager:
         own = tensors[: len(self.arguments.names)]
         args, kwargs = self.arguments.bind(own)
         empty = [None if value is None else value.clone() for value in self.caches.values()]
-        with _holding(self.module, (*self.states.buffers, *self.caches), (*tensors[len(own) :], *empty)):
+        copies = [self.module.get_buffer(name).clone() for name in self.scratch]
+        held = (*self.states.buffers, *self.caches, *self.scratch)
+        with _holding(self.module, held, (*tensors[len(own) :], *empty, *copies)):
             named = name_outputs(self.module(*args, **kwargs), self.output_names)
             if not self.output_names:  # a cache goes in and comes out under one name
                 _check_names(names := [f"{name}{NEXT}" if name in self.names else name for name in named])
@@ -144,7 +149,7 @@ class Eager:
             for name, value in self.caches.items()
         }
         module = copy.deepcopy(self.module).double()
-        return _Double(module, self.arguments, self.output_names, self.states, caches)
+        return _Double(module, self.arguments, self.output_names, self.states, caches, self.scratch)
 
     def flat(self, constants: Mapping[str, tuple[Any, torch.dtype]] | None = None) -> nn.Module:
         """Return a module of flat tensors, as :class:`Program` has them, for tracing.
@@ -169,6 +174,7 @@ class _Flat(nn.Module):
         self._constants = constants
         self._arguments = eager.arguments
         self._states = eager.states
+        self._scratch = eager.scratch
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = list(tensors[: len(self._arguments.names)])
@@ -177,6 +183,8 @@ class _Flat(nn.Module):
                 own[index] = own[index].clone()
         args, kwargs = self._arguments.bind(own)
         fixed = {name: torch.tensor(value, dtype=dtype) for name, (value, dtype) in self._constants.items()}
+        # The graph shows a use of a copy: see :func:`ingot.export.capture.exported.check_scratch`.
+        fixed |= {name: self.ingot_wrapped.get_buffer(name).clone() for name in self._scratch}
         lifted = zip(self._states.buffers, tensors[len(own) :], strict=True)
         held = {name: value.clone() for name, value in lifted}
         with _holding(self.ingot_wrapped, [*fixed], [*fixed.values()]) if fixed else contextlib.nullcontext():

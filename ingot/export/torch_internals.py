@@ -212,6 +212,32 @@ def idle_conversions() -> Iterator[None]:
         nn.Module._apply = convert  # type: ignore[method-assign]
 
 
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/fx/_symbolic_trace.py (``Tracer.call_module``)
+@contextlib.contextmanager
+def caught_errors() -> Iterator[None]:
+    """Let a module under capture catch an error of a submodule, as in ``try: self.layer(x) except TypeError: ...``.
+
+    PyTorch notes each call of a submodule in a stack, and does not remove a call that raises an error.
+    """
+    tracer: Any = importlib.import_module("torch.fx.experimental.proxy_tensor")._ModuleStackTracer
+    call = tracer.call_module
+
+    def call_module(self: Any, *args: Any) -> Any:
+        depth = len(self.module_stack)
+        try:
+            return call(self, *args)
+        except BaseException:  # and is raised again
+            while len(self.module_stack) > depth:
+                self.module_stack.popitem()
+            raise
+
+    tracer.call_module = call_module
+    try:
+        yield
+    finally:
+        tracer.call_module = call
+
+
 @contextlib.contextmanager
 def recurrent_functions(replace: Callable[[Any], Any]) -> Iterator[None]:
     """Replace the functions that recurrent layers, and the packing of sequences, call.
@@ -272,15 +298,8 @@ def registry(opset: int, *, own: bool) -> Registry:
     return made
 
 
-def export_onnx(
-    exported: torch.export.ExportedProgram,
-    translations: Registry,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    *,
-    optimize: bool,
-) -> Any:
-    """Return a program as an ``onnx_ir.Model``, with named inputs and outputs.
+def export_onnx(exported: torch.export.ExportedProgram, translations: Registry) -> Any:
+    """Return a program as an ``onnx_ir.Model`` that is not optimized.
 
     Raises:
         Exception: of many kinds, if it cannot be translated.
@@ -288,14 +307,31 @@ def export_onnx(
     from torch.onnx._internal.exporter import _core
 
     return _core.export(
-        exported,
-        registry=translations,
-        input_names=inputs,
-        output_names=outputs,
-        opset_version=translations.opset_version,
-        verbose=False,
-        optimize=optimize,
+        exported, registry=translations, opset_version=translations.opset_version, verbose=False, optimize=False
     ).model
+
+
+@contextlib.contextmanager
+def precise_sizes() -> Iterator[None]:
+    """Let the exporter treat floats that depend on sizes as double precision, and cast them where they meet tensors.
+
+    It takes them as single precision: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/fx/type_utils.py
+    """
+    types: Any = importlib.import_module("torch.onnx._internal.fx.type_utils")._SCALAR_TYPE_TO_TORCH_DTYPE
+    before = types[torch.SymFloat]
+    types[torch.SymFloat] = torch.float64
+    try:
+        yield
+    finally:
+        types[torch.SymFloat] = before
+
+
+def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Name the inputs and outputs of a model that :func:`export_onnx` returned."""
+    from torch.onnx._internal.exporter import _ir_passes
+
+    _ir_passes.rename_inputs(model, inputs)
+    _ir_passes.rename_outputs(model, outputs)
 
 
 def has_translation(node: fx.Node, translations: Registry) -> bool:

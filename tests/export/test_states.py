@@ -104,3 +104,41 @@ def test_the_command_line_lifts_too(run_ingot: RunIngot, tmp_path: Path) -> None
     )
     assert result.returncode == 0, result.stderr
     assert "count_next: equals the original" in result.stderr
+
+
+class Scratch(nn.Module):
+    """Keeps a value in buffers that each call starts from zero, as networks of spiking neurons do."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.membrane: torch.Tensor
+        self.total: torch.Tensor
+        self.register_buffer("membrane", torch.zeros(0))
+        self.register_buffer("total", torch.zeros(4))
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.total.clone() if self.reads else x
+        self.membrane = torch.zeros_like(x)
+        self.total.zero_()
+        for _ in range(2):
+            self.membrane = self.membrane * 0.9 + x
+            self.total.add_(1)
+        return torch.where(x > 1e9, before, self.membrane * self.total)  # no input of the proof is so large
+
+
+@pytest.mark.parametrize("lift_state", [False, True])
+def test_a_buffer_that_is_overwritten_first_is_not_a_state(lift_state: bool) -> None:
+    module = Scratch()
+    archive = export_model(module, inputs=ROWS, lift_state=lift_state)
+    assert [str(spec) for spec in archive.signature.inputs] == ["x:float32[batch,4]"]
+    assert any(
+        "overwrites membrane, total before it reads" in note for note in archive.variant().serving.provenance.notes
+    )
+    assert module.membrane.shape == (0,)
+    assert not module.total.any()
+
+
+def test_a_buffer_that_is_read_on_rare_inputs_is_a_state() -> None:
+    with pytest.raises(ExportError, match="changes total while it runs, and may read the value of an earlier call"):
+        export_model(Scratch(reads=True), inputs=ROWS)

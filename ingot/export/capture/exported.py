@@ -61,7 +61,7 @@ def trace(
             prefer_deferred_runtime_asserts_over_guards=oblivious or deferred,
         )
 
-    with quiet(), torch.no_grad(), patch, torch_internals.idle_conversions():
+    with quiet(), torch.no_grad(), patch, torch_internals.idle_conversions(), torch_internals.caught_errors():
         try:
             return export(shapes)
         except torch_internals.user_error() as error:
@@ -133,6 +133,44 @@ def program(
         shown = ", ".join(sorted(user_path(name) for name in mutated))
         raise ExportError(f"the captured graph changes {shown}, which a served graph would silently drop")
     return Program(exported, _signature(exported, inputs, ranges, output_names), tuple(log))
+
+
+_aten = torch.ops.aten
+_OVERWRITING = (_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default)
+_OF_SHAPE = (
+    *(_aten.zeros_like.default, _aten.ones_like.default, _aten.empty_like.default, _aten.full_like.default),
+    *(_aten.sym_size.int, _aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default),
+)
+
+
+def check_scratch(exported: torch.export.ExportedProgram, scratch: Sequence[str]) -> None:
+    """Check that a program overwrites buffers before it reads them.
+
+    Raises:
+        ExportError: it reads one.
+    """
+    buffers = exported.graph_signature.inputs_to_buffers
+    for node in exported.graph.find_nodes(op="placeholder"):
+        name = user_path(buffers.get(node.name, ""))
+        if name not in scratch:
+            continue
+        if not all(_is_overwritten(copy) for copy in node.users):
+            raise ExportError(
+                f"the model changes {name} while it runs, and may read the value of an earlier call; return the new "
+                "value as an output and accept the old one as an input"
+            )
+
+
+def _is_overwritten(copy: fx.Node) -> bool:
+    """Return whether a program replaces all values of a copy of a buffer before it uses one."""
+    if copy.target is not _aten.clone.default:
+        return False
+    for user in copy.users:  # in the order of the graph
+        if user.args[0] is not copy or user.target not in (*_OF_SHAPE, *_OVERWRITING):
+            return False
+        if user.target in _OVERWRITING:
+            return True
+    return True
 
 
 def _dim(symbol: str, bounds: Range) -> Any:

@@ -52,6 +52,7 @@ class Task:
         """Trace a flat module with options of :func:`ingot.export.capture.exported.trace`."""
         with functions.dynamic(module):
             traced = exported.trace(module, self.inputs, self.ranges, self.eager.tensors(self.example), **options)
+        exported.check_scratch(traced, self.eager.scratch)
         log = f"captured by {route}, torch {torch.__version__}"
         found = exported.program(traced, self.inputs, self.ranges, self.output_names, (log,))
         return replace(found, options=options)
@@ -118,7 +119,7 @@ def _older(
 
 
 def _like(eager: Eager, module: nn.Module) -> Eager:
-    return Eager(module, eager.arguments, states=eager.states)
+    return Eager(module, eager.arguments, states=eager.states, scratch=eager.scratch)
 
 
 ROUTES: dict[str, Callable[[Task], Captured]] = {

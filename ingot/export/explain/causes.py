@@ -15,6 +15,8 @@ _STEPPED = re.compile(r"You marked \d+\*(\w+)_part as dynamic but your code spec
 _GUARD = re.compile(
     r"Not all values of (\w+) = (\S+) in the specified range.*? satisfy the generated guard (.*?)\.?$", re.MULTILINE
 )
+# The names of the modules that a capture wraps the user's in.
+_WRAPPER = re.compile(r"(?:\b_export_root\.?)?(?:\bingot_wrapped\.?)+|\b_export_root\.")
 _FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(\w+)\.register_fake`", re.DOTALL)
 
 
@@ -77,7 +79,7 @@ def find_cause(error: BaseException) -> Cause:
 
 def _paragraph(text: str) -> str:
     """Return the first paragraph in one line; the rest is for PyTorch's developers."""
-    return " ".join(text.strip().split("\n\n", 1)[0].split())[:500]
+    return " ".join(_WRAPPER.sub("", text.strip().split("\n\n", 1)[0]).split())[:500]
 
 
 def _dimensions(text: str) -> Cause:

@@ -53,6 +53,32 @@ def zeros_like(x: Any, **options: Any) -> Any:
     return op.ConstantOfShape(op.Shape(x), value=ir.tensor(np.zeros(1, x.dtype.numpy())))
 
 
+def ones_like(x: Any, **options: Any) -> Any:
+    """Express ``aten.ones_like``."""
+    return full_like(x, 1)
+
+
+def full_like(x: Any, value: complex, **options: Any) -> Any:
+    """Express ``aten.full_like`` and ``aten.fill`` with a number."""
+    parts = np.array([complex(value).real, complex(value).imag], x.dtype.numpy())
+    return op.Expand(op.Constant(value=ir.tensor(parts)), op.Shape(x))
+
+
+def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Express ``aten.copy``, the values of an assignment to all of ``x``."""
+    return op.Expand(source, op.Shape(x))
+
+
+def slice_scatter(x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """Express ``aten.slice_scatter``, an assignment to a slice."""
+    return core.aten_slice_scatter(x, source, dim % (len(x.shape) - 1), start, end, step)
+
+
+def select_scatter(x: Any, source: Any, dim: int, index: int) -> Any:
+    """Express ``aten.select_scatter``, an assignment to one index."""
+    return core.aten_select_scatter(x, source, dim % (len(x.shape) - 1), index)
+
+
 def product(left: Any, right: Any) -> Any:
     """Express ``aten.mm`` and ``aten.bmm``."""
     return _bilinear(op.MatMul, left, right)
@@ -79,6 +105,12 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.select.int: select,
     aten.expand.default: expand,
     aten.zeros_like.default: zeros_like,
+    aten.ones_like.default: ones_like,
+    aten.full_like.default: full_like,
+    aten.fill.Scalar: full_like,
+    aten.copy.default: copy,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
     aten.mm.default: product,
     aten.bmm.default: product,
     aten.einsum.default: einsum,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
 from ingot.export.explain import places
-from ingot.export.lower import complex_numbers
+from ingot.export.lower import complex_numbers, optimizer
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
@@ -33,8 +32,6 @@ _OLDEST = 18
 _MODEL = "the model"
 _MODEL_REMEDY = "rewrite that part, or define an operator with ingot.op and its ONNX form"
 _BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
-# The optimizer's SplitToSequence assumes a known size.
-_OPTIMIZER_ISSUE = "https://github.com/microsoft/onnxscript/pull/2544"
 VIEW_ERROR = "Cannot view a tensor"
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 _NUMBERED = re.compile(r"val_\d+")
@@ -46,6 +43,8 @@ def lower(
     opset: int | None = None,
     translations: Translations | None = None,
     remark: Callable[[str], None] = lambda text: None,
+    *,
+    optimize: bool = True,
 ) -> ir.Model:
     """Convert a captured program by PyTorch's dynamo ONNX exporter.
 
@@ -56,6 +55,7 @@ def lower(
         opset: the ONNX operator set; by default the exporter's.
         translations: ONNX forms of operators that the exporter does not know.
         remark: called with notes for the user.
+        optimize: apply :mod:`ingot.export.lower.optimizer`; steps of it that fail are left out.
 
     Raises:
         ExportError: an operator has no ONNX form, or needs a newer opset.
@@ -63,8 +63,8 @@ def lower(
     signature = program.signature
     registry = make_registry(opset, translations)
     inputs, outputs = [[spec.name for spec in specs] for specs in (signature.inputs, signature.outputs)]
-    model = _translate(program.exported, inputs, _MODEL, registry, outputs, remark)
-    functions.Functions(functools.partial(_translate, registry=registry)).attach(model)
+    model = _translate(program.exported, inputs, _MODEL, registry, outputs, remark, optimize=optimize)
+    functions.Functions(functools.partial(_translate, registry=registry, optimize=optimize)).attach(model)
     if opset is not None:
         _convert(model, opset)
     for spec, value in zip(
@@ -127,21 +127,24 @@ def _translate(
     registry: Registry,
     outputs: Sequence[str] = (),
     remark: Callable[[str], None] = lambda text: None,
+    *,
+    optimize: bool,
 ) -> ir.Model:
     """Do the same as ``torch.onnx.export``, with a cached registry; errors call the program ``subject``."""
 
     def export(program: torch.export.ExportedProgram) -> ir.Model:
-        found = foreign.outcome(lambda: attempt(program, optimize=True))
-        if not isinstance(found, Exception):
-            return found
-        if not _of_optimizer(found):
-            raise found
-        remark(f"not optimized by onnxscript, which fails on this graph ({_OPTIMIZER_ISSUE})")
-        return attempt(program, optimize=False)
+        model = translated(program)
+        failure = foreign.outcome(lambda: optimizer.optimize(model)) if optimize else None
+        if failure is not None:
+            model, rejected = optimizer.optimize_gradually(translated(program))
+            remark(left_out(rejected))
+        torch_internals.name_values(model, inputs, outputs)
+        return model
 
-    def attempt(program: torch.export.ExportedProgram, optimize: bool) -> ir.Model:
-        with quiet():
-            model: ir.Model = torch_internals.export_onnx(program, registry, inputs, outputs, optimize=optimize)
+    def translated(program: torch.export.ExportedProgram) -> ir.Model:
+        with quiet(), torch_internals.precise_sizes():
+            model: ir.Model = torch_internals.export_onnx(program, registry)
+        optimizer.inline(model)
         return model
 
     def unexpressed(error: Exception) -> str:
@@ -179,12 +182,14 @@ def with_contiguous_views(exported: torch.export.ExportedProgram) -> torch.expor
     return copied
 
 
-def _of_optimizer(error: BaseException) -> bool:
-    """Return whether an error was raised by onnxscript's optimizer, not by the translation."""
-    return any(
-        "onnxscript/optimizer" in frame.filename.replace("\\", "/")
-        for frame in traceback.extract_tb(error.__traceback__)
-    )
+def left_out(rejected: Mapping[str, Exception]) -> str:
+    """Return a note on the steps of the optimizer that failed."""
+    reasons = {
+        name: foreign.one_line(error, 150) if isinstance(error, ExportError) else type(error).__name__
+        for name, error in rejected.items()
+    }
+    steps = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+    return f"onnxscript's optimizer fails on this graph, so steps of it were left out: {steps or 'none alone fails'}"
 
 
 def outside(

@@ -15,7 +15,8 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
-from ingot.export.lower import missing_forms
+from ingot.export.lower import missing_forms, size_arithmetic
+from ingot.export.lower.size_arithmetic import is_integer
 from ingot.export.rewrite.rules.fx import onnx_forms
 
 aten = torch.ops.aten
@@ -28,9 +29,12 @@ def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
     PyTorch decomposes it to a subtraction with the number first, which its exporter rejects if an integer tensor
     becomes floating point, as in ``1.0 - attention_mask``.
     """
-    if x.dtype.is_integer() and not (isinstance(number, int) and isinstance(alpha, int)):
+    if x.dtype.is_integer() and not (is_integer(number) and is_integer(alpha)):
         x = op.Cast(x, to=ir.DataType.FLOAT)
-    literal, factor = (op.Constant(value=ir.tensor(value, x.dtype)) for value in (number, alpha))
+    literal, factor = (
+        op.Constant(value=ir.tensor(value, x.dtype)) if isinstance(value, int | float) else op.CastLike(value, x)
+        for value in (number, alpha)
+    )
     return op.Sub(literal, x if alpha == 1 else op.Mul(factor, x))
 
 
@@ -144,6 +148,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
     **missing_forms.TRANSLATIONS,
+    **size_arithmetic.TRANSLATIONS,
     **recurrent.TRANSLATIONS,
     **onnx_forms.TRANSLATIONS,
 }

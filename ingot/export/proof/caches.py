@@ -48,7 +48,7 @@ def fill(eager: Eager, caches: Buffers, example: Mapping[str, Array]) -> Eager:
     """
     module = eager.module
     empty = {name: getattr(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in caches}
-    fresh = Eager(module, eager.arguments, eager.output_names, eager.states, empty)
+    fresh = Eager(module, eager.arguments, eager.output_names, eager.states, empty, eager.scratch)
     _hold(module, caches)
     expected, actual = fresh.run(example), eager.run(example)
     for name, array in expected.items():

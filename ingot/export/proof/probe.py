@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,46 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
         raise ExportError(f"the model changes its parameter {written[0]} while it runs; make it a buffer")
     changed = [name for name, old, new in zip(eager.names, before, tensors, strict=True) if not same(old, new)]
     return States(tuple(buffers), tuple(changed))
+
+
+def overwritten(eager: Eager, buffers: Sequence[str], inputs: Mapping[str, Array]) -> tuple[str, ...]:
+    """Return those of the buffers that a model changes whose values before a call have no effect on it."""
+
+    def call(changed: Sequence[str]) -> tuple[dict[str, Array], dict[str, torch.Tensor]] | None:
+        with unchanged(eager.module):
+            for name in changed:
+                owner = eager.module.get_submodule(name.rpartition(".")[0])
+                setattr(owner, name.rpartition(".")[2], _other_values(eager.module.get_buffer(name)))
+            try:
+                outputs = Eager(eager.module, eager.arguments, eager.output_names).run(inputs)
+            except ExportError:
+                return None
+            return outputs, {name: eager.module.get_buffer(name).clone() for name in buffers}
+
+    expected = call(()) if buffers else None
+    if expected is None:
+        return ()
+
+    def has_no_effect(changed: Sequence[str]) -> bool:
+        found = call(changed)
+        if found is None or not _alike(found[0], expected[0]):
+            return False
+        return all(same(value, expected[1][name]) for name, value in found[1].items())
+
+    if has_no_effect(buffers):
+        return tuple(buffers)
+    return tuple(name for name in buffers if len(buffers) > 1 and has_no_effect([name]))
+
+
+def _other_values(buffer: torch.Tensor) -> torch.Tensor:
+    """Return values that show in any result that is computed with them."""
+    if buffer.is_floating_point() or buffer.is_complex():
+        return torch.full_like(buffer, math.nan)
+    return ~buffer if buffer.dtype is torch.bool else buffer + 1
+
+
+def _alike(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:
+    return all(np.array_equal(value, right[name], equal_nan=value.dtype.kind in "fc") for name, value in left.items())
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

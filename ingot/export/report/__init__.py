@@ -179,6 +179,16 @@ class Journal:
         seconds = time.perf_counter() - begin
         self._stages.append(Stage(name=name, seconds=round(seconds, 3), detail=entry.detail, parity=entry.parity))
 
+    @contextlib.contextmanager
+    def tentative(self) -> Iterator[None]:
+        """Forget what was recorded in the block if it fails, for callers that try another way."""
+        before = {name: list(value) for name, value in vars(self).items() if isinstance(value, list)}
+        try:
+            yield
+        except Exception:  # and is raised again
+            vars(self).update(before)
+            raise
+
     def note(self, *notes: str) -> None:
         """Add remarks to the archive's provenance."""
         self.notes.extend(notes)

@@ -150,11 +150,16 @@ def prepare(
             examples = _weighed(eager, examples)
     example = examples.make(examples.default_sizes)
     found = caches.find(eager, examples)
-    states = _states(eager, example, found, lift_state)
+    states, scratch = _states(eager, example, found, lift_state)
+    if scratch:
+        eager = Eager(module, call, output_names, scratch=scratch)
+        notes.append(
+            f"the model overwrites {', '.join(scratch)} before it reads the value, so the graph does not keep it"
+        )
     if states:
         values = {name: from_torch(module.get_buffer(name)) for name in states.buffers}
         described += tuple(TensorSpec(name, DType.of(value), value.shape) for name, value in values.items())
-        eager = Eager(module, call, output_names, states)
+        eager = Eager(module, call, output_names, states, scratch=scratch)
         examples = examples.with_states(described, values)
     if found:
         eager = caches.fill(eager, found, examples.make(examples.default_sizes))
@@ -228,17 +233,21 @@ def _in_order(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[Tenso
     return tuple(by_name[name] for name in names)
 
 
-def _states(eager: Eager, example: Mapping[str, Array], constant: Collection[str], lift: bool) -> States:
-    """Return the states that the module changes, without its caches.
+def _states(
+    eager: Eager, example: Mapping[str, Array], constant: Collection[str], lift: bool
+) -> tuple[States, tuple[str, ...]]:
+    """Return the states that the module changes, without its caches, and the buffers that it only overwrites.
 
     Raises:
-        ExportError: there are some and ``lift`` is not set.
+        ExportError: there are states and ``lift`` is not set.
     """
     found = probe.find_states(eager, example)
-    states = States(tuple(name for name in found.buffers if name not in constant), found.inputs)
+    buffers = [name for name in found.buffers if name not in constant]
+    scratch = probe.overwritten(eager, buffers, example)
+    states = States(tuple(name for name in buffers if name not in scratch), found.inputs)
     if states and not lift:
         raise ExportError(
             f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "
             "drop; return the new value as an output and accept the old one as an input, or use --lift-state"
         )
-    return states
+    return states, scratch

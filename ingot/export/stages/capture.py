@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export import arguments
-from ingot.export.capture import assumptions, counterexamples, exported, ladder
+from ingot.export.capture import assumptions, counterexamples, exported, functions, ladder
 from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
 from ingot.export.proof import caches
@@ -16,6 +20,8 @@ from ingot.export.stages.context import Context
 from ingot.model_store import ParityEvidence
 from ingot.tensors import TensorSpec
 
+# MAP_NORESERVE of Linux, which Python names from 3.13 on.
+_NORESERVE = 0x4000
 # Elements in the inputs of the largest example to compare at.
 _LARGEST_EXAMPLE = 1 << 26
 
@@ -83,13 +89,8 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
     assumed = assumptions.find(program.exported, subject.inputs)
     broken, undecided = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
     conditions = "; ".join(dict.fromkeys(item.text for item in assumed if not all(map(item.holds, broken))))
-    for sizes in broken:
-        if _elements(subject.inputs, sizes) > _LARGEST_EXAMPLE:
-            shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            raise ParityError(
-                f"the captured graph is valid only where {conditions}, and {shown} is too large to test without that; "
-                "declare ranges within the condition"
-            )
+    large = [sizes for sizes in broken if _elements(subject.inputs, sizes) > _LARGEST_EXAMPLE]
+    broken = [sizes for sizes in broken if sizes not in large]
     context.examples = context.examples.at(broken)
     context.journal.progress(f"Proving that the {which} graph equals the model")
     graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
@@ -101,9 +102,55 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
         raise ParityError(
             f"{error}; the captured graph is valid only where {conditions}: declare ranges within that"
         ) from error
+    for sizes in large:
+        _prove_beyond(context, program, subject, sizes, conditions)
     context.conditions = tuple(dict.fromkeys((*context.conditions, *(item.text for item in undecided))))
     context.search_limit = counterexamples.short(assumed)
     return parity
+
+
+def _prove_beyond(
+    context: Context, program: Program, subject: Subject, sizes: Mapping[str, int], conditions: str
+) -> None:
+    """Prove that the code which a module runs at sizes too large to try equals the module at those that can be tried.
+
+    A module may copy a tensor of more than 2**31 bytes first, for example.
+
+    Raises:
+        ParityError: it differs, or cannot be captured.
+    """
+    shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    context.journal.progress(f"Capturing the graph for {shown}")
+    failure = foreign.outcome(lambda: context.prove(_captured_at(program, subject, sizes), program.signature))
+    if isinstance(failure, Exception):
+        raise ParityError(
+            f"the captured graph is valid only where {conditions}, and {shown} is too large to test without that; "
+            f"declare ranges within the condition (the code for such sizes: {foreign.first_line(failure)})"
+        ) from failure
+    context.journal.note(
+        f"{shown} is too large to run, and the model runs other code there, where not {conditions}; that code was "
+        "captured too, and returns the same as the graph at the sizes that were tried"
+    )
+
+
+def _captured_at(program: Program, subject: Subject, sizes: Mapping[str, int]) -> Captured:
+    """Capture a module at sizes for which there is no memory: a capture reads shapes only."""
+    example = tuple(_unbacked(spec, sizes) for spec in subject.inputs)
+    module = subject.eager.flat()
+    with functions.dynamic(module):
+        traced = exported.trace(module, subject.inputs, subject.ranges, example, **program.options)
+    exported.check_scratch(traced, subject.eager.scratch)
+    return Captured(exported.unguarded(traced), program.signature, subject.eager.device)
+
+
+def _unbacked(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Return a tensor in memory that is reserved, and not allocated until it is touched."""
+    shape = [dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape]
+    dtype = getattr(torch, spec.dtype.torch_name)
+    count = math.prod(shape)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    reserved = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=flags)
+    return torch.frombuffer(reserved, dtype=dtype, count=count).reshape(shape)
 
 
 def _elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:

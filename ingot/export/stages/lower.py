@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
 from ingot import foreign
 from ingot.errors import ExportError
-from ingot.export.lower import aoti, partition
+from ingot.export.lower import aoti, optimizer, partition
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import Packed
@@ -16,8 +17,9 @@ from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Program
 from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context, Options
-from ingot.export.stages.rewrite import rewrite_program
+from ingot.export.stages.rewrite import prove_onnx, rewrite_program
 from ingot.model_store import BlobFolder
+from ingot.model_store.format import onnx_graph
 
 TARGETS: dict[str, Callable[[Program, BlobFolder, Options], Packed]] = {
     "aoti": lambda program, blobs, options: aoti.pack(program, blobs, device=options.device),
@@ -46,6 +48,24 @@ def lower_to_onnx(context: Context, program: Program, subject: Subject, *, rewri
             if tidied is program:
                 raise
             return lower_onnx.lower(tidied, opset, TRANSLATIONS, remark=journal.note), tidied
+
+
+def lower_gradually(context: Context, program: Program) -> ir.Model | None:
+    """Translate a program to ONNX again, with a proof after each step of onnxscript's optimizer.
+
+    Returns:
+        The model without the steps whose results do not load or differ, or None if no step is at fault.
+    """
+    journal, prove = context.journal, partial(prove_onnx, context, program.signature)
+    with journal.stage("lower step by step", "Translating to ONNX again, with a proof of each optimization") as stage:
+        model = lower_onnx.lower(program, context.options.opset, TRANSLATIONS, optimize=False)
+        onnx_graph.externalize(model, context.blobs)
+        if isinstance(foreign.outcome(lambda: prove(model)), Exception):
+            return None
+        model, rejected = optimizer.optimize_gradually(model, prove)
+        stage.detail = ", ".join(rejected)
+    journal.note(lower_onnx.left_out(rejected))
+    return model if rejected else None
 
 
 def lower_to_target(context: Context, program: Program) -> Packed:

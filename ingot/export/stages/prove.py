@@ -19,7 +19,7 @@ from ingot.runtime import Engine, call_memory, devices, load_engine, profile
 from ingot.tensors import Signature, check_inputs
 
 # FLOPs of the largest call that is timed.
-_MAX_TIMED_FLOPS = 3e11
+_MAX_TIMED_FLOPS = 1e11
 # The longest condition in a note, in characters.
 _LONGEST_CONDITION = 60
 

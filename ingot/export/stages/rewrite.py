@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import onnx_ir as ir
 from torch import fx
@@ -75,17 +76,12 @@ def _traced_again(graph: fx.GraphModule, program: Program, subject: Subject) -> 
 def rewrite_onnx(context: Context, model: ir.Model, signature: Signature) -> ir.Model:
     """Move the weights of a model to files of the archive, and apply the ONNX rules to its graph."""
 
-    def proof(graph: ir.Model) -> float:
-        descriptor, _ = onnx_graph.pack(graph.clone(), context.blobs)
-        with contextlib.closing(load_engine(context.blobs.path(descriptor), device="cpu")) as engine:
-            parity, _ = context.prove(engine, signature, _EXAMPLES_PER_RULE)
-        return max(item.error for item in parity)
-
     # Rules and their proofs then handle a small graph, however large the weights.
     onnx_graph.externalize(model, context.blobs)
     journal = context.journal
     journal.graphs.append(onnx_graphs.of_model("ONNX graph as translated", model))
     with journal.stage("rewrite the ONNX graph", "Rewriting the ONNX graph") as stage:
+        proof = partial(prove_onnx, context, signature, most=_EXAMPLES_PER_RULE)
         model, records = PassManager(context.options.onnx_rules, proof).run(model)
         stage.detail = context.record_rules(records)
     remarks = {rule.name: rule.remark for rule in context.options.onnx_rules if rule.remark}
@@ -96,3 +92,15 @@ def rewrite_onnx(context: Context, model: ir.Model, signature: Signature) -> ir.
     if stage.detail:
         journal.graphs.append(onnx_graphs.of_model("ONNX graph rewritten", model))
     return model
+
+
+def prove_onnx(context: Context, signature: Signature, graph: ir.Model, most: int | None = None) -> float:
+    """Load an ONNX graph, compare it with the original on up to ``most`` examples, and return the largest error.
+
+    Raises:
+        ExportError: it does not load, or differs.
+    """
+    descriptor, _ = onnx_graph.pack(graph.clone(), context.blobs)
+    with contextlib.closing(load_engine(context.blobs.path(descriptor), device="cpu")) as engine:
+        parity, _ = context.prove(engine, signature, most)
+    return max(item.error for item in parity)

@@ -50,6 +50,16 @@ def test_a_branch_with_equal_sides_is_accepted() -> None:
     assert export_model(module, inputs=SPEC).signature.batch == "batch"
 
 
+def test_a_branch_at_sizes_too_large_to_run_is_captured_and_compared() -> None:
+    """As in diffusers, which copies a tensor of 2**31 bytes or more before it is resized."""
+    copied = Function(lambda x: (x.contiguous() if x.numel() * 2 > 2**31 else x) * 2)
+    notes = export_model(copied, inputs=SPEC).variant().serving.provenance.notes
+    (note,) = [note for note in notes if "too large to run" in note]
+    assert "where not batch * seq <= 1073741824" in note
+    with pytest.raises(ParityError, match="too large to test without that; declare ranges within the condition"):
+        export_model(Function(lambda x: x * 3 if x.numel() * 2 > 2**31 else x * 2), inputs=SPEC)
+
+
 def test_a_range_within_the_condition_is_taken() -> None:
     module = Function(lambda x: x * 2 if x.shape[0] * x.shape[1] > 1000 else x)
     archive = export_model(module, inputs="x:float32[batch=1..20,seq=1..50]")

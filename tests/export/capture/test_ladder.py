@@ -35,3 +35,22 @@ def test_a_number_of_graphs_is_captured_and_rewritten() -> None:
 def test_the_failure_of_the_route_that_came_farthest_is_shown() -> None:
     with pytest.raises(ExportError, match=r"torch.export, strict cannot capture .*declare them as n=\.\.20"):
         export_model(Pool(largest=20), inputs=GRAPHS)
+
+
+class Tolerant(nn.Module):
+    """Calls a layer with arguments that only some layers accept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.layer(x, None)  # type: ignore[no-any-return]
+        except TypeError:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_module_may_catch_the_error_of_a_layer() -> None:
+    archive = export_model(Tolerant(), inputs="x:float32[batch,4]")
+    assert archive.variant().serving.provenance.notes[0].startswith("captured by torch.export, torch ")

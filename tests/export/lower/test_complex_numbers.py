@@ -15,6 +15,17 @@ from tests.export.models import Function
 WEIGHTS = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
 
 
+def assigned(z: Tensor) -> Tensor:
+    """Assign to slices, to an index and to all of a tensor."""
+    result = torch.zeros_like(z)
+    result[..., :2] = z[..., 1:] * 2
+    result[1:, 0] = z[1:, 2]
+    other = torch.ones_like(z)
+    other[:, -1] = 1 + 2j  # type: ignore[assignment]
+    other[:, 1] = z.real[:, 0]
+    return result + other
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -29,6 +40,7 @@ WEIGHTS = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
         lambda z: torch.einsum("bi,ij->bj", z, WEIGHTS),
         lambda z: torch.einsum("bi->ib", z),
         lambda z: z[:, torch.tensor([2, 0])],
+        assigned,
     ],
     ids=[
         "unsqueeze",
@@ -42,6 +54,7 @@ WEIGHTS = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
         "einsum",
         "einsum-of-one",
         "indices",
+        "assignment",
     ],
 )
 @pytest.mark.one_case

@@ -144,7 +144,7 @@ class GhostNorm(torch.nn.Module):
 def test_a_fault_of_the_optimizer_costs_the_optimization_only() -> None:
     archive = export_model(GhostNorm().eval(), inputs="x:float32[batch,4]")
     notes = archive.variant().serving.provenance.notes
-    assert [note for note in notes if "not optimized by onnxscript" in note and "https://" in note]
+    assert [note for note in notes if "onnxscript's optimizer fails" in note]
     engine = load_engine(archive.variants[0].path())
     x = torch.randn(7, 4)
     torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), GhostNorm().eval()(x))

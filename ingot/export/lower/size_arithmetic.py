@@ -1,0 +1,175 @@
+"""ONNX forms of arithmetic with sizes, in double precision as in Python.
+
+The exporter computes in single precision: ``math.ceil(n * 0.3)`` of 50 would be 16, not 15. A float that depends on a
+size is a tensor of type double in the graph; :func:`ingot.export.torch_internals.precise_sizes` lets the exporter cast
+it where it meets a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnxscript import ir, opset18
+from onnxscript.function_libs.torch_lib.ops import core
+
+aten = torch.ops.aten
+op: Any = opset18
+_DOUBLE = ir.DataType.DOUBLE
+_INT64 = ir.DataType.INT64
+
+
+def to_double(x: Any) -> Any:
+    """Return a number, or a tensor of any type, as a tensor of type double."""
+    if isinstance(x, int | float):
+        return op.Constant(value=ir.tensor(float(x), _DOUBLE))
+    if x.dtype is _DOUBLE:
+        return x
+    value = op.Cast(x, to=_DOUBLE)
+    value.dtype, value.shape = _DOUBLE, x.shape
+    return value
+
+
+def _computed(operator_name: str, *numbers: Any) -> Any:
+    value = getattr(op, operator_name)(*map(to_double, numbers))
+    value.dtype, value.shape = _DOUBLE, ir.Shape([])
+    return value
+
+
+def is_integer(x: Any) -> bool:
+    """Return whether a number or a tensor is an integer."""
+    return isinstance(x, int) or (not isinstance(x, float) and x.dtype.is_integer())
+
+
+def _function(operator_name: str) -> Callable[..., Any]:
+    """Return a form of a function of floats that ONNX has as an operator."""
+    return _named(operator_name, lambda *numbers: _computed(operator_name, *numbers))
+
+
+def _arithmetic(operator_name: str) -> Callable[..., Any]:
+    """Return a form of an operation whose result is an integer if both operands are."""
+
+    def apply(x: Any, y: Any) -> Any:
+        if is_integer(x) and is_integer(y):
+            return getattr(op, operator_name)(*(op.Constant(value_int=n) if isinstance(n, int) else n for n in (x, y)))
+        return _computed(operator_name, x, y)
+
+    return _named(operator_name, apply)
+
+
+def _rounding(operator_name: str) -> Callable[..., Any]:
+    return _named(operator_name, lambda x: _to_integer(operator_name, x))
+
+
+def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__name__ = name  # the exporter's registry reads it
+    return function
+
+
+def power_of_tensor(x: Any, exponent: Any) -> Any:
+    """Express ``aten.pow.Tensor_Scalar`` with an exponent that may depend on a size."""
+    if isinstance(exponent, int | float):
+        return core.aten_pow_tensor_scalar(x, exponent)
+    return op.Pow(op.Cast(x, to=ir.DataType.FLOAT) if x.dtype.is_integer() else x, exponent)
+
+
+def log_2(x: Any) -> Any:
+    """Express ``math.log2``."""
+    return _computed("Div", op.Log(to_double(x)), math.log(2))
+
+
+def rounded(x: Any, digits: Any = None) -> Any:
+    """Express ``round`` to an integer: ONNX rounds halves to even numbers as well."""
+    if digits is not None:
+        raise NotImplementedError("round() of a size to decimal places")
+    return op.Cast(op.Round(to_double(x)), to=_INT64)
+
+
+def _to_integer(operator_name: str, x: Any) -> Any:
+    return x if is_integer(x) else op.Cast(_computed(operator_name, x), to=_INT64)
+
+
+def scalar_tensor(x: Any, dtype: int | None = None, **options: Any) -> Any:
+    """Express ``aten.scalar_tensor`` of a number that may depend on a size."""
+    kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
+    return op.Constant(value=ir.tensor(x, kind)) if isinstance(x, int | float | bool) else op.Cast(x, to=kind)
+
+
+def full(size: Any, x: Any, dtype: int | None = None, **options: Any) -> Any:
+    """Express ``aten.full`` with a number that may depend on a size."""
+    if dtype in (None, -1):
+        integer = ir.DataType.BOOL if isinstance(x, bool) else _INT64
+        dtype = integer if is_integer(x) else ir.DataType.FLOAT
+    value = scalar_tensor(x, dtype)
+    return op.Expand(value, size) if size else value
+
+
+def arange(start: Any, end: Any, step: Any = 1, dtype: int | None = None, **options: Any) -> Any:
+    """Express ``aten.arange.start_step``.
+
+    The exporter's form takes the type of ``end``, and counts the steps in the type of the result.
+    """
+    exact = all(map(is_integer, (start, end, step)))
+    kind = (_INT64 if exact else ir.DataType.FLOAT) if dtype in (None, -1) else ir.DataType(dtype)
+    if exact:
+        first, last, gap = (
+            op.Constant(value_int=x) if isinstance(x, int) else op.Reshape(x, []) for x in (start, end, step)
+        )
+        values = op.Range(first, last, gap)
+    else:
+        count = _to_integer("Ceil", _computed("Div", _computed("Sub", end, start), step))
+        places = op.Range(
+            op.Constant(value_int=0), op.Reshape(count, op.Constant(value_ints=[])), op.Constant(value_int=1)
+        )
+        values = op.Add(to_double(start), op.Mul(to_double(step), op.Cast(places, to=_DOUBLE)))
+    return values if exact and kind is _INT64 else op.Cast(values, to=kind)
+
+
+def arange_end(end: Any, dtype: int | None = None, **options: Any) -> Any:
+    """Express ``aten.arange``."""
+    return arange(0, end, 1, dtype)
+
+
+def arange_start(start: Any, end: Any, dtype: int | None = None, **options: Any) -> Any:
+    """Express ``aten.arange.start``."""
+    return arange(start, end, 1, dtype)
+
+
+# The functions of PyTorch by which a capture records those of Python's math module.
+_FUNCTIONS = {
+    "_sym_sqrt": "Sqrt",
+    "_sym_cos": "Cos",
+    "_sym_cosh": "Cosh",
+    "_sym_sin": "Sin",
+    "_sym_sinh": "Sinh",
+    "_sym_tan": "Tan",
+    "_sym_tanh": "Tanh",
+    "_sym_asin": "Asin",
+    "_sym_acos": "Acos",
+    "_sym_atan": "Atan",
+}
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    torch.sym_float: to_double,
+    operator.add: _arithmetic("Add"),
+    operator.sub: _arithmetic("Sub"),
+    operator.mul: _arithmetic("Mul"),
+    operator.pow: _arithmetic("Pow"),
+    operator.truediv: _function("Div"),
+    math.ceil: _rounding("Ceil"),
+    math.floor: _rounding("Floor"),
+    math.trunc: _rounding("Identity"),
+    round: rounded,
+    **{getattr(torch, name): _function(kind) for name, kind in _FUNCTIONS.items()},
+    torch._sym_log2: log_2,  # type: ignore[attr-defined]
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.full.default: full,
+    aten.pow.Tensor_Scalar: power_of_tensor,
+    aten.arange.default: arange_end,
+    aten.arange.start: arange_start,
+    aten.arange.start_step: arange,
+}
+"""By operator, for :func:`ingot.export.lower.onnx.lower`."""
