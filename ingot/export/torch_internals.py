@@ -154,6 +154,17 @@ def python_code(expression: Any) -> str:
 
 # Capture
 
+# Public, but without types
+sym_float: Callable[[Any], Any] = torch.sym_float
+sym_max: Callable[[Any, Any], Any] = torch.sym_max
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/__init__.py (``_get_sym_math_fn``)
+SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(torch, f"_sym_{name}")
+    for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
+}
+"""By the name of a function of Python's math module: the one that accepts a size that a capture keeps dynamic."""
+
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/exc.py
 def user_error() -> type[Exception]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import math
 import re
 from collections.abc import Iterator
@@ -274,6 +275,16 @@ class TestOnnx:
         assert [value.name for value in model.graph.outputs] == ["result"]
         assert model.opset_imports[""] == internals.default_opset()
         assert {node.op_type for node in model.graph} == {"Gemm"}
+
+    def test_floats_of_sizes_are_double_during_an_export_only(self) -> None:
+        types = importlib.import_module("torch.onnx._internal.fx.type_utils")
+        with internals.precise_sizes():
+            assert types.from_scalar_type_to_torch_dtype(torch.SymFloat) is torch.float64
+        assert types.from_scalar_type_to_torch_dtype(torch.SymFloat) is torch.float32
+
+    def test_functions_of_sizes_are_those_of_the_math_module(self) -> None:
+        for name, function in internals.SIZE_FUNCTIONS.items():
+            assert function(0.5) == getattr(math, name)(0.5)
 
     def test_operators_without_translation_are_known(self, exported: ExportedProgram) -> None:
         own, none = (internals.registry(18, own=own) for own in (True, False))

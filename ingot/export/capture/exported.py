@@ -14,6 +14,7 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
+from ingot.export.capture import numbers
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.passes.dead_code import drop_unused
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
@@ -61,7 +62,8 @@ def trace(
             prefer_deferred_runtime_asserts_over_guards=oblivious or deferred,
         )
 
-    with quiet(), torch.no_grad(), patch, torch_internals.idle_conversions(), torch_internals.caught_errors():
+    plain = contextlib.nullcontext() if strict else numbers.functions()  # strict mode knows the functions itself
+    with quiet(), torch.no_grad(), patch, plain, torch_internals.idle_conversions(), torch_internals.caught_errors():
         try:
             return export(shapes)
         except torch_internals.user_error() as error:

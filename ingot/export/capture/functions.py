@@ -1,7 +1,7 @@
-"""Functions of ``torch.nn.functional`` whose capture would fix a dynamic size, written for any size.
+"""Functions of PyTorch whose capture would fix a dynamic size, written for any size.
 
-PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid as a fixed number of
-points.
+PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid and ``linspace`` as a
+fixed number of points.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from ingot.export.capture import recurrent
+from ingot.export.torch_internals import sym_max
 
 Tensor = torch.Tensor
 
@@ -31,15 +32,15 @@ def dynamic(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced() -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
-    module: Any = functional
-    originals = {name: getattr(module, name) for name in _FUNCTIONS}
+    modules: dict[str, Any] = {name: torch if name == "linspace" else functional for name in _FUNCTIONS}
+    originals = {name: getattr(module, name) for name, module in modules.items()}
     for name, make in _FUNCTIONS.items():
-        setattr(module, name, functools.wraps(originals[name])(make(originals[name])))
+        setattr(modules[name], name, functools.wraps(originals[name])(make(originals[name])))
     try:
         yield
     finally:
         for name, original in originals.items():
-            setattr(module, name, original)
+            setattr(modules[name], name, original)
 
 
 def _adaptive(
@@ -101,6 +102,21 @@ def _line(count: int, corners: bool, like: Tensor) -> Tensor:
     return torch.where(torch.full_like(place, count) > 1, 2 * place / (count - 1) - 1, 0)
 
 
+def _linspace(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def points(start: Any, end: Any, steps: Any = None, **options: Any) -> Tensor:
+        if not isinstance(steps, torch.SymInt) or "out" in options:
+            return original(start, end, steps, **options)
+        kind = options.pop("dtype", None) or torch.get_default_dtype()
+        count: Any = steps
+        place: Tensor = torch.arange(count, **options).to(torch.float64)
+        gap = (end - start) / sym_max(count - 1, 1)
+        # As PyTorch: from both ends, so that the last value is exact.
+        ahead, behind = start + place * gap, end - (count - 1 - place) * gap
+        return torch.where(place < sym_max(count // 2, 1), ahead, behind).to(kind)
+
+    return points
+
+
 def _any_dynamic(sizes: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
@@ -108,6 +124,7 @@ def _any_dynamic(sizes: Any) -> bool:
 # Maximum pooling is always replaced: PyTorch's operator has no ONNX form even with fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "affine_grid": _affine_grid,
+    "linspace": _linspace,
     "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),
     "adaptive_avg_pool2d": functools.partial(_adaptive, 2, _mean, False),
     "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, False),

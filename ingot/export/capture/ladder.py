@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument
-from ingot.export.capture import constants, exported, functions, torchscript
+from ingot.export.capture import constants, exported, functions, numbers, torchscript
 from ingot.export.explain import explain
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples
@@ -69,9 +69,15 @@ EXPORTS: dict[str, dict[str, bool]] = {
 
 
 def _export(route: str, task: Task) -> Captured:
-    found = foreign.outcome(lambda: task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route]))
+    with numbers.watched() as converting:
+        found = foreign.outcome(lambda: task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route]))
     if not isinstance(found, Exception):
         return found
+    if converting:
+        with numbers.dynamic(converting):
+            again = foreign.attempt(lambda: task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route]))
+        if again is not None:
+            return again
     buffers = constants.of(task.eager)
     if not buffers or not constants.decides(found):
         raise found

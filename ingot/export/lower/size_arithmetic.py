@@ -16,6 +16,8 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
+from ingot.export.torch_internals import SIZE_FUNCTIONS
+
 aten = torch.ops.aten
 op: Any = opset18
 _DOUBLE = ir.DataType.DOUBLE
@@ -138,20 +140,6 @@ def arange_start(start: Any, end: Any, dtype: int | None = None, **options: Any)
     return arange(start, end, 1, dtype)
 
 
-# The functions of PyTorch by which a capture records those of Python's math module.
-_FUNCTIONS = {
-    "_sym_sqrt": "Sqrt",
-    "_sym_cos": "Cos",
-    "_sym_cosh": "Cosh",
-    "_sym_sin": "Sin",
-    "_sym_sinh": "Sinh",
-    "_sym_tan": "Tan",
-    "_sym_tanh": "Tanh",
-    "_sym_asin": "Asin",
-    "_sym_acos": "Acos",
-    "_sym_atan": "Atan",
-}
-
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: to_double,
     operator.add: _arithmetic("Add"),
@@ -163,8 +151,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     math.floor: _rounding("Floor"),
     math.trunc: _rounding("Identity"),
     round: rounded,
-    **{getattr(torch, name): _function(kind) for name, kind in _FUNCTIONS.items()},
-    torch._sym_log2: log_2,  # type: ignore[attr-defined]
+    **{function: _function(name.capitalize()) for name, function in SIZE_FUNCTIONS.items()},
+    SIZE_FUNCTIONS["log2"]: log_2,
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.pow.Tensor_Scalar: power_of_tensor,

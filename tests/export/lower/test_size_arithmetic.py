@@ -36,7 +36,13 @@ def sizes(x: Tensor) -> list[Tensor]:
     return [x.new_ones(math.ceil(n * 0.3)), x.new_ones(int(n * 0.29)), x.new_ones(math.floor(n / 3))]
 
 
-@pytest.mark.parametrize("function", [floats, ranges, sizes])
+def points(x: Tensor) -> list[Tensor]:
+    """As the position embeddings of timm's dinov3."""
+    n = x.shape[1]
+    return [torch.linspace(-1, 1, n), torch.linspace(0, float(n - 1), n), torch.arange(0.5, float(n)) / float(n) * x]
+
+
+@pytest.mark.parametrize("function", [floats, ranges, sizes, points])
 def test_it_equals_the_model(function: Callable[[Tensor], list[Tensor]]) -> None:
     archive = export_model(Function(function), inputs="x:float32[2,n=2..400]")
     engine = load_engine(archive.variants[0].path())
