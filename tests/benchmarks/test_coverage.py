@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.coverage import table, zoo
+from benchmarks.coverage import exporters, table, zoo
 from benchmarks.coverage.case import Case, Tensors, leaves, nest
 from benchmarks.coverage.judge import Broken, Candidate, Wrong, judge
 from benchmarks.coverage.verdict import Verdict
-from ingot.tensors import Array
+from ingot.model_store import BoundsEvidence, CallBytes
+from ingot.tensors import Array, Signature
 
 Change = Callable[[list[Array]], list[Array]]
 
@@ -88,6 +90,19 @@ def test_a_call_that_fails_is_broken() -> None:
     case = zoo.find("dlrm")
     with pytest.raises(Broken, match="at batch 1, call 1: RuntimeError: Got invalid dimensions"):
         judge(case, answering(case, fail))
+
+
+def test_an_export_whose_bound_exceeds_what_was_measured_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bounds = BoundsEvidence(calls=(CallBytes(sizes={"batch": 2}, peak=1 << 20, measured=1000),))
+    variant = SimpleNamespace(serving=SimpleNamespace(evidence=SimpleNamespace(bounds=bounds)))
+    archive = SimpleNamespace(variant=lambda: variant, signature=Signature((), ()))
+    monkeypatch.setattr("ingot.export.export_model", lambda *_, **__: archive)
+    case = zoo.find("row_loop")
+    start = exporters.ingot(case, Verdict(case.name, case.family, "ingot"), tmp_path)
+    with pytest.raises(Broken, match=r"bound of a call's memory, 1 MiB at batch 2, is 64 times the 1000 B measured"):
+        start()
 
 
 def test_written_verdicts_are_read_back(tmp_path: Path) -> None:
