@@ -40,6 +40,8 @@ _DOUBT = 0.15
 _COARSENED = 3
 # A plan whose rows affect each other must be up to this much faster than one whose requests can be batched.
 _UNJOINED = 1.2
+# And at least this much: batches share the server's work around calls too.
+_LEAST_UNJOINED = 1.05
 # Speeds closer than this count as equal; then the more exact plan wins.
 _EQUAL = 1.03
 
@@ -283,7 +285,8 @@ class Search:
         if not trial.plan.rows_touch or self._runner.source.signature.batch is None:
             return 1.0
         each = {item.rows: item.seconds / item.rows for item in trial.latency}
-        return min(each[min(each)] / min(each.values()), _UNJOINED) if len(each) > 1 else _UNJOINED
+        gain = each[min(each)] / min(each.values()) if len(each) > 1 else _UNJOINED
+        return min(max(gain, _LEAST_UNJOINED), _UNJOINED)
 
     def _try(self, plan: Plan) -> Trial:
         if plan.key in self._trials:
