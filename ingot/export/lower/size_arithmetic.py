@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from onnxscript import ir, opset18
-from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.torch_internals import SIZE_FUNCTIONS
 
@@ -69,13 +68,6 @@ def _rounding(operator_name: str) -> Callable[..., Any]:
 def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     function.__name__ = name  # the exporter's registry reads it
     return function
-
-
-def power_of_tensor(x: Any, exponent: Any) -> Any:
-    """Express ``aten.pow.Tensor_Scalar`` with an exponent that may depend on a size."""
-    if isinstance(exponent, int | float):
-        return core.aten_pow_tensor_scalar(x, exponent)
-    return op.Pow(op.Cast(x, to=ir.DataType.FLOAT) if x.dtype.is_integer() else x, exponent)
 
 
 def log_2(x: Any) -> Any:
@@ -155,7 +147,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     SIZE_FUNCTIONS["log2"]: log_2,
     aten.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
-    aten.pow.Tensor_Scalar: power_of_tensor,
     aten.arange.default: arange_end,
     aten.arange.start: arange_start,
     aten.arange.start_step: arange,

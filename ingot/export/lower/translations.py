@@ -5,7 +5,6 @@ Most of them are of operators that the capture and the rewrite rules insert into
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
-from ingot.export.lower import missing_forms, size_arithmetic
+from ingot.export.lower import exact_math, missing_forms, size_arithmetic
 from ingot.export.lower.size_arithmetic import is_integer
 from ingot.export.rewrite.rules.fx import onnx_forms
 
@@ -65,36 +64,6 @@ def _is_size(x: Any) -> bool:
     return producer.op_type in ("Gather", "Squeeze", "Div") and _is_size(producer.inputs[0])
 
 
-def log_sigmoid(x: Any) -> Any:
-    """Express ``aten.log_sigmoid``; the exporter's logarithm of a sigmoid is infinite below -20."""
-    return op.Neg(op.Softplus(op.Neg(x)))
-
-
-def log_add_exp(x: Any, y: Any) -> Any:
-    """Express ``aten.logaddexp``; the exporter's sum of exponentials overflows."""
-    return op.Add(op.Max(x, y), _log1p_exp(op.Neg(op.Abs(op.Sub(x, y)))))
-
-
-def log_cum_sum_exp(x: Any, dim: int) -> Any:
-    """Express ``aten.logcumsumexp``; each prefix is scaled by its largest value, so that it does not overflow."""
-    rank = len(x.shape)
-    last = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
-    values = op.Transpose(x, perm=last)
-    place = op.Range(op.Constant(value_int=0), op.Squeeze(op.Shape(values, start=rank - 1)), op.Constant(value_int=1))
-    seen = op.GreaterOrEqual(op.Unsqueeze(place, [1]), op.Unsqueeze(place, [0]))
-    none = op.CastLike(op.Constant(value_float=-math.inf), x)
-    each = op.Where(seen, op.Unsqueeze(values, [-2]), none)
-    largest = op.ReduceMax(each, op.Constant(value_ints=[-1]), keepdims=1)
-    total = op.ReduceSum(op.Exp(op.Sub(each, largest)), op.Constant(value_ints=[-1]), keepdims=0)
-    result = op.Add(op.Log(total), op.Squeeze(largest, [-1]))
-    return op.Transpose(result, perm=[last.index(axis) for axis in range(rank)])
-
-
-def _log1p_exp(x: Any) -> Any:
-    """Return ``log(1 + exp(x))`` for ``x`` of at most 0."""
-    return op.Log(op.Add(op.Exp(x), op.CastLike(op.Constant(value_float=1.0), x)))
-
-
 def clamp(x: Any, least: Any = None, most: Any = None) -> Any:
     """Express ``aten.clamp``, for integers by comparisons: ONNX Runtime's kernels are wrong beyond 32 bits.
 
@@ -120,33 +89,13 @@ def maximum(x: Any, y: Any) -> Any:
     return op.Where(op.Greater(x, y), x, y) if x.dtype.is_integer() else core.aten_maximum(x, y)
 
 
-def sign(x: Any) -> Any:
-    """Express ``aten.sign``; see :func:`clamp`."""
-    if not x.dtype.is_integer():
-        return op.Sign(x)
-    zero = op.Constant(value=ir.tensor(0, x.dtype))
-    return op.Sub(op.CastLike(op.Greater(x, zero), x), op.CastLike(op.Less(x, zero), x))
-
-
-def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    """Express ``aten.div`` with rounding; integers divided by an integer are not converted to floating point."""
-    if rounding_mode == "trunc" and isinstance(y, int) and y and x.dtype.is_integer():
-        return op.Div(x, op.Constant(value=ir.tensor(y, x.dtype)))
-    return core.aten_div_mode(x, y, rounding_mode)
-
-
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: floor_divide_sizes,
     aten.rsub.Scalar: subtract_from_scalar,
-    aten.log_sigmoid.default: log_sigmoid,
-    aten.logaddexp.default: log_add_exp,
-    aten.logcumsumexp.default: log_cum_sum_exp,
     aten.clamp.default: clamp,
     aten.minimum.default: minimum,
     aten.maximum.default: maximum,
-    aten.sign.default: sign,
-    aten.div.Tensor_mode: divide,
-    aten.div.Scalar_mode: divide,
+    **exact_math.TRANSLATIONS,
     **missing_forms.TRANSLATIONS,
     **size_arithmetic.TRANSLATIONS,
     **recurrent.TRANSLATIONS,

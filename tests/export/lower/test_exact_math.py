@@ -1,0 +1,120 @@
+"""Functions at the ends of their domains: multiples, ties, zeros with a sign, infinities, NaN and large integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ingot.export import export_model
+from ingot.runtime import load_engine
+from tests.support import matrix
+
+INF, NAN = float("inf"), float("nan")
+
+UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "x // 0.1": lambda x: x // 0.1,
+    "x // -3": lambda x: x // -3,
+    "7 // x": lambda x: 7 // x,
+    "floor of x / 3": lambda x: torch.div(x, 3, rounding_mode="floor"),
+    "x % 0.1": lambda x: x % 0.1,
+    "x % -3": lambda x: x % -3,
+    "7 % x": lambda x: 7 % x,
+    "x ** 0.5": lambda x: x**0.5,
+    "x ** -0.5": lambda x: x**-0.5,
+    "sign": torch.sign,
+    "log1p": torch.log1p,
+    "logsigmoid": functional.logsigmoid,
+    "logcumsumexp": lambda x: torch.logcumsumexp(x, 0),
+}
+BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x // y": torch.floor_divide,
+    "x % y": torch.remainder,
+    "atan2": torch.atan2,
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+}
+INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "trunc of x / y": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "floor of x / y": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "trunc of x / 3": lambda x, y: torch.div(x, 3, rounding_mode="trunc"),
+    "x // y": lambda x, y: x // y,
+    "x % y": lambda x, y: x % y,
+    "x ** 1": lambda x, y: x**1,
+    "x ** 3": lambda x, y: x**3,
+}
+VALUES = [0.0, -0.0, 1, -1, 0.3, 1.5, -2.5, 3, -3, 1e-8, -1e-5, 1e-3, -20, -100, 100, 1e10, 2**24 + 1, INF, -INF, NAN]
+ENDS = [0.0, -0.0, 1, -1, 0.3, -2.5, 3, 1e10, INF, -INF, NAN]
+
+
+class Functions(nn.Module):
+    """One output for each function, so that one export proves them all."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Tensor]]):
+        super().__init__()
+        self.functions = list(functions.values())
+
+
+class OfOne(Functions):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(x) for function in self.functions)
+
+
+class OfTwo(Functions):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(x, y) for function in self.functions)
+
+
+def check(
+    functions: Mapping[str, Callable[..., Tensor]],
+    inputs: Mapping[str, Tensor],
+    declared: list[str],
+    near: float = 1e-3,
+) -> None:
+    """Check that each function's exported form agrees with PyTorch at all values, relative to those above ``near``."""
+    module = OfOne(functions) if len(inputs) == 1 else OfTwo(functions)
+    archive = export_model(module, inputs=declared)
+    outputs = load_engine(archive.variants[0].path()).run({name: value.numpy() for name, value in inputs.items()})
+    wrong = {}
+    for (name, function), actual in zip(functions.items(), outputs.values(), strict=True):
+        expected = function(*inputs.values())
+        found = torch.from_numpy(actual)
+        assert found.dtype == expected.dtype
+        equal = expected == found
+        if expected.is_floating_point():
+            room = 4 * torch.finfo(expected.dtype).eps
+            equal = torch.isclose(found, expected, rtol=room, atol=room * near, equal_nan=True)
+        for index in torch.nonzero(~equal).flatten().tolist():
+            at = tuple(value[index].item() for value in inputs.values())
+            wrong[name, at] = (expected[index].item(), found[index].item())
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("dtype", matrix(torch.float32, torch.float64))
+def test_functions_of_one_number(dtype: torch.dtype) -> None:
+    check(UNARY, {"x": torch.tensor(VALUES, dtype=dtype)}, [f"x:{str(dtype)[6:]}[n]"])
+
+
+@pytest.mark.parametrize("dtype", matrix(torch.float32, torch.float64))
+def test_functions_of_two_numbers(dtype: torch.dtype) -> None:
+    pairs: Any = torch.tensor(list(product(ENDS, ENDS)), dtype=dtype)
+    kind = str(dtype)[6:]
+    functions = {name: function for name, function in BINARY.items() if dtype == torch.float32 or name != "atan2"}
+    check(
+        functions, {"x": pairs[:, 0].contiguous(), "y": pairs[:, 1].contiguous()}, [f"x:{kind}[n]", f"y:{kind}[n]"], 1.0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_beyond_the_digits_of_floating_point(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x = [0, 7, -7, 2**24 + 1, -(2**24) - 1, limits.max, limits.max - 1, limits.min + 1, limits.max // 3]
+    pairs = torch.tensor(list(product(x, [1, 2, 3, -3, -1, 7])), dtype=dtype)
+    kind = str(dtype)[6:]
+    inputs = {"x": pairs[:, 0].contiguous(), "y": pairs[:, 1].contiguous()}
+    check(INTEGER, inputs, [f"x:{kind}[n]", f"y:{kind}[n]=1..9"])
