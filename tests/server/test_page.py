@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 from playwright.sync_api import expect
 
 import ingot
@@ -105,6 +109,52 @@ def test_a_drawing_is_answered(opened: Opened) -> None:
     page.get_by_role("button", name="Ask the model").click()
     expect(page.locator(".answer [data-top]")).to_have_text("2")  # the row above the middle that was drawn in
     assert opened.faults == []
+
+
+def test_the_form_comes_first_and_an_idle_chart_has_no_scale(opened: Opened) -> None:
+    page = opened.page
+    expect(page.locator("#inputs textarea")).to_be_attached()
+    expect(page.locator("[data-chart]").first).to_be_attached()
+    form, charts = page.locator("#try").bounding_box(), page.locator("#charts").bounding_box()
+    assert form["y"] < charts["y"]
+    assert "0.0010" not in page.locator("#charts").inner_text()
+    table = page.locator("#models").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+    assert table  # no column is cut at 390 pixels
+
+
+def test_what_is_copied_runs(opened: Opened, tmp_path: Path) -> None:
+    page = opened.page
+    page.get_by_label("x as JSON").fill("[1, 2, 3]")
+    for kind, command in (("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"])):
+        page.get_by_role("button", name=f"copy as {kind}").click()
+        code = page.locator("#copied code")
+        expect(code).to_contain_text("curl -s" if kind == "curl" else "import ingot")
+        done = subprocess.run([*command, code.inner_text()], capture_output=True, text=True, check=True)
+        assert re.search(r"3\.?0?, *5\.?0?, *7", done.stdout), done.stdout
+
+
+def test_a_picture_is_answered(browser: Any, tmp_path: Path) -> None:
+    """An image in colours that is not drawn: the mean of each channel of a red picture."""
+    axes = numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
+    node = helper.make_node("ReduceMean", ["image", "axes"], ["y"], keepdims=0)
+    inputs: Any = [("image", TensorProto.FLOAT, ("batch", 3, 32, 32))]
+    model = onnx_models.save(tmp_path / "mean.onnx", [node], inputs, [("y", TensorProto.FLOAT, ("batch", 3))], [axes])
+    Image.new("RGB", (90, 60), (255, 0, 51)).save(tmp_path / "red.png")
+    (tmp_path / "notes.png").write_bytes(b"hello")
+    with ingot.serve(model, http_port=0, grpc_port=0) as running:
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        opened = Opened(page, running.http_url)
+        expect(page.get_by_label("image as JSON")).to_be_hidden()  # not 3,072 zeros
+        page.get_by_label("image from a picture").set_input_files(tmp_path / "red.png")
+        expect(page.locator("#inputs canvas")).to_have_attribute("width", "32")
+        page.get_by_role("button", name="Ask the model").click()
+        expect(page.locator(".answer .scores span:nth-child(3n)")).to_have_text(["1.00", "0.00", re.compile("0.200")])
+        page.get_by_label("image from a picture").set_input_files(tmp_path / "notes.png")
+        expect(page.locator("[aria-label='image from a picture']")).to_have_js_property(
+            "validationMessage", "This is not a picture that the browser can show."
+        )
+        assert opened.faults == []
+        page.close()
 
 
 def test_a_candidate_that_is_tried_shows(

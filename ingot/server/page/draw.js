@@ -35,7 +35,7 @@ export function chart(title, value, lines, shown) {
     });
     svg.append(make("path", {class: number ? "line second" : "line", d: path}));
   });
-  svg.append(make("text", {x: 0, y: 8}, shown(most / 1.1)));
+  if (most > 1e-6) svg.append(make("text", {x: 0, y: 8}, shown(most / 1.1))); // without values there is no scale
   return make("section", {class: "card chart", "data-chart": title}, make("h3", {}, title), make("div", {class: "value"}, value), svg);
 }
 

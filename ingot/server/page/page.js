@@ -1,7 +1,7 @@
 // The page of a server: reads what monitoring reads, /metrics and the statistics, once a second.
 import {series, quantile, difference} from "/ui/metrics.js";
 import {chart, bars, stages, make, time, count} from "/ui/draw.js";
-import {form, ask} from "/ui/try.js";
+import {form, ask, copied} from "/ui/try.js";
 
 const PERIOD = 1000; // ms between two looks
 const KEPT = 120; // looks in a chart
@@ -187,6 +187,21 @@ find("try").addEventListener("submit", async (event) => {
   await ask(find("answers"), asked.map(split));
   find("send").disabled = false;
 });
+
+for (const kind of ["curl", "python"]) {
+  find(`copy-${kind}`).addEventListener("click", async () => {
+    let text;
+    try {
+      text = copied(kind, split(chosen));
+    } catch (error) {
+      find("copied").textContent = `The values are not JSON: ${error.message}`;
+      return;
+    }
+    // A browser has a clipboard for pages of this machine and over HTTPS only; the text can be selected otherwise.
+    const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+    find("copied").replaceChildren(done ? "Copied: " : "Select and copy: ", make("code", {}, text.length > 4000 && done ? `${text.slice(0, 400)} ...` : text));
+  });
+}
 
 get("/v2").then((answer) => answer.json()).then((server) => { find("version").textContent = server.version; }).catch(() => {});
 tick();

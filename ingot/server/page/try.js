@@ -19,6 +19,32 @@ function image({datatype, shape}) {
   return sides.every((size) => size >= 6 && size <= LARGEST) ? sides : null;
 }
 
+// How a picture becomes a tensor: its height and width (-1 for those of the picture), channels, and whether they come last.
+function layout({datatype, shape}) {
+  if (!["FP32", "UINT8", "FP16", "FP64"].includes(datatype) || ![3, 4].includes(shape.length)) return null;
+  const [first, second, third] = shape.slice(-3);
+  const last = third === 3 || third === 1, channels = last ? third : first;
+  const [height, width] = last ? [first, second] : [second, third];
+  return (channels === 3 || channels === 1) && [height, width].every((side) => side === -1 || side >= 6) ? {height, width, channels, last} : null;
+}
+
+async function pixels(file, {datatype}, {height, width, channels, last}) {
+  const picture = await createImageBitmap(file).catch(() => { throw new Error("This is not a picture that the browser can show."); });
+  const scale = Math.min(1, 1024 / Math.max(picture.width, picture.height));
+  const rows = height === -1 ? Math.round(picture.height * scale) : height, columns = width === -1 ? Math.round(picture.width * scale) : width;
+  const canvas = make("canvas", {width: columns, height: rows, role: "img", "aria-label": file.name}), context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0, columns, rows);
+  const found = context.getImageData(0, 0, columns, rows).data, size = rows * columns, data = Array(size * channels);
+  for (let place = 0; place < size; place++) {
+    const colours = [...found.subarray(4 * place, 4 * place + 3)];
+    const values = channels === 3 ? colours : [0.299 * colours[0] + 0.587 * colours[1] + 0.114 * colours[2]];
+    values.forEach((value, channel) => {
+      data[last ? place * channels + channel : channel * size + place] = datatype === "UINT8" ? Math.round(value) : Number((value / 255).toFixed(4));
+    });
+  }
+  return {canvas, data, shape: last ? [1, rows, columns, channels] : [1, channels, rows, columns]};
+}
+
 function field(spec, properties) {
   const shape = spec.shape.map((size) => (size === -1 ? 1 : size));
   const size = shape.reduce((product, side) => product * side, 1);
@@ -40,13 +66,33 @@ function field(spec, properties) {
     }
   });
   text.addEventListener("input", () => { loaded = null; });
-  const sides = image(spec), element = make("fieldset", {}, legend);
+  const sides = image(spec), known = sides ? null : layout(spec), shown = make("div");
+  const element = make("fieldset", {}, legend);
   if (sides) element.append(drawing(spec, sides, (data) => { loaded = null; text.value = JSON.stringify(data); }));
-  element.append(sides ? make("details", {}, make("summary", {}, "values"), text) : text, make("p", {}, make("label", {class: "soft"}, "or a .npy file ", file)));
+  if (known) {
+    const photo = make("input", {type: "file", accept: "image/*", "aria-label": `${spec.name} from a picture`});
+    photo.addEventListener("change", async () => {
+      try {
+        const found = photo.files.length ? await pixels(photo.files[0], spec, known) : null;
+        if (!found) return;
+        loaded = {...found, shape: found.shape.slice(-spec.shape.length)};
+        text.value = JSON.stringify(found.data);
+        shown.replaceChildren(found.canvas);
+        photo.setCustomValidity("");
+      } catch (error) {
+        photo.setCustomValidity(error.message);
+        photo.reportValidity();
+      }
+    });
+    const range = spec.datatype === "UINT8" ? "0 to 255" : "0 to 1";
+    element.append(make("p", {}, make("label", {}, "a picture ", photo)), shown,
+      make("p", {class: "soft"}, `Its pixels become values from ${range}. For a model that expects others, send a .npy file.`));
+  }
+  element.append(sides || known || size > 256 ? make("details", {}, make("summary", {}, "values"), text) : text, make("p", {}, make("label", {class: "soft"}, "or a .npy file ", file)));
   return {element, tensor() {
     const data = JSON.parse(text.value), measured = loaded?.shape ?? dims(data);
-    const known = measured.length === spec.shape.length ? measured : fitted(spec.shape, count(data));
-    return {name: spec.name, datatype: spec.datatype, shape: known, data};
+    const shape = measured.length === spec.shape.length ? measured : fitted(spec.shape, count(data));
+    return {name: spec.name, datatype: spec.datatype, shape, data};
   }};
 }
 
@@ -128,6 +174,23 @@ function read(buffer) {
   const values = [...new Values(buffer.slice(start + size))];
   const data = kind === "b1" ? values.map(Boolean) : values.map(Number);
   return {data, shape: shape.split(",").map((each) => each.trim()).filter(Boolean).map(Number)};
+}
+
+// The request of the form as a command, and as a program.
+export function copied(kind, [name, version]) {
+  const body = {inputs: inputs.map((input) => input.tensor())}, base = location.origin;
+  if (kind === "curl") {
+    const path = `/v2/models/${encodeURIComponent(name)}/versions/${encodeURIComponent(version)}/infer`;
+    return `curl -s '${base}${path}' -H 'Content-Type: application/json' -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
+  }
+  const kinds = {FP: "float", INT: "int", UINT: "uint"}, literal = (value) => JSON.stringify(value);
+  const arrays = body.inputs.map(({name: input, datatype, shape, data}) => {
+    const [, kind, bits] = /^(FP|INT|UINT)(\d+)$/.exec(datatype) ?? [], type = kind ? `np.${kinds[kind]}${bits}` : datatype === "BOOL" ? "bool" : "object";
+    const values = JSON.stringify(data).replaceAll("true", "True").replaceAll("false", "False");
+    return `    ${literal(input)}: np.array(${datatype === "BYTES" ? JSON.stringify(data) : values}, ${type}).reshape(${JSON.stringify(shape)}),`;
+  });
+  return ["import ingot", "import numpy as np", "", `inputs = {`, ...arrays, "}", `with ingot.Client(${literal(base)}) as client:`,
+    `    print(client.infer(${literal(name)}, inputs, version=${literal(version)}))`].join("\n");
 }
 
 export async function ask(parent, models) {
