@@ -174,6 +174,8 @@ class Analysis:
         """Return a function that analyses an inner graph, run a number of times; its peak enters the workspace."""
 
         def run(graph: Graph, inputs: Sequence[Tensor], trips: Poly) -> tuple[list[Tensor], Poly]:
+            if trips != ONE and not graph.nodes:
+                raise UnboundedError("its graph has no nodes, between which the engine could end a call")
             before, self._trips = self._trips, self._trips * trips
             if sum(factor for factor in self._trips.terms.values() if factor > 0) > MAX_TRIPS:
                 self._trips = before

@@ -75,6 +75,7 @@ class Maker:
     def __init__(self, rng: random.Random):
         self.rng = rng
         self.known: list[Value] = []
+        self.loose: list[Tensor] = []
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
@@ -143,9 +144,15 @@ class Maker:
     def known_of(self, array: Array, kind: int, *, constant: bool = False) -> Value:
         if constant:
             return Value(array, Tensor.constant(reader.Constant(kind, array.shape, _flat(array))), True)
+        equal = [bounds for bounds in self.loose if bounds.kind == kind and _holds(bounds, array.shape)]
+        if equal and self.chance(0.5):  # equal bounds are not equal sizes
+            return Value(array, self.rng.choice(equal))
         dims = self.dims(array.shape)
         count = None
-        if any(dim.exact is None for dim in dims) and self.chance(0.5):
+        if 1 <= array.size <= 12 and self.chance(0.3):  # as Reshape to sizes from values makes it
+            count = self.symbol(array.size)
+            dims = [Interval.up_to(count)] * array.ndim
+        elif any(dim.exact is None for dim in dims) and self.chance(0.5):
             count = product(map(self.symbol, array.shape)) if array.size else self.symbol(1)
         values = array.reshape(-1).tolist()
         items, each = None, None
@@ -154,6 +161,8 @@ class Maker:
         if kind in INTEGERS and values:
             low, high = min(values), max(values)
             each = self.interval(low).joined(self.interval(high))
+        if any(dim.exact is None for dim in dims):
+            self.loose = [*self.loose[-5:], Tensor.of(kind, dims, count=count)]
         return Value(array, Tensor.of(kind, dims, count=count, items=items, each=each))
 
     def symbol(self, size: int) -> Poly:
@@ -188,6 +197,12 @@ class Maker:
         if choice < 0.9 and isinstance(value, int) and 0 <= value <= 12:
             return Interval.up_to(self.symbol(max(value, 1)))
         return Interval()
+
+
+def _holds(bounds: Tensor, shape: Sequence[int]) -> bool:
+    dims = bounds.dims or ()
+    fits = len(dims) == len(shape) and all(within(size, dim) for size, dim in zip(shape, dims, strict=True))
+    return fits and int(np.prod(shape)) <= at(bounds.count)
 
 
 def _flat(array: Array) -> Any:

@@ -54,7 +54,11 @@ def broadcasting(kinds: str, names: str, *, most: int = 2, **given: Any) -> None
     def made(m: Maker, operator: str) -> Call:
         kind, shape = m.pick(*kinds), m.shape(3)
         count = m.rng.randint(1, most) if most > 2 else 2
-        return Call(operator, [m.tensor(kind, m.near(shape)) for _ in range(count)], **given)
+        shapes = [m.near(shape) for _ in range(count)]
+        if m.chance(0.15):  # as large as each other, and their result is larger
+            size = m.size()
+            shapes = [[size, 1], [1, size], [1, 1]][:count]
+        return Call(operator, [m.tensor(kind, each) for each in shapes], **given)
 
     RECIPES.update({("", name): made for name in names.split()})
 
@@ -215,6 +219,9 @@ def flatten(m: Maker, operator: str) -> Call:
 @recipe("Squeeze Unsqueeze")
 def squeeze(m: Maker, operator: str) -> Call:
     shape = [1 if m.chance(0.5) else size for size in m.sizes(m.rng.randint(1, 4))]
+    if m.chance(0.2):  # the older form
+        ones = [axis for axis, size in enumerate(shape) if size == 1] if operator == "Squeeze" else m.pick([0], [1, 0])
+        return Call(operator, [m.tensor("fi", shape)], attributes={"axes": ones} if ones else {}, since=11, until=11)
     if operator == "Squeeze":
         ones = [axis for axis, size in enumerate(shape) if size == 1]
         axes: Any = m.rng.sample(ones, m.rng.randint(0, len(ones)))
@@ -249,6 +256,9 @@ def split(m: Maker, operator: str) -> Call:
     axis, count = m.rng.randrange(-len(shape), len(shape)), m.rng.randint(1, 3)
     cuts = sorted(m.rng.randint(0, shape[axis]) for _ in range(count - 1))
     parts = np.diff([0, *cuts, shape[axis]])
+    if m.chance(0.2):  # the older form
+        attributes = {"axis": axis, "split": parts.tolist()}
+        return Call(operator, [m.tensor("fi", shape)], count, attributes=attributes, since=11, until=11)
     if m.chance(0.5):
         return Call(operator, [m.tensor("fit", shape), m.ints(parts)], count, attributes={"axis": axis})
     return Call(operator, [m.tensor("fit", shape)], count, attributes={"axis": axis, "num_outputs": count}, since=18)
@@ -761,6 +771,8 @@ def skip_norm(m: Maker, operator: str) -> Call:
 @recipe("Dropout")
 def dropout(m: Maker, operator: str) -> Call:
     x, ratio = m.tensor("f", m.shape(2)), m.known_of(np.array(m.pick(0.0, 0.5), np.float32), 1)
+    if m.chance(0.2):  # the older form
+        return Call(operator, [x], m.pick(1, 2), attributes={"ratio": 0.5}, since=11, until=11)
     training = m.known_of(np.array(m.chance(0.5)), 9, constant=m.chance(0.3))
     return Call(operator, [x, ratio, training][: m.rng.randint(1, 3)], m.pick(1, 2))
 

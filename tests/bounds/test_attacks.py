@@ -216,6 +216,15 @@ def test_a_tensor_that_is_a_constant_and_an_output(tmp_path: Path) -> None:
     assert found.reasons == ("it defines a tensor twice",)
 
 
+def test_a_loop_that_nothing_could_end(tmp_path: Path) -> None:
+    """ONNX Runtime reads the flag that ends a call before each node, and this body has none."""
+    values = [info("i", INT64, []), info("going", BOOL, []), info("state", FLOAT, [1])]
+    body = helper.make_graph([], "body", values, values[1:])
+    nodes = [node("Loop", ["five", "", "x"], ["y"], body=body)]
+    found = bounds(tmp_path, nodes, [("x", FLOAT, (1,))], [number("five", 5)])
+    assert "its graph has no nodes" in found.reasons[0]
+
+
 class TestFunctions:
     """Functions of the file: ``F`` expands x to the shape that its attribute holds."""
 

@@ -228,7 +228,8 @@ def attention(op: Op) -> list[Tensor]:
 def multi_head_attention(op: Op) -> list[Tensor]:
     """com.microsoft.MultiHeadAttention without a past: query [batch, sequence, width]."""
     query = op[0].shape()
-    if len(query) != 3 or op.get(1) is None or op.get(2) is None or op.outputs > 1:
+    with_past = op.get(6) is not None or op.get(7) is not None
+    if len(query) != 3 or op.get(1) is None or op.get(2) is None or op.outputs > 1 or with_past:
         raise UnboundedError("this form of the operator is not analysed")
     heads = Interval.exactly(op.integer("num_heads", 1))
     keys, values = op[1].shape(), op[2].shape()
