@@ -187,6 +187,12 @@ def _print(archive: Archive, *, verbose: bool) -> None:
     say(f"  batch  {archive.signature.batch or 'none: one request at a time'}")
     for symbol, bounds in archive.signature.ranges.items():
         say(f"  range  {symbol} = {bounds}")
+    if (defaults := archive.variants[0].serving.defaults) is not None:
+        for title, pairs in (("states", defaults.states), ("repeat", defaults.repeat)):
+            if pairs:
+                say(f"{title:>7}  {','.join(f'{name}={output}' for name, output in pairs.items())}")
+        if defaults.labels:
+            say(f" labels  {len(defaults.labels)} names of classes")
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
         table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant, verbose=verbose))

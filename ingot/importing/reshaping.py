@@ -52,7 +52,7 @@ def reshape_graph(path: Path, called: str, declared: Sequence[Declared], target:
 
 def _before(ir: Any, graph: Any, value: Any, item: Declared) -> Any:
     """Insert a step from the declared shape of an input to the model's own."""
-    shown = ir.Input(value.name, shape=_shape(ir, value, item), type=value.type)
+    shown = ir.val(value.name, shape=_shape(ir, value, item), type=value.type)
     node = ir.node("Reshape", [shown, _target(ir, graph, item, item.inner)])
     ir.convenience.replace_all_uses_with(value, node.outputs[0])
     value.name = node.outputs[0].name = f"{item.name}_reshaped"

@@ -149,6 +149,8 @@ def test_settings_of_the_server_are_in_the_archive(run_ingot: RunIngot, tmp_path
     inputs = [part for spec in specs for part in ("--input", spec)]
     result = run_ingot("export", model, "--out", out, *inputs, *settings)
     assert result.returncode == 0, result.stderr
+    shown = run_ingot("inspect", out).stdout
+    assert " states  total=total_next,past=past_next\n labels  3 names of classes\n" in shown
     with ingot.serve(str(out), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
         metadata = client.metadata("running_sum")
         assert [spec["name"] for spec in metadata["inputs"]] == ["x"]

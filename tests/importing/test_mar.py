@@ -8,6 +8,7 @@ import pytest
 
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.importing import Consent, candidates
+from ingot.model_store import ServingDefaults
 from tests import onnx_models
 from tests.importing.sources import COMPILED, PROGRAM, SCRIPT, WEIGHTS, manifest, mar, read, script_mar, tgz, torch_file
 
@@ -51,6 +52,14 @@ class TestWhatIsFound:
         (tmp_path / "net" / "MAR-INF" / "MANIFEST.json").write_bytes(manifest(modelName="n", serializedFile="a.pt"))
         (tmp_path / "net" / "a.pt").write_bytes(torch_file(*SCRIPT))
         assert read(tmp_path / "net").format == "torchscript"
+
+    def test_names_of_classes_are_those_of_the_server(self, tmp_path: Path) -> None:
+        names = b'{"1": ["n02", "dog"], "0": ["n01", "cat"]}'
+        found = read(script_mar(tmp_path / "net.mar", {"index_to_name.json": names}))
+        assert found.serving == ServingDefaults(labels=("cat", "dog"))
+        found = read(script_mar(tmp_path / "other.mar", {"index_to_name.json": b"["}))
+        assert found.serving is None
+        assert any("the labels in index_to_name.json cannot be read" in note for note in found.notes)
 
     def test_small_data_is_included_and_the_rest_is_named(self, path: Path) -> None:
         files = {f"labels{index:02}.txt": b"a" for index in range(40)}

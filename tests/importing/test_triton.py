@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import IngotError, InvalidArgument, NotFound
-from ingot.importing import Candidate, Consent, Imported, candidates
+from ingot.importing import Candidate, Consent, Imported, candidates, import_model
 from ingot.importing.pbtxt import read_config
 from ingot.importing.record import specs
+from ingot.model_store import ServingDefaults
 from ingot.tensors import DType, TensorSpec
+from tests import onnx_models
 from tests.importing.sources import CONFIG, SCRIPT, WEIGHTS, torch_file, triton
 
 TORCH = """
@@ -109,6 +111,39 @@ class TestWhatIsFound:
             "files that are not imported: warm.bin",
         )
 
+    def test_labels_are_names_of_classes_or_a_note(self, tmp_path: Path) -> None:
+        labelled = CONFIG.replace('name: "y"', 'name: "y" label_filename: "names.json"')
+        assert any(
+            "names.json are not imported: there is no" in note for note in only(triton(tmp_path / "a", labelled)).notes
+        )
+        (tmp_path / "a" / "names.json").write_text('{"0": "cat", "1": "dog"}')
+        assert only(tmp_path / "a").serving == ServingDefaults(labels=("cat", "dog"))
+        (tmp_path / "a" / "names.json").write_text("3")
+        found = only(tmp_path / "a")
+        assert found.serving is None
+        assert any("must be a list of names" in note for note in found.notes)
+
+    def test_controls_may_have_other_values(self, tmp_path: Path) -> None:
+        control = '{ name: "S" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ -1, 1 ] } ] }'
+        found = only(triton(tmp_path / "a", f"{CONFIG} sequence_batching {{ control_input [ {control} ] }}"))
+        assert found.serving == ServingDefaults(states={"S": "@start:-1:1"})
+        assert [str(spec) for spec in specs(found.inputs)] == ["x:float32[batch,3]", "S:float32[batch,1]"]
+        known = [TensorSpec("S", DType.FP32, ("n",))]
+        assert str(specs(found.inputs, known)[1]) == "S:float32[batch]"
+
+    @pytest.mark.parametrize(
+        ("inner", "message"),
+        [
+            ("2, 3", r"the reshape of 'x' from \[3\] to \[2,3\] is not supported"),
+            ("-1", r"from \[3\] to \[-1\] is not supported"),
+        ],
+    )
+    def test_a_reshape_to_another_number_of_elements(self, tmp_path: Path, inner: str, message: str) -> None:
+        config = CONFIG.replace("dims: [ 3 ] }", f"dims: [ 3 ] reshape {{ shape: [ {inner} ] }} }}", 1)
+        graph = onnx_models.affine(tmp_path).read_bytes()
+        with pytest.raises(InvalidArgument, match=message):
+            import_model(triton(tmp_path / "a", config, {"1/model.onnx": graph}))
+
     def test_links_inside_the_folder_are_followed(self, tmp_path: Path) -> None:
         triton(tmp_path / "a", files={"data/model.onnx": b"a graph"})
         (tmp_path / "a" / "1").symlink_to("data")
@@ -173,6 +208,19 @@ class TestWhatIsRefused:
             ("a: 1 " * 1_000_000, "config.pbtxt is larger than 1 MiB"),
             ("a: 1 " * 10_000, "config.pbtxt has a line of over 16 KiB"),
             ("a: 1\nplatform: [", "line 2: Expected string but found: '['"),
+            ('sequence_batching { control_input { name: "S" } }', "the control input 'S' has 0 controls, not one"),
+            (
+                'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_START } } }',
+                "the control input 'S' has no two values, such as int32_false_true: [ 0, 1 ]",
+            ),
+            (
+                'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_CORRID } } }',
+                "the control input 'S' has no data_type",
+            ),
+            (
+                'sequence_batching { state { input_name: "h" initial_state { data_file: "h0" } } }',
+                "the state 'h' begins with the content of h0, and states begin with zeros here",
+            ),
             ("platform: '\\377'", "line 1: Couldn't parse string"),
             ("platform: \x7f", r"Expected string but found: '\x7f'"),
         ],

@@ -18,6 +18,7 @@ _SERVING = {
     "recipe",
     "batchable",
     "padding",
+    "defaults",
     "golden_tolerance",
     "parents",
     "provenance",
