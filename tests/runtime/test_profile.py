@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ingot.model_store.format.evidence import speedups
-from ingot.runtime import profile
-from tests.runtime.clocks import Machine, Model, bursts, race
+from ingot.runtime import Engine, profile
+from ingot.runtime.loading import comparison
+from tests.runtime.clocks import EXAMPLE, SIGNATURE, Machine, Model, bursts, race
 
 
 @pytest.fixture
@@ -68,3 +69,9 @@ class TestTiming:
         assert short.disturbed
         assert not long.disturbed
         assert 0 < long.spread <= profile.STEADY
+
+    def test_a_server_on_a_busy_machine_chooses_by_cpu_time(self, machine: Machine) -> None:
+        machine.delay = bursts(0.5)
+        engines = [cast(Engine, Model(machine, seconds)) for seconds in (0.2, 0.1)]
+        first, second = comparison.measured(engines, SIGNATURE, EXAMPLE, 1, 0.1)
+        assert comparison.speed(second, first) == pytest.approx(2)

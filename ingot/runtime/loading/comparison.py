@@ -72,8 +72,10 @@ def measured(
         if slowest * samples * calls > _PATIENCE * budget:
             break
         timed = profile.measure_together(engines, signature, example, [samples], budget)
+        # On a busy machine, the ratios of CPU times are the more certain ones.
+        disturbed = any(latency.disturbed for (latency,) in timed)
         for item, (latency,) in zip(costs, timed, strict=True):
-            item[latency.rows] = latency.seconds
+            item[latency.rows] = latency.cpu if disturbed and latency.cpu is not None else latency.seconds
         slowest = max(latency.seconds for (latency,) in timed) / samples
     return list(costs)
 
