@@ -298,7 +298,7 @@ def _evidence(job: GraphJob, chosen: Trial) -> Evidence:
         agreement=chosen.outputs,
         holds=chosen.holds(job.config.max_drop),
         metric=metric_evidence(job, chosen.comparison),
-        bounds=job.parent.serving.evidence.bounds,  # what was measured of the original holds for its variant
+        bounds=job.parent.serving.evidence.bounds,  # its variant takes no more memory
     )
 
 
