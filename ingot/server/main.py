@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import uvloop
@@ -46,7 +46,26 @@ _STOP_SECONDS = 15.0
 _MODULE = ("torch.nn.modules.module", "Module")
 
 
-def run(server: Server, started: Callable[[], None], hangups: Hangups) -> None:
+class Hangups(Protocol):
+    """SIGHUP before the event loop runs: ``pending`` is whether there was one, ``closed`` whether the terminal was."""
+
+    @property
+    def pending(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class _NoHangups(NamedTuple):
+    pending: bool = False
+    closed: bool = False
+
+
+def run(
+    server: Server,
+    started: Callable[[], None] = lambda: None,
+    hangups: Hangups = _NoHangups(),  # noqa: B008 - immutable
+) -> None:
     """Run a server in this thread until SIGTERM or Ctrl-C, then drain it. A second signal stops at once.
 
     The process also ends if it has not drained within its limits, even if an engine call blocks the event loop. SIGHUP
@@ -104,16 +123,6 @@ async def _reload_at(signalled: asyncio.Event, server: Server) -> None:
         done = await attempt_async("the models could not be reloaded", server.rollouts.reload())
         if isinstance(done, IngotError):
             log.error("the models could not be reloaded: %s", done)
-
-
-class Hangups(Protocol):
-    """SIGHUP before the event loop runs: ``pending`` is whether there was one, ``closed`` whether the terminal was."""
-
-    @property
-    def pending(self) -> bool: ...
-
-    @property
-    def closed(self) -> bool: ...
 
 
 @contextlib.contextmanager
