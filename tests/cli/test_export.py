@@ -184,7 +184,7 @@ def test_explain_looks_further_and_needs_no_place_for_an_archive(run_ingot: RunI
     result = run_ingot("export", "tests.export.models:Branch", "--input", ROWS, "--explain")
     assert result.returncode == 1
     assert "the condition:" in result.stderr
-    assert "--capture script keeps branches" in result.stderr
+    assert "Remedy: use torch.where or torch.cond" in result.stderr
 
 
 @pytest.mark.parametrize("constant", ["flag", "=1"])
