@@ -6,8 +6,10 @@ import contextlib
 import gc
 import json
 import logging
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 import typer
 
@@ -15,6 +17,9 @@ from ingot.cli import interrupts
 from ingot.cli.archives import StoreOption
 from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ingot.tensors import Signature, TensorSpec
 
 
 @with_settings
@@ -63,6 +68,11 @@ def serve(
 
         interrupts.check()
         run(server, started, hangups)
+
+
+_SHOWN_VALUES = 128
+"""Values of an input that a command on the terminal may have."""
+_RAW = "Inference-Header-Content-Length: 0"
 
 
 @contextlib.contextmanager
@@ -136,4 +146,47 @@ def _print_addresses(server: Any) -> None:
     print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}")
     if server.management is not None and server.management.url:
         print(f"ctl   {server.management.url}")
+    management = server.management is not None and server.management.url
+    if server.config.page:
+        print(f"page  {management or server.http_url}/ui")
+    commands = [] if server.config.auth else [curl(server.http_url, model) for model in server.repository]
+    if any(commands):
+        print(f"try   {next(filter(None, commands))}")
     print("Ctrl-C stops", flush=True)
+
+
+def curl(url: str, model: Any) -> str:
+    """Return a curl command that a model answers; empty if that would be too long, or needs a certificate.
+
+    The inputs have their smallest sizes and values. One large input is sent as raw bytes.
+    """
+    signature, place = model.signature, f"{url}/v2/models/{quote(model.name, safe='')}/infer"
+    if model.repeat is not None or model.sequential or not url.startswith("http:"):
+        return ""
+    shapes = [_smallest(spec.shape, signature) for spec in signature.inputs]
+    if max(map(math.prod, shapes), default=0) > _SHOWN_VALUES:
+        (spec, shape), *others = zip(signature.inputs, shapes, strict=True)
+        free = [size for size in spec.shape if isinstance(size, str) and size != signature.batch]
+        if others or free or spec.values is not None or spec.dtype.value == "BYTES":
+            return ""
+        size = math.prod(shape) * spec.dtype.numpy.itemsize
+        return f"head -c {size} /dev/zero | curl -s {place} -H '{_RAW}' --data-binary @- -o -"
+    tensors = [
+        {"name": spec.name, "datatype": spec.dtype.value, "shape": shape, "data": [_value(spec)] * math.prod(shape)}
+        for spec, shape in zip(signature.inputs, shapes, strict=True)
+    ]
+    body = json.dumps({"inputs": tensors}, separators=(",", ":")).replace("'", "'\\''")
+    return f"curl -s {place} -d '{body}'"
+
+
+def _smallest(shape: Sequence[int | str], signature: Signature) -> list[int]:
+    known = {name: max(1, found.low) for name, found in signature.ranges.items() if name != signature.batch}
+    return [size if isinstance(size, int) else known.get(size, 1) for size in shape]
+
+
+def _value(spec: TensorSpec) -> Any:
+    """Return an allowed value: 1, which is also a divisor, unless a range begins elsewhere."""
+    if spec.dtype.value == "BYTES":
+        return "1"
+    low = 1 if spec.values is None or spec.values.low is None else spec.values.low
+    return bool(low) if spec.dtype.value == "BOOL" else low

@@ -18,13 +18,15 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.serve import curl
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
 from ingot.server.http import codec as http_codec
+from ingot.server.main import RunningServer
 from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
-from tests.support import ROOT
+from tests.support import ROOT, RequireTool
 
 
 @contextmanager
@@ -377,3 +379,13 @@ def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path)
     with running(model, "--ready-delay", "100ms", home=folder) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_the_command_that_serve_prints_is_answered(fast_server: RunningServer, require_tool: RequireTool) -> None:
+    """One for each model; those that cannot be called by a short one have none."""
+    require_tool("curl")
+    commands = {model.name: curl(fast_server.http_url, model) for model in fast_server._server.repository}
+    assert len(list(filter(None, commands.values()))) > 10
+    for name, command in commands.items():
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+        assert not command or b'"outputs"' in done.stdout or name == "reciprocal", (command, done.stdout)
