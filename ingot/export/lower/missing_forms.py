@@ -264,6 +264,40 @@ def _rolled(x: Any, steps: Sequence[Any], axes: Sequence[int]) -> Any:
     return x
 
 
+# ONNX shifts unsigned integers only, and leaves shifts by more bits than the type has undefined.
+def _shift(x: Any, steps: Any, *, left: bool) -> Any:
+    """Express a shift by products and quotients of int64; beyond the type's bits it is 0, or the sign."""
+    kind = _shifted_type(x, steps)
+    bits = 8 * kind.numpy().itemsize
+    x, steps = (_int(a) if isinstance(a, int) else op.Cast(a, to=ir.DataType.INT64) for a in (x, steps))
+    inside = op.And(op.GreaterOrEqual(steps, _int(0)), op.Less(steps, _int(bits if left else bits - 1)))
+    powers = op.Constant(value=ir.tensor(np.left_shift(np.int64(1), np.arange(64))))
+    power = op.Gather(powers, op.Where(inside, steps, _int(0)))
+    if left:
+        return op.Cast(op.Where(inside, op.Mul(x, power), _int(0)), to=kind)
+    signs = op.Sub(_int(0), op.Cast(op.Less(x, _int(0)), to=ir.DataType.INT64))
+    # A remainder of two's complement has the divisor's sign, so that the quotient is rounded down.
+    return op.Cast(op.Where(inside, op.Div(op.Sub(x, op.Mod(x, power)), power), signs), to=kind)
+
+
+def _shifted_type(x: Any, steps: Any) -> ir.DataType:
+    """Return PyTorch's type of a shift: that of the operand with dimensions, or the wider one of two such operands."""
+    tensors = [a for a in (x, steps) if not isinstance(a, int)]
+    leading = [a for a in tensors if a.shape is None or len(a.shape)] or tensors
+    found = np.result_type(*(np.dtype(a.dtype.numpy()) for a in leading))
+    return ir.DataType.from_numpy(found)
+
+
+def shift_left(x: Any, steps: Any) -> Any:
+    """Express ``aten.bitwise_left_shift``."""
+    return _shift(x, steps, left=True)
+
+
+def shift_right(x: Any, steps: Any) -> Any:
+    """Express ``aten.bitwise_right_shift``, which keeps the sign."""
+    return _shift(x, steps, left=False)
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.cumprod.default: cum_prod,
     aten.cummax.default: cum_max,
@@ -284,5 +318,15 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter_add.default: scatter_add,
     aten.scatter_reduce.two: scatter_reduce,
     aten.roll.default: roll,
+    aten.__lshift__.Scalar: shift_left,
+    aten.__lshift__.Tensor: shift_left,
+    aten.bitwise_left_shift.Scalar_Tensor: shift_left,
+    aten.bitwise_left_shift.Tensor: shift_left,
+    aten.bitwise_left_shift.Tensor_Scalar: shift_left,
+    aten.__rshift__.Scalar: shift_right,
+    aten.__rshift__.Tensor: shift_right,
+    aten.bitwise_right_shift.Scalar_Tensor: shift_right,
+    aten.bitwise_right_shift.Tensor: shift_right,
+    aten.bitwise_right_shift.Tensor_Scalar: shift_right,
 }
 """By operator, for :func:`ingot.export.lower.onnx.lower`."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ingot.export import export_model
+from ingot.export.lower import onnx as lower
 from ingot.runtime import load_engine
 from tests.export.models import Function
 
@@ -141,6 +144,49 @@ class GhostNorm(torch.nn.Module):
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8])
+@pytest.mark.one_case
+def test_shifts_by_any_number_of_bits(dtype: torch.dtype) -> None:
+    def shifts(x: Tensor) -> tuple[Tensor, ...]:
+        values, steps = x.unbind(1)
+        narrow = steps.to(torch.int16)
+        shifted = values >> steps, values << steps, 100 >> steps, 1 << steps, values >> 70, values << 3
+        return *shifted, torch.bitwise_right_shift(values, narrow), values << narrow[0].long()
+
+    limits = torch.iinfo(dtype)
+    numbers = torch.tensor([limits.min, limits.min + 1, limits.max // 3, 0, 5, limits.max], dtype=dtype)
+    steps = torch.tensor([0, 1, 2, 7, 8, 31, 32, 63, 64, 100, *([] if dtype is torch.uint8 else [-1, -5])], dtype=dtype)
+    check(shifts, f"x:{str(dtype).removeprefix('torch.')}[n,2]", torch.cartesian_prod(numbers, steps))
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The operator that torchvision defines, whose schema and name are all that the exporter reads of it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name == "torchvision" or find(name, *more))
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.impl("nms", lambda boxes, scores, _: scores.argsort(descending=True), "CPU")  # for boxes that lie apart
+    fake = torch.library.register_fake("torchvision::nms", lib=library)
+    fake(lambda boxes, *_: boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64))
+    lower._known.cache_clear()
+    yield
+    library._destroy()
+    lower._known.cache_clear()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="defines the operator itself")
+@pytest.mark.usefixtures("torchvision")
+def test_torchvisions_suppression_becomes_the_graphs() -> None:
+    def detect(x: Tensor) -> Tensor:
+        corner = torch.arange(len(x))[:, None].expand(-1, 2) * 2.0
+        return x[torch.ops.torchvision.nms(torch.cat([corner, corner + 1], 1), x, 0.5)]
+
+    archive = export_model(Function(detect), inputs="x:float32[n]")
+    graph = onnx.load(archive.variants[0].path())
+    assert "NonMaxSuppression" in {node.op_type for node in graph.graph.node}
+
+
 def test_a_fault_of_the_optimizer_costs_the_optimization_only() -> None:
     archive = export_model(GhostNorm().eval(), inputs="x:float32[batch,4]")
     notes = archive.variant().serving.provenance.notes
