@@ -21,6 +21,7 @@ PAGES = {
     "how-to/from-fastapi.md": ["dimension 1 of input 'x' is 1, the model takes 4"],
     "how-to/text.md": ["the server answers many short texts", 'padding_elements_total{kind="padding"'],
     "how-to/images.md": ["photos version 1"],
+    "how-to/detectors.md": ["detector version 1", "boxes ", "scores "],
     "how-to/debug-a-capture.md": ["exit code 1", "y: error"],
     "how-to/write-an-engine.md": ['"platform":"reference_onnx"', "logits float32 [1, 10]"],
     "how-to/behind-a-proxy.md": ["logits float32 [1, 10]"],

@@ -168,6 +168,10 @@ class TestDecisions:
         ("lines", "advice"),
         [
             (["while x.abs().max() > 1:", "    x = x / 2", "return x"], "a fixed number of steps"),
+            (
+                ["while x.max() > 0:", "    iou = x[0] / x.sum()", "    x = x[x < iou]", "return x"],
+                "torchvision.ops.nms",
+            ),
             (["if (x > 9).any():", "    raise ValueError", "return x * 2"], "remove the check"),
             (["if x.sum() > 0:", "    self.last = x", "return x * 2"], "change nothing else"),
             (["if x.sum() > 0:", "    x[0] = 1", "return x * 2"], "change nothing else"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ingot.export.explain import branches, code, conversions, loops, sizes
+from ingot.export.explain import branches, code, conversions, loops, sizes, suppression
 from ingot.export.explain.causes import Cause, Kind, find_cause
 from ingot.export.explain.code import Edit
 from ingot.export.explain.places import Place, find_place, forward_of
@@ -87,6 +87,8 @@ def _edit(cause: Cause, place: Place) -> Edit:
     site = code.find(place.file, place.line)
     if site is None:
         return fallback
+    if cause.kind is not Kind.OTHER and (found := suppression.replace_loop(site)):
+        return found
     match cause.kind:
         case Kind.DECISION:
             found = branches.decide(site, place.line) or loops.vectorize(site, place.line)

@@ -166,6 +166,12 @@ def op(
     if native is not None and not _NATIVE.fullmatch(native):
         raise InvalidArgument(f"'{native}' cannot name a native operator; write domain::Name: com.microsoft::BiasGelu")
 
+    if onnx is not None and not isinstance(onnx, OnnxFunction):
+        raise InvalidArgument(
+            f"the ONNX form of operator '{name}' is {type(onnx).__name__}; make it an ONNX function with "
+            "@onnxscript.script()"
+        )
+
     def define(body: Callable[P, R]) -> Op[P, R]:
         made = Op(name, body, example, spellings, fake, onnx, native, attributes or {})
         _DEFINED[name] = made

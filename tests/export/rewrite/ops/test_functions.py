@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import ingot
-from ingot.errors import ExportError
+from ingot.errors import ExportError, InvalidArgument
 from ingot.export.lower.onnx import lower
 from ingot.export.program import Program, quiet
 from ingot.tensors import DType, Signature, TensorSpec
@@ -183,6 +183,11 @@ def test_a_function_written_in_onnxscript() -> None:
 def test_operators_impossible_in_onnx_are_refused_with_the_reason(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         lower(program(function))
+
+
+def test_an_onnx_form_that_is_not_an_onnx_function_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"'tests::plain' is function; make it .* @onnxscript\.script\(\)"):
+        ingot.op("tests::plain", onnx=lambda x: x)  # type: ignore[arg-type]
 
 
 def test_an_operator_that_fails_pytorchs_checks_is_refused() -> None:
