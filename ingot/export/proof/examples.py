@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,7 @@ class Examples:
         self._work = 0.0
         self._signed = False
         self._related = False
+        self._opposite: frozenset[str] = frozenset()
         self._more: list[dict[str, int]] = []
         own = replace(self._signature, inputs=tuple(spec for spec in inputs if spec.name in self._given))
         self._own_sizes = tensors.check_inputs(own, self._given)
@@ -87,6 +88,22 @@ class Examples:
     def limited(self, limits: Mapping[str, Limit]) -> Examples:
         """Return examples with further limits of indices."""
         return self._changed(_limits={**self._limits, **limits})
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The inputs that may be flags, such as masks: integers and booleans whose only known values are 0 and 1."""
+        return tuple(spec.name for spec in self.inputs if spec.name not in self.states and self._is_flag(spec))
+
+    def _is_flag(self, spec: TensorSpec) -> bool:
+        if spec.name in self._given:
+            return set(np.unique(self._given[spec.name]).tolist()) <= {0, 1} if spec.dtype is not DType.BYTES else False
+        if spec.values not in (None, _FLAGS) or self.is_index(spec.name):
+            return False
+        return spec.dtype is DType.BOOL or spec.dtype.is_integer
+
+    def opposite(self, flags: Iterable[str]) -> Examples:
+        """Return examples with the opposite meaning of some flags: of a mask, True for the positions to ignore."""
+        return self._changed(_opposite=self._opposite ^ set(flags))
 
     def related(self) -> Examples:
         """Return examples some of which the model may reject, because its dimensions depend on each other."""
@@ -176,6 +193,7 @@ class Examples:
         if self._signed:
             sign = -1 if seed % 2 else 1
             made = {name: sign * np.abs(array) if DType.of(array).is_float else array for name, array in made.items()}
+        made |= {name: (1 - made[name]).astype(made[name].dtype) for name in self._opposite}
         return {spec.name: _within(spec, made[spec.name]) for spec in self.inputs}
 
     def _make(
@@ -201,7 +219,7 @@ class Examples:
             # One value a sample: with equal ones, nothing would show whether samples are independent.
             numbers.flat[:1], numbers.flat[1:2] = 1, 0
         elif shape and limit == 2:
-            numbers[..., :1] = 1  # engines disagree on attention masks of zeros only
+            numbers[..., :1] = 1  # a mask of zeros only is undefined, and engines disagree on it
         return numbers
 
 
@@ -221,10 +239,21 @@ def _spanned(array: Array, values: ValueRange, seed: int) -> Array:
 
 
 def _resized(array: Array, shape: tuple[int, ...]) -> Array:
-    """Cut or repeat an array."""
+    """Cut or repeat an array; a sorted vector of integers, such as offsets, stays sorted."""
+    order = _order(array)
     for axis, size in enumerate(shape):
         array = array.take(np.arange(size), axis, mode="wrap")
-    return array
+    return np.sort(array)[::order] if order else array
+
+
+def _order(array: Array) -> int:
+    """Return 1 for a vector of integers that ascends, -1 for one that descends, and 0 for all other arrays.
+
+    Two values are in order by accident, unless the first is 0, as in offsets.
+    """
+    if array.ndim != 1 or not DType.of(array).is_integer or len(set(array.tolist())) < (2 if array[:1] == 0 else 3):
+        return 0
+    return next((order for order in (1, -1) if (np.diff(array.astype(np.int64)) * order >= 0).all()), 0)
 
 
 def _varied(array: Array, rng: np.random.Generator, mixed: bool = False) -> Array:
@@ -241,6 +270,11 @@ def _varied(array: Array, rng: np.random.Generator, mixed: bool = False) -> Arra
         return np.where(finite, values + 0.1 * spread * rng.standard_normal(array.shape), values).astype(array.dtype)
     if array.ndim == 0 or not len(array):
         return array
+    if order := _order(array):
+        low, high = array.min(), array.max()
+        drawn = np.sort(rng.integers(min(low, 1) if mixed else low, high + 1, array.shape))[::order]
+        drawn[0] *= array[0] != 0  # offsets begin at 0
+        return drawn.astype(array.dtype)
     if array.ndim == 1:
         most = int(array.max()) if mixed and DType.of(array).is_integer else 0
         return rng.integers(1, most + 1, array.shape).astype(array.dtype) if most > 1 else rng.permutation(array)

@@ -13,17 +13,23 @@ from ingot.export.proof.examples import Examples
 from ingot.export.proof.indices import failure
 from ingot.export.proof.sizes import stepped
 from ingot.tensors import DType, Range, TensorSpec
+from ingot.values import ValueRange
 
 _DTYPES = (DType.FP32, DType.INT64, DType.FP16, DType.BF16, DType.FP64, DType.BOOL)
 _NUMBERS = 12
 # The most declarations for which other sizes are tried, of those on which the model fails with another error.
 _FARTHER = 4
+# Values that nearly every model with a range accepts, such as divisors, and how often they are drawn to try them.
+_VALUES = {True: ValueRange(1, 9), False: ValueRange(0.1, 0.9)}
+_SEEDS = 3
 
 
 def remedy(runner: Runner, examples: Examples) -> str:
     """Return a remedy for a model that does not run at the examples' default sizes."""
     sizes = examples.default_sizes
     reason = failure(runner, examples, sizes) or ""
+    if ranged := by_values(runner, examples):
+        return ranged
     farther: list[Examples] = []
     for inputs in _declarations(examples, reason):
         changed = Examples(inputs, examples.ranges)
@@ -44,6 +50,14 @@ def remedy(runner: Runner, examples: Examples) -> str:
         f"the sizes {shown} and the values were generated: declare the sizes that the model accepts, as a range "
         f"({dim}=2..), a range in steps ({dim}=..512:32) or a number, or pass real inputs with --example"
     )
+
+
+def by_values(runner: Runner, examples: Examples) -> str:
+    """Return a range of values with which a model runs at the examples' default sizes, as a remedy, or ''."""
+    for changed in _ranges(examples):
+        if all(failure(runner, changed, changed.default_sizes, seed) is None for seed in range(_SEEDS)):
+            return _advice(examples, changed)
+    return ""
 
 
 def as_int64(examples: Examples) -> str:
@@ -67,6 +81,15 @@ def written(spec: TensorSpec, ranges: Mapping[str, Range]) -> str:
 
 def _without_numbers(reason: str) -> str:
     return re.sub(r"\d+", "", reason)
+
+
+def _ranges(examples: Examples) -> Iterator[Examples]:
+    """Yield examples with a range of values for one number that has none, and for all of a kind."""
+    free = [spec for spec in examples.inputs if spec.values is None and (spec.dtype.is_integer or spec.dtype.is_float)]
+    kinds = [[spec for spec in free if spec.dtype.is_integer is whole] for whole in (True, False)]
+    for chosen in (*([spec] for spec in free), *(kind for kind in kinds if len(kind) > 1)):
+        ranged = {spec.name: replace(spec, values=_VALUES[spec.dtype.is_integer]) for spec in chosen}
+        yield Examples([ranged.get(spec.name, spec) for spec in examples.inputs], examples.ranges)
 
 
 def _declarations(examples: Examples, reason: str) -> Iterator[tuple[TensorSpec, ...]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from ingot import arrays
 from ingot.errors import ExportError, IngotError, InvalidArgument, ParityError
 from ingot.export.program import NEXT, Runner
-from ingot.export.proof import extremes
+from ingot.export.proof import draws, extremes
 from ingot.export.proof.examples import Examples
 from ingot.model_store import Golden, ParityEvidence
 from ingot.tensors import Array, DType, Signature
@@ -56,6 +57,7 @@ def prove(
     exact: Runner | None = None,
     most: int | None = None,
     budget: float = 120.0,
+    remark: Callable[[str], None] = lambda text: None,
 ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
     """Compare two models at every case of ``examples``.
 
@@ -68,6 +70,7 @@ def prove(
             is more than the tolerance.
         most: the largest number of cases.
         budget: seconds after which no further case begins, except the first three.
+        remark: called with a sentence on cases that could not be compared.
 
     Returns:
         The worst error of each output, and the first two cases as goldens, with the candidate's outputs.
@@ -79,49 +82,78 @@ def prove(
     worst = {spec.name: (0.0, limit) for spec in signature.outputs}
     goldens: list[Golden] = []
     proved: list[Mapping[str, int]] = []
+    skipped: list[Mapping[str, int]] = []
+    unshared = ""
     states: dict[str, Array] = {}
     end = time.monotonic() + budget
     for seed, sizes in enumerate(itertools.islice(examples.cases(), most)):
         if len(proved) >= 3 and time.monotonic() > end:
             break
-        inputs = examples.make(sizes, seed) | states
-        try:
-            expected = reference.run(inputs)
-        except InvalidArgument:  # ExportError of a module, its parent of an ONNX file
-            if not proved or not examples.stretched:
-                raise
-            inputs = examples.make(sizes, seed, varied=False) | states  # it may reject perturbed values
-            try:
-                expected = reference.run(inputs)
-            except InvalidArgument:
-                continue
-        try:
-            actual = candidate.run(inputs)
-        except IngotError as failure:
-            cause = " ".join(str(failure.__cause__ or "").split())[:300]
-            raise ParityError(
-                f"the exported graph fails where the model does not ({_shapes(inputs)}): {failure}"
-                + (f": {cause}" if cause and cause not in str(failure) else "")
-            ) from failure
-        for name in worst:
-            error, allowed = arrays.departure(expected[name], actual[name]), limit
-            if error > limit and np.isfinite(error) and exact is not None:
-                allowed = max(limit, 4 * _rounding(exact, inputs, name, expected[name]))
-            elif error > 0 and exact is not None and _is_tiny(expected[name]):
-                error, allowed = _share_of_tiny(exact, inputs, name, expected[name], actual[name], (error, limit))
-            if error > allowed:
-                raise ParityError(_report(name, error, allowed, expected[name], actual[name], inputs))
-            worst[name] = max(worst[name], (error, allowed))
+        needed = not proved or not examples.stretched
+        gap = ""
+        for inputs, expected in draws.accepted(reference, examples, sizes, seed, states, needed=needed):
+            actual = _run(candidate, inputs)
+            wanted = {name: draws.defined(inputs, expected[name], actual[name]) for name in worst}
+            errors = {name: _error(name, inputs, wanted[name], actual[name], limit, exact) for name in worst}
+            gap = next((name for name in worst if wanted[name] is not expected[name]), "")
+            if not gap:
+                break
+            unshared = unshared or f"returns NaN in '{gap}' ({_shapes(inputs)}), where the graph returns other values"
+        else:
+            if gap and not proved:
+                raise ParityError(_report(gap, math.inf, limit, expected[gap], actual[gap], inputs))
+            skipped.append(sizes)
+            continue
+        worst = {name: max(error, errors[name]) for name, error in worst.items()}
         states = {name: expected[f"{name}{NEXT}"] for name in examples.states}  # the next case continues from this one
         proved.append(sizes)
         if len(goldens) < 2:
             goldens.append(Golden(inputs, actual))
     _check_varied(examples, proved, most)
+    for text in _remarks(unshared, skipped, examples.default_sizes):
+        remark(text)
     evidence = tuple(
         ParityEvidence(tensor=name, error=error, tolerance=allowed, cases=len(proved))
         for name, (error, allowed) in worst.items()
     )
     return evidence, tuple(goldens)
+
+
+def _remarks(unshared: str, skipped: Sequence[Mapping[str, int]], default: Mapping[str, int]) -> Iterator[str]:
+    if unshared:
+        yield f"for some of the drawn inputs the model {unshared}; other values were drawn for the comparison"
+    shown = [", ".join(f"{dim}={size}" for dim, size in sizes.items() if size != default[dim]) for sizes in skipped]
+    if listed := "; ".join(dict.fromkeys(filter(None, shown))):
+        yield f"not compared at {listed}: the model is not defined on any inputs that were drawn at these sizes"
+
+
+def _run(candidate: Runner, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        return candidate.run(inputs)
+    except IngotError as failure:
+        cause = " ".join(str(failure.__cause__ or "").split())[:300]
+        raise ParityError(
+            f"the exported graph fails where the model does not ({_shapes(inputs)}): {failure}"
+            + (f": {cause}" if cause and cause not in str(failure) else "")
+        ) from failure
+
+
+def _error(
+    name: str, inputs: Mapping[str, Array], expected: Array, actual: Array, limit: float, exact: Runner | None
+) -> tuple[float, float]:
+    """Return the error of an output and its tolerance.
+
+    Raises:
+        ParityError: the error is larger.
+    """
+    error, allowed = arrays.departure(expected, actual), limit
+    if error > limit and np.isfinite(error) and exact is not None:
+        allowed = max(limit, 4 * _rounding(exact, inputs, name, expected))
+    elif error > 0 and exact is not None and _is_tiny(expected):
+        error, allowed = _share_of_tiny(exact, inputs, name, expected, actual, (error, limit))
+    if error > allowed:
+        raise ParityError(_report(name, error, allowed, expected, actual, inputs))
+    return error, allowed
 
 
 def _check_varied(examples: Examples, proved: Sequence[Mapping[str, int]], most: int | None) -> None:

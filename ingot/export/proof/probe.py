@@ -187,6 +187,40 @@ def unchanged(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                         value.copy_(copy)
 
 
+Attributes = dict[nn.Module, dict[str, Any]]
+"""The attributes of each part of a module."""
+
+
+def attributes(module: nn.Module) -> Attributes:
+    """Return the attributes of a module's parts, to compare or restore them later; TorchScript has none."""
+    return {part: dict(vars(part)) for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)}
+
+
+def reset(module: nn.Module, before: Attributes) -> list[str]:
+    """Restore the attributes of a module's parts, and return the paths of those that had changed."""
+    changed = []
+    for path, part in module.named_modules():
+        now, old = vars(part), before.get(part, vars(part))
+        changed += [f"{path}.{name}" if path else name for name in now if now[name] is not old.get(name, before)]
+        if now is not old:
+            now.clear()
+            now.update(old)
+    return changed
+
+
+class Forgetful(Eager):
+    """A module whose attributes are restored before each call, so that no call depends on an earlier one."""
+
+    def __init__(self, eager: Eager, before: Attributes):
+        super().__init__(eager.module, eager.arguments, eager.output_names, eager.states, eager.caches)
+        self._before = before
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the module as for the first time."""
+        reset(self.module, self._before)
+        return super().run(inputs)
+
+
 def output_specs(runner: Runner, examples: Examples, budget: float = 60.0) -> tuple[TensorSpec, ...]:
     """Describe a model's outputs by running it at several sizes, for graphs without output shapes.
 

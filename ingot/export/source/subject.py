@@ -13,7 +13,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export import arguments
 from ingot.export.arguments import Arguments
 from ingot.export.program import Eager, States
-from ingot.export.proof import caches, indices, misdeclared, probe, sizes
+from ingot.export.proof import caches, draws, indices, misdeclared, probe, sizes
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.source import defaults
 from ingot.runtime.engines.torch_arrays import from_torch
@@ -143,9 +143,13 @@ def prepare(
         described = _in_order(inputs, call.names) if inputs else infer_specs(call.names, given, "batch")
     eager = Eager(module, call, output_names)
     examples, notes = Examples(described, ranges, given), list[str]()
+    before = probe.attributes(module)
     with probe.unchanged(module):
         if given is None:
-            examples, notes = _fitted(eager, examples)
+            try:
+                examples, notes = _fitted(eager, examples)
+            except ExportError as error:
+                raise _caused_by_state(eager, examples, before, error) or error from error.__cause__
         else:  # first of all, so that a failure on the user's inputs is reported by itself
             examples = _weighed(eager, examples)
     example = examples.make(examples.default_sizes)
@@ -196,8 +200,43 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
     if eager.device.type == "cpu":  # on CUDA an index out of range makes the device unusable for the process
         examples = examples.limited(indices.find(eager, examples, known))
     indices.check_ranges(eager, examples)
+    _check_flags(eager, examples)
+    examples = draws.settled(eager, examples)
     examples, more = sizes.narrowed(eager, examples)
     return examples, [*notes, *more]
+
+
+def _check_flags(eager: Eager, examples: Examples) -> None:
+    """Check that a model that does not run on all integers of 0 and 1, as divisors, is not taken to limit its sizes.
+
+    Raises:
+        ExportError: it does not run on some of them, but on all values of a range.
+    """
+    seeds = range(1, 4) if examples.flags else ()
+    reasons = (indices.failure(eager, examples, examples.default_sizes, seed) for seed in seeds)
+    reason = next(filter(None, reasons), None)
+    if reason is not None and (advice := misdeclared.by_values(eager, examples)):
+        raise ExportError(f"the model does not run on some values of its inputs: {reason}; {advice}")
+
+
+def _caused_by_state(
+    eager: Eager, examples: Examples, before: probe.Attributes, error: ExportError
+) -> ExportError | None:
+    """Return a better error for a model that runs at all sizes on its first call, or None; restore its attributes."""
+    kept = probe.reset(eager.module, before)
+    if not kept:
+        return None
+    try:
+        _fitted(probe.Forgetful(eager, before), examples)
+    except ExportError:
+        return None
+    finally:
+        probe.reset(eager.module, before)
+    reason = str(error).partition(": declare")[0]
+    return ExportError(
+        f"the model's attribute '{kept[0]}' keeps a state between calls, so that it does not run at other sizes after "
+        f"its first call ({reason}): accept the state as an input of forward and return its new value"
+    )
 
 
 def _weighed(eager: Eager, examples: Examples) -> Examples:

@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
@@ -24,6 +25,10 @@ from ingot.tensors import TensorSpec
 _NORESERVE = 0x4000
 # Elements in the inputs of the largest example to compare at.
 _LARGEST_EXAMPLE = 1 << 26
+_NESTED = (
+    "in eval mode nn.TransformerEncoder returns 0 at the positions that a mask hides, which depends on the mask's "
+    "values: build it with enable_nested_tensor=False"
+)
 
 
 def capture_module(context: Context, subject: Subject) -> ladder.Captured:
@@ -62,6 +67,8 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
         try:
             captured, attempts = ladder.capture(task, options.capture, check, journal.progress)
         except ExportError as error:
+            if isinstance(error, ParityError) and _nested(subject.eager.module):
+                raise ParityError(f"{error}; {_NESTED}") from error
             remedy = caches.remedy(subject.eager, subject.examples) if subject.eager.caches else ""
             if not remedy:
                 raise
@@ -151,6 +158,10 @@ def _unbacked(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     reserved = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=flags)
     return torch.frombuffer(reserved, dtype=dtype, count=count).reshape(shape)
+
+
+def _nested(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor for part in module.modules())
 
 
 def _elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:

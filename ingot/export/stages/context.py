@@ -65,7 +65,12 @@ class Context:
     ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
         """Compare a candidate with the original; see :func:`ingot.export.proof.parity.prove`."""
         exact = _InDouble(self.eager) if self.eager is not None else None
-        return prove(self.reference, candidate, signature, self.examples, exact=exact, most=most)
+        remark = self._remark if most is None else lambda text: None
+        return prove(self.reference, candidate, signature, self.examples, exact=exact, most=most, remark=remark)
+
+    def _remark(self, text: str) -> None:
+        if text not in self.journal.notes:
+            self.journal.note(text)
 
     def record_rules(self, records: Sequence[PassRecord]) -> str:
         """Add rewrite rules to the report, and return which of them changed the graph."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import Packed
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Program
+from ingot.export.report import Attempt
 from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context, Options
 from ingot.export.stages.rewrite import prove_onnx, rewrite_program
@@ -43,11 +44,22 @@ def lower_to_onnx(context: Context, program: Program, subject: Subject, *, rewri
     with journal.stage("lower", "Translating to ONNX"):
         try:
             return lower_onnx.lower(program, opset, TRANSLATIONS, remark=journal.note), program
-        except ExportError:
+        except ExportError as error:
             tidied = program if rewritten else rewrite_program(context, program, subject, tidy=True)
             if tidied is program:
-                raise
-            return lower_onnx.lower(tidied, opset, TRANSLATIONS, remark=journal.note), tidied
+                raise _with_earlier(error, journal.attempts) from error.__cause__
+            try:
+                return lower_onnx.lower(tidied, opset, TRANSLATIONS, remark=journal.note), tidied
+            except ExportError as last:
+                raise _with_earlier(last, journal.attempts) from last.__cause__
+
+
+def _with_earlier(error: ExportError, attempts: Sequence[Attempt]) -> ExportError:
+    """Return an error that also says why the graph is not that of the first route, which may lack the operator."""
+    if len(attempts) < 2:
+        return error
+    first, last = attempts[0], attempts[-1]
+    return ExportError(f"{error} (the graph is that of route '{last.route}': '{first.route}' failed: {first.failure})")
 
 
 def lower_gradually(context: Context, program: Program) -> ir.Model | None:

@@ -13,8 +13,9 @@ from onnxscript import opset20 as onnx_ops
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ingot.errors import ExportError
+from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
+from ingot.export.capture import ladder
 from ingot.export.lower.onnx import lower, outside
 from ingot.export.program import Program, quiet
 from ingot.runtime import load_engine
@@ -48,6 +49,17 @@ def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_
         ExportError, match=r"the model has no ONNX form: there is no translation of prims\.bessel_i1e\.default \("
     ):
         lower(program)
+
+
+def test_the_failure_of_the_first_route_is_named_with_an_operator_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(task: ladder.Task) -> ladder.Captured:
+        raise ParityError("the first graph differs")
+
+    monkeypatch.setitem(ladder.ROUTES, "export", refuse)
+    with pytest.raises(
+        ExportError, match=r"no translation of .*route 'strict': 'export' failed: the first graph differs"
+    ):
+        export_model(Function(torch.special.airy_ai), inputs="x:float32[batch,4]")
 
 
 @pytest.mark.matrix

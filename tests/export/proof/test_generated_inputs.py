@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.errors import ExportError, InvalidArgument
+from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export import export_model
 from ingot.model_store import Archive
 from ingot.tensors import Range
@@ -196,6 +196,114 @@ def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
         export_model(module, inputs=inputs)
     assert str(caught.value).endswith(remedy)
     assert "generated" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [torch.floor_divide, torch.remainder, torch.fmod])
+@pytest.mark.one_case
+def test_divisors_need_other_values_and_not_another_datatype(function: Callable[..., torch.Tensor]) -> None:
+    class Divide(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return function(a, b)
+
+    with pytest.raises(ExportError, match="ZeroDivisionError") as caught:
+        export_model(Divide(), inputs=["a:int64[n]", "b:int64[n]"])
+    assert str(caught.value).endswith("it runs with b:int64[n]=1..9: declare it that way")
+    export_model(Divide(), inputs=["a:int64[n]", "b:int64[n]=1..9"])
+
+
+def test_divisors_that_are_1_by_accident_do_not_limit_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.export.proof.examples._SIZES", (1,))  # the first value of flags is always 1
+
+    class Divide(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a // b
+
+    with pytest.raises(ExportError) as caught:
+        export_model(Divide(), inputs=["a:int64[batch,4]", "b:int64[batch,4]"])
+    assert str(caught.value).endswith("it runs with b:int64[batch,4]=1..9: declare it that way")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+        self.h: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.h = self.cell(x, self.h)
+        return self.h
+
+
+def test_a_state_with_the_size_of_the_first_call_is_the_cause() -> None:
+    module = Recurrent()
+    with pytest.raises(ExportError) as caught:
+        export_model(module, inputs=["x:float32[batch,4]"])
+    assert "the model's attribute 'h' keeps a state between calls" in str(caught.value)
+    assert str(caught.value).endswith("accept the state as an input of forward and return its new value")
+    assert module.h is None  # as the caller left it
+    cell = nn.GRUCell(4, 4)
+    export_model(cell, inputs=["input:float32[batch,4]", "hx:float32[batch,4]"])  # the remedy
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, ignored: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, key_padding_mask=ignored, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+class Layers(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, ignored: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.layer, nn.TransformerDecoderLayer):
+            return self.layer(x, x, tgt_key_padding_mask=ignored, memory_key_padding_mask=ignored)  # type: ignore[no-any-return]
+        return self.layer(x, src_key_padding_mask=ignored)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "module",
+    [
+        Attention(),
+        Layers(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)),
+        Layers(nn.TransformerDecoderLayer(4, 2, 8, batch_first=True)),
+    ],
+    ids=["attention", "encoder", "decoder"],
+)
+@pytest.mark.one_case
+def test_masks_where_true_means_ignore(module: nn.Module) -> None:
+    archive = export_model(module, inputs=["x:float32[batch,seq,4]", "ignored:bool[batch,seq]"])
+    assert archive.signature.ranges == {}  # sizes of 1 too
+    assert not any("not compared" in note for note in notes(archive))
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_that_clears_hidden_positions_is_refused_with_a_remedy() -> None:
+    inputs = ["x:float32[batch,seq,4]", "ignored:bool[batch,seq]"]
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    with pytest.raises(ParityError, match="build it with enable_nested_tensor=False"):
+        export_model(Layers(nn.TransformerEncoder(layer, 1)), inputs=inputs)
+    export_model(Layers(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)), inputs=inputs)
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(50, 4, mode="max")
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.bags(ids, offsets)  # type: ignore[no-any-return]
+
+
+def test_offsets_of_an_example_stay_in_order() -> None:
+    example = torch.tensor([1, 4, 2, 7, 3, 9, 30]), torch.tensor([0, 2, 5])
+    export_model(Bags(), example, inputs=["ids:int64[n]", "offsets:int64[batch]"])
 
 
 def test_indices_of_a_type_that_the_engine_does_not_take() -> None:

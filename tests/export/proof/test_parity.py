@@ -168,3 +168,49 @@ def test_equal_samples_name_the_remedy() -> None:
     reason = unbatchable(Function(lambda x: x), of, "batch", Examples(of.inputs, of.ranges))
     assert "all equal" in str(reason)
     assert "--input 'x:int64[batch,1]=0..120'" in str(reason)
+
+
+class Masked:
+    """The mean of the positions that a mask selects; ``empty`` is the result where it selects none."""
+
+    def __init__(self, empty: float):
+        self._empty = empty
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        chosen = inputs["mask"] == 0
+        total, count = (inputs["x"] * chosen).sum(1), chosen.sum(1)
+        mean = np.where(count, total / np.maximum(count, 1), self._empty)
+        return {"y": mean.astype(np.float32)}
+
+
+def masked(shape: tuple[str, str], given: Mapping[str, Array] | None = None) -> tuple[Signature, Examples]:
+    inputs = TensorSpec("x", DType.FP32, shape), TensorSpec("mask", DType.BOOL, shape)
+    return Signature(inputs, (TensorSpec("y", DType.FP32, shape[:1]),), "batch"), Examples(inputs, {}, given)
+
+
+def test_nan_that_a_mask_causes_is_no_difference_and_other_values_are_drawn() -> None:
+    of, examples = masked(("batch", "seq"))
+    remarks: list[str] = []
+    (evidence,), goldens = prove(Masked(np.nan), Masked(0), of, examples, remark=remarks.append)
+    assert evidence.cases == len(list(examples.cases()))
+    assert not any(np.isnan(golden.outputs["y"]).any() for golden in goldens)
+    assert [text.partition(" (")[0] for text in remarks] == [
+        "for some of the drawn inputs the model returns NaN in 'y'"
+    ]
+    with pytest.raises(ParityError, match="differs by"):  # the positions that are defined are compared as well
+        prove(Masked(np.nan), Function(lambda x: x.sum(1)), of, examples)
+
+
+def test_a_size_at_which_no_inputs_are_defined_is_noted() -> None:
+    def mean(x: Array, empty: float) -> Array:
+        return np.full(len(x), empty, np.float32) if x.shape[1] == 1 else x.mean(1)
+
+    of, examples = masked(("batch", "seq"))
+    remarks: list[str] = []
+    prove(Function(lambda x: mean(x, np.nan)), Function(lambda x: mean(x, 0)), of, examples, remark=remarks.append)
+    assert remarks[-1] == "not compared at seq=1: the model is not defined on any inputs that were drawn at these sizes"
+
+
+def test_nan_of_ordinary_values_is_a_difference() -> None:
+    with pytest.raises(ParityError, match="nan became"), np.errstate(invalid="ignore"):
+        compare(lambda x: np.sqrt(x), lambda x: np.sqrt(np.abs(x)))
