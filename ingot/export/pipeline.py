@@ -12,8 +12,8 @@ import onnx_ir as ir
 from torch import nn
 
 from ingot import foreign, padding
-from ingot.errors import ExportError, InvalidArgument
-from ingot.export.capture.ladder import Legacy
+from ingot.errors import ExportError, InvalidArgument, ParityError
+from ingot.export.capture.ladder import Captured, Legacy
 from ingot.export.estimate import cost
 from ingot.export.lower.packed import Packed, precision_of
 from ingot.export.proof.parity import Remembered
@@ -147,7 +147,28 @@ def export_model(
 
 
 def _export_module(context: Context, subject: Subject) -> Archive:
-    captured = capture_module(context, subject)
+    """Export by the first route whose graph is proved equal as captured and as packed.
+
+    The translation retraces a graph and may drop what has no effect under the graph's own conditions on sizes, such as
+    a slice. Another route may have a graph without these conditions.
+    """
+    journal, first = context.journal, None
+    while True:
+        before = journal.mark()
+        try:
+            captured = capture_module(context, subject)
+        except ExportError as error:
+            raise first or error from error.__cause__
+        try:
+            return _packed(context, subject, captured)
+        except ParityError as error:
+            first = first or error
+            if not context.narrow or context.options.capture != "auto":
+                raise
+            journal.rewind(before, f"the packed graph differs: {error}")
+
+
+def _packed(context: Context, subject: Subject, captured: Captured) -> Archive:
     to_onnx = context.options.target == "onnx"
     if isinstance(captured, Legacy):
         if not to_onnx:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,28 @@ def test_an_example_that_permits_no_other_values_is_proved_with_its_own() -> Non
     boxes = torch.tensor([[0, 1], [20, 22], [40, 43], [60, 64]])  # ends of different boxes do not form a box
     archive = export_model(Width(), {"box": boxes}, inputs="box:int64[batch,2]")
     assert archive.variant().serving.evidence.parity[0].cases > 4
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: x[:, :200].sum(1), "x:float32[batch,n]"),
+        (lambda x: x[:, -200:].sum(1), "x:float32[batch,n]"),
+        (lambda x: x[:200] * 2, "x:float32[batch,3]"),
+        (lambda x: x[:, :100, :60].sum((1, 2)), "x:float32[batch,height,width]"),
+        (lambda x: x[:, 50:200].sum(1), "x:float32[batch,n]"),
+    ],
+    ids=["first", "last", "batch", "crop", "middle"],
+)
+@pytest.mark.one_case
+def test_a_slice_that_small_sizes_do_not_reach_stays_in_the_graph(
+    function: Callable[[torch.Tensor], torch.Tensor], inputs: str
+) -> None:
+    archive = export_model(Function(function), inputs=inputs)
+    (spec,) = archive.signature.inputs
+    rows = {"batch": 2} if len(archive.signature.symbols) > 1 else {}
+    with contextlib.closing(load_engine(archive.variants[0].path())) as engine:
+        for size in (150, 200, 201, 1000):
+            x = torch.randn([rows.get(dim, size) if isinstance(dim, str) else dim for dim in spec.shape])
+            (actual,) = engine.run({"x": x.numpy()}).values()
+            torch.testing.assert_close(torch.from_numpy(actual), function(x), rtol=1e-4, atol=1e-3)

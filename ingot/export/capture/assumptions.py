@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +37,32 @@ def find(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -
         ExportError: the program has a condition that cannot be evaluated at given sizes.
     """
     return (*_guards(exported, inputs), *_bounds(exported, inputs), *_asserts(exported, inputs))
+
+
+def literals(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
+    """Return each named dimension with the numbers that a program cuts it at, rounds it to or compares it with."""
+    known: dict[sympy.Basic, _Size] = {size.symbol: size for size in _sizes(exported, inputs)}
+    compared: dict[sympy.Basic, None] = {}
+    found: dict[tuple[str, int], None] = {}
+
+    def add(expr: sympy.Basic, numbers: Iterable[Any]) -> None:
+        for symbol in sorted(expr.free_symbols & known.keys(), key=str):
+            size = known[symbol]
+            found.update({(size.dim, abs(int(number)) * size.factor): None for number in numbers})
+
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        sizes = [*getattr(value, "shape", ()), *([value] if isinstance(value, torch.SymInt) else [])]
+        compared.update({size.node.expr: None for size in sizes if isinstance(size, torch.SymInt)})
+        if node.target is torch.ops.aten.slice.Tensor:
+            source, dim, *ends = (*node.args, 0)[:4]
+            size = source.meta["val"].shape[dim]
+            if isinstance(size, torch.SymInt):
+                add(size.node.expr, [end for end in ends if type(end) is int])
+    for part in {part: None for expr in compared for part in sympy.preorder_traversal(expr)}:
+        if isinstance(part, sympy.Function | sympy.Min | sympy.Max | sympy.core.relational.Relational):
+            add(part, part.atoms(sympy.Integer))
+    return sorted(found, key=lambda item: item[1])
 
 
 def _guards(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> Iterator[Assumption]:

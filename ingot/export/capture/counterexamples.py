@@ -76,6 +76,57 @@ def search(
     return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]], unsure
 
 
+def beyond(
+    assumptions: Sequence[Assumption], broken: Sequence[Sizes], default: Sizes, ranges: Mapping[str, Range]
+) -> list[dict[str, int]]:
+    """Return more sizes that break assumptions: the first after the condition, the next, and half as large again.
+
+    At the first alone, a wrong graph may be right: ``x[:, :200]``, captured for fewer than 200 columns, is ``x``, which
+    is still correct for 200.
+    """
+    found: list[dict[str, int]] = []
+    for sizes in broken:
+        moved = [dim for dim in sizes if sizes[dim] != default[dim]]
+        for dim in moved:
+            bounds = ranges.get(dim, Range())
+            first = sizes[dim] if len(moved) > 1 else _first(assumptions, default, dim, sizes[dim], bounds.step)
+            more = (bounds.step, first // 2) if first > default[dim] else ()
+            found += [{**sizes, dim: bounds.nearest(first + further)} for further in (0, *more)]
+    return _with_all(found, default, broken)
+
+
+def past(numbers: Iterable[tuple[str, int]], default: Sizes, ranges: Mapping[str, Range]) -> list[dict[str, int]]:
+    """Return sizes of a dimension past each number that a graph compares it with: the next, and half as large again."""
+    found: list[dict[str, int]] = []
+    for dim, number in numbers:
+        bounds = ranges.get(dim, Range())
+        found += [{**default, dim: bounds.nearest(number + more)} for more in (bounds.step, number // 2)]
+    return _with_all(found, default, ())
+
+
+def _first(assumptions: Sequence[Assumption], default: Sizes, dim: str, wrong: int, step: int) -> int:
+    """Return the size of a dimension, between the default and ``wrong``, at which an assumption first breaks."""
+    right, over = default[dim] // step, wrong // step
+    while abs(right - over) > 1:
+        middle = (right + over) // 2
+        if all(item.holds({**default, dim: middle * step}) for item in assumptions):
+            right = middle
+        else:
+            over = middle
+    return over * step
+
+
+def _with_all(found: Sequence[dict[str, int]], default: Sizes, known: Collection[Sizes]) -> list[dict[str, int]]:
+    """Return the sizes that are not known, and last those with the largest size of every dimension."""
+    largest = {dim: max((sizes[dim] for sizes in found), default=size) for dim, size in default.items()}
+    together = [largest] if sum(largest[dim] > size for dim, size in default.items()) > 1 else []
+    new: list[dict[str, int]] = []
+    for sizes in (*found, *together):
+        if sizes not in (*known, default, *new):
+            new.append(sizes)
+    return new
+
+
 def tries(assumptions: Sequence[Assumption]) -> int:
     """Return how many combinations of sizes are tried for each condition: at least 1,000, even beyond the budget."""
     return min(_MOST, max(1_000, BUDGET // max(len(_distinct(assumptions)), 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,7 +143,11 @@ class _Failed(Exception):
 
 
 def capture(
-    task: Task, route: str, prove: Callable[[Captured], None], progress: Callable[[str], None] = lambda step: None
+    task: Task,
+    route: str,
+    prove: Callable[[Captured], None],
+    progress: Callable[[str], None] = lambda step: None,
+    tried: Collection[str] = (),
 ) -> tuple[Captured, tuple[Attempt, ...]]:
     """Capture a module by the first route that succeeds and is proved equal.
 
@@ -152,6 +156,7 @@ def capture(
         route: one of :data:`ROUTES`, or ``auto`` to try those of :data:`AUTO`.
         prove: compares a captured model with the original; raises ``ExportError``.
         progress: called with the name of each step.
+        tried: routes to leave out.
 
     Returns:
         The captured model, and all attempts including the successful one.
@@ -162,7 +167,9 @@ def capture(
     """
     attempts: list[Attempt] = []
     failures: list[Exception] = []
-    routes = list(_routes(task, route))
+    routes = [name for name in _routes(task, route) if name not in tried]
+    if not routes:
+        raise ExportError(f"all routes were tried: {', '.join(tried)}")
     while routes:
         name = routes.pop(0)
         progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")

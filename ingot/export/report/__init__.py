@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -188,6 +188,20 @@ class Journal:
         except Exception:  # and is raised again
             vars(self).update(before)
             raise
+
+    def mark(self) -> tuple[int, ...]:
+        """Return a point to go back to by :meth:`rewind`."""
+        return tuple(map(len, self._records))
+
+    def rewind(self, mark: tuple[int, ...], failure: str) -> None:
+        """Forget what was recorded after a mark, except the attempts: the last one failed after its capture."""
+        for records, count in zip(self._records, mark, strict=True):
+            del records[count:]
+        self.attempts[-1] = Attempt(route=self.attempts[-1].route, failure=failure)
+
+    @property
+    def _records(self) -> tuple[list[Any], ...]:
+        return self._stages, self.rewrites, self.graphs, self.notes
 
     def note(self, *notes: str) -> None:
         """Add remarks to the archive's provenance."""

@@ -16,6 +16,7 @@ from ingot.export.capture import assumptions, counterexamples, exported, functio
 from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
 from ingot.export.proof import caches
+from ingot.export.proof.examples import LARGEST
 from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context
 from ingot.model_store import ParityEvidence
@@ -25,6 +26,11 @@ from ingot.tensors import TensorSpec
 _NORESERVE = 0x4000
 # Elements in the inputs of the largest example to compare at.
 _LARGEST_EXAMPLE = 1 << 26
+# The largest number in a graph past which sizes are tried, in steps, and the most numbers of a dimension.
+_LARGEST_LITERAL = 4096
+_LITERALS = 3
+# The most sizes past the conditions of a graph, in addition to one for each.
+_FARTHER = 12
 _NESTED = (
     "in eval mode nn.TransformerEncoder returns 0 at the positions that a mask hides, which depends on the mask's "
     "values: build it with enable_nested_tensor=False"
@@ -60,12 +66,13 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
     with journal.stage("capture") as stage:
 
         def check(captured: ladder.Captured) -> None:
-            context.conditions = ()  # without those of routes that failed
+            context.conditions, context.narrow = (), False  # without those of routes that failed
             if isinstance(captured, Program):  # an ONNX model is proved when it is packed
                 stage.parity = prove_captured(context, captured, subject, "captured")
 
         try:
-            captured, attempts = ladder.capture(task, options.capture, check, journal.progress)
+            tried = [attempt.route for attempt in journal.attempts]
+            captured, attempts = ladder.capture(task, options.capture, check, journal.progress, tried)
         except ExportError as error:
             if isinstance(error, ParityError) and _nested(subject.eager.module):
                 raise ParityError(f"{error}; {_NESTED}") from error
@@ -98,7 +105,8 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
     conditions = "; ".join(dict.fromkeys(item.text for item in assumed if not all(map(item.holds, broken))))
     large = [sizes for sizes in broken if _elements(subject.inputs, sizes) > _LARGEST_EXAMPLE]
     broken = [sizes for sizes in broken if sizes not in large]
-    context.examples = context.examples.at(broken)
+    context.narrow = context.narrow or bool(broken)
+    context.examples = context.examples.at([*broken, *_farther(context, program, subject, assumed, broken)])
     context.journal.progress(f"Proving that the {which} graph equals the model")
     graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
     try:
@@ -158,6 +166,30 @@ def _unbacked(spec: TensorSpec, sizes: Mapping[str, int]) -> torch.Tensor:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     reserved = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=flags)
     return torch.frombuffer(reserved, dtype=dtype, count=count).reshape(shape)
+
+
+def _farther(
+    context: Context,
+    program: Program,
+    subject: Subject,
+    assumed: Sequence[counterexamples.Assumption],
+    broken: Sequence[Mapping[str, int]],
+) -> list[dict[str, int]]:
+    """Return further sizes past the conditions of a program and past the numbers in it, as far as they take little."""
+    default = subject.examples.default_sizes
+    numbers: dict[str, list[tuple[str, int]]] = {dim: [] for dim in default}
+    for dim, number in assumptions.literals(program.exported, subject.inputs):
+        step = subject.examples.ranges[dim].step
+        if LARGEST * step < number + number // 2 and number <= _LARGEST_LITERAL * step:  # smaller ones are tried anyway
+            numbers[dim].append((dim, number))
+    chosen = [item for found in numbers.values() for item in found[:_LITERALS]]
+    ranges = subject.examples.ranges
+    farther = [
+        *counterexamples.beyond(assumed, broken, default, ranges)[:_FARTHER],
+        *counterexamples.past(chosen, default, ranges),
+    ]
+    small = (sizes for sizes in farther if _elements(subject.inputs, sizes) <= _LARGEST_EXAMPLE)
+    return [sizes for sizes in small if context.examples.affordable(sizes)]
 
 
 def _nested(module: nn.Module) -> bool:

@@ -46,6 +46,7 @@ class Context:
         eager: the original as a module; None for an ONNX file.
         blobs: the files of the archive.
         conditions: conditions on sizes that held at every size tested, where not every declared size was tested.
+        narrow: whether the captured graph has conditions that some declared sizes break.
         search_limit: a remark that the search for such sizes used up its budget, or empty.
         memory: the plan of a call's memory; None where there is no captured graph, or it does not run without data.
     """
@@ -57,6 +58,7 @@ class Context:
     eager: Eager | None = None
     blobs: BlobFolder = field(default_factory=BlobFolder.scratch)
     conditions: tuple[str, ...] = ()
+    narrow: bool = False
     search_limit: str = ""
     memory: MemoryEvidence | None = None
 
