@@ -212,7 +212,7 @@ def test_an_answer_of_another_kind_of_server_is_the_servers_fault() -> None:
 
 
 class Liar(BaseHTTPRequestHandler):
-    """Answers as ``kind`` says: without an end, with a false length, or with more than it seems.
+    """Answers as ``kind`` says: without an end, with a false length, more deeply nested or larger than it seems.
 
     A description of the model is honest, unless ``document`` is another.
     """
@@ -227,6 +227,8 @@ class Liar(BaseHTTPRequestHandler):
             self.reply(b"{", length=10**15)
         elif "short" in self.kind:
             self.reply(b"{}", length=1000)
+        elif "deep" in self.kind:
+            self.reply(b"[" * 60_000, status=500)
         elif "unfolds" in self.kind:
             self.reply(gzip.compress(bytes(4 << 20)), encoding="gzip", status=200 + 300 * ("error" in self.kind))
         else:
@@ -318,9 +320,9 @@ def test_an_answer_of_inference_is_read_up_to_a_limit(kind: str) -> None:
             assert len(str(error.value)) < 1000
 
 
-@pytest.mark.parametrize("kind", ["all endless", "all length", "all unfolds", "all endless error"])
+@pytest.mark.parametrize("kind", ["all endless", "all length", "all unfolds", "all endless error", "all deep error"])
 def test_a_document_is_read_up_to_a_limit(kind: str) -> None:
-    expected = {"all unfolds": "'gzip'", "all endless error": "500"}.get(kind, "has more than 64 MiB$")
+    expected = "500" if "error" in kind else "'gzip'" if "unfolds" in kind else "has more than 64 MiB$"
     with liar(kind) as url:
         for ask in (_metadata, _manage):
             with pytest.raises(IngotError, match=expected):

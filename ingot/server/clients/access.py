@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_RESPONSE_MB = 1024
 """Default limit of a response of inference, which the caller can change."""
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a document of another form may raise; a deep one ends in RecursionError."""
 DOCUMENT_BYTES = 64 << 20
 """Limit of metadata, statistics, metrics and responses of a management listener."""
 
@@ -104,16 +106,7 @@ def parsing(url: str) -> Iterator[None]:
     """Report a response that cannot be read as the server's error, not the caller's."""
     try:
         yield
-    # What reading a document of another form may raise; a deep one ends in RecursionError.
-    except (
-        InvalidArgument,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (InvalidArgument, *MALFORMED) as error:
         raise InternalError(f"{url} sent a response that is not of the Open Inference Protocol: {error}") from error
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ingot.errors import CLASSES, InternalError, Unavailable, Unreached
-from ingot.server.clients.access import Access, unreachable
+from ingot.server.clients.access import MALFORMED, Access, unreachable
 
 if TYPE_CHECKING:
     import httpx
@@ -102,7 +102,7 @@ def reading(place: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except MALFORMED as error:
         raise Unavailable(f"the answer of {place} has another form; is this the management listener?") from error
 
 
@@ -122,7 +122,7 @@ def content_of(answer: httpx.Response) -> Any:
             raise Unavailable("the answer is not JSON; is this the management listener?") from error
     try:
         text = str(answer.json()["error"])
-    except (ValueError, LookupError, TypeError):
+    except MALFORMED:
         text = f"status {answer.status_code}; is this the management listener?"
     kinds = {STATUS[code]: kind for code, kind in CLASSES.items()}
     raise kinds.get(answer.status_code, InternalError)(text)
