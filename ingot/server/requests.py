@@ -42,6 +42,9 @@ _NO_DELIVERIES: Mapping[str, Delivery] = MappingProxyType({})
 # The protocol does not define the range of priorities.
 _MAX_PRIORITY = 1 << 31
 
+# Values of a response that the event loop converts one by one, for up to 5 ms.
+_AT_ONCE = 1 << 15
+
 # Bytes that Python's object of a short text takes in addition to the text.
 _TEXT_OBJECT = 40
 
@@ -153,15 +156,14 @@ class InferResponse:
         """The outputs in the order requested, by default the model's."""
         return [(spec.name, spec.dtype, self.arrays[spec.name]) for spec in self.route.outputs]
 
-    @property
-    def size(self) -> int:
-        """The number of values in all outputs."""
-        return sum([array.size for array in self.arrays.values()])
+    def is_slow(self, *, one_by_one: bool) -> bool:
+        """Return whether a thread should encode the response: it has many values that are converted one by one.
 
-    @property
-    def has_texts(self) -> bool:
-        """Whether an output is BYTES, each element of which is converted separately."""
-        return any(array.dtype == object for array in self.arrays.values())
+        Elements of BYTES always are, other values if ``one_by_one``, as in JSON and in typed contents.
+        """
+        if sum([array.size for array in self.arrays.values()]) <= _AT_ONCE:
+            return False
+        return one_by_one or any(array.dtype == object for array in self.arrays.values())
 
 
 def memory_of(array: Array) -> int:

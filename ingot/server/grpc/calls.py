@@ -281,7 +281,7 @@ class Calls:
         if isinstance(outcome, IngotError):
             self._refuse(replies, call, outcome)
             return
-        if codec.is_slow_response(outcome, typed=typed):
+        if outcome.is_slow(one_by_one=typed):
             self._run(replies, call, partial(self._answer_slow, replies, call, typed, outcome))
             return
         try:

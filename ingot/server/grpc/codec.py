@@ -58,8 +58,8 @@ _FIELDS = {
 
 # Values of typed contents that are converted at once.
 _STEP = 1 << 14
-# Bytes of requests, and values of responses, that are converted in the event loop; for up to some milliseconds.
-_MOST_BYTES, _MOST_VALUES = 64 << 10, 1 << 15
+# Bytes of requests that are converted in the event loop, for up to some milliseconds.
+_AT_ONCE = 64 << 10
 
 
 def is_slow(message: pb.ModelInferRequest) -> bool:
@@ -68,7 +68,7 @@ def is_slow(message: pb.ModelInferRequest) -> bool:
         return False
     size = sum(map(len, message.raw_input_contents)) if message.raw_input_contents else message.ByteSize()
     return any(
-        (tensor.datatype == "BYTES" and bool(tensor.parameters)) or (size > _MOST_BYTES and _is_converted(tensor))
+        (tensor.datatype == "BYTES" and bool(tensor.parameters)) or (size > _AT_ONCE and _is_converted(tensor))
         for tensor in message.inputs
     )
 
@@ -136,11 +136,6 @@ def _check_untyped(message: pb.ModelInferRequest) -> None:
 def wants_typed(request: InferRequest) -> bool:
     """Return whether the response shall have typed contents; by default they are raw, as Triton's always are."""
     return request.template.parameters.get("binary_data_output") is False
-
-
-def is_slow_response(response: InferResponse, *, typed: bool) -> bool:
-    """Return whether a response is to be encoded in a thread; see :func:`is_slow`."""
-    return response.size > _MOST_VALUES and (typed or response.has_texts)
 
 
 def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferResponse:

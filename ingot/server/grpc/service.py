@@ -159,7 +159,7 @@ class Service:
     async def _encoded(self, request: InferRequest, response: InferResponse) -> pb.ModelInferResponse:
         typed = codec.wants_typed(request)
         encode = functools.partial(codec.timed, response, typed)
-        message, seconds = await _run(encode, in_thread=codec.is_slow_response(response, typed=typed))
+        message, seconds = await _run(encode, in_thread=response.is_slow(one_by_one=typed))
         self._plane.encoding["grpc"].observe(seconds)
         return message
 

@@ -26,8 +26,6 @@ from ingot.server.triton.placement import refuse
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10
-# Values of outputs in JSON, and texts, that the event loop encodes, for up to 5 ms.
-_AT_ONCE = 1 << 15
 
 Done = Callable[[HttpResponse], None]
 
@@ -166,7 +164,7 @@ def _reply(
         done(responses.refusal(plane, outcome))
         return
     try:
-        if (not layout.default or layout.by_name or outcome.has_texts) and outcome.size > _AT_ONCE:
+        if outcome.is_slow(one_by_one=not layout.default or bool(layout.by_name)):
             encoded = asyncio.get_running_loop().run_in_executor(compression.threads, _timed, outcome, layout)
             encoded.add_done_callback(functools.partial(_encoded, plane, head, done))
             return
