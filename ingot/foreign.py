@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Ended(Exception):
+class ExitRequested(Exception):
     """Stands for the ``SystemExit`` of foreign code, which is not an ``Exception`` and would end the command."""
 
     def __init__(self, error: SystemExit):
@@ -40,7 +40,7 @@ def reported_as(
     except keep:
         raise
     except (Exception, SystemExit) as raised:  # such code raises errors of any type
-        error = Ended(raised) if isinstance(raised, SystemExit) else raised
+        error = ExitRequested(raised) if isinstance(raised, SystemExit) else raised
         text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
         full = isinstance(error, OSError) and error.errno in FULL_DISK
         raise (StorageFull if full else kind)(text) from raised
@@ -51,7 +51,7 @@ def outcome(function: Callable[[], _T]) -> _T | Exception:
     try:
         return function()
     except SystemExit as error:
-        return Ended(error)
+        return ExitRequested(error)
     except Exception as error:  # noqa: BLE001 - such code raises errors of any type
         return error
 

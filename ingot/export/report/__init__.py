@@ -182,11 +182,11 @@ class Journal:
     @contextlib.contextmanager
     def tentative(self) -> Iterator[None]:
         """Forget what was recorded in the block if it fails, for callers that try another way."""
-        before = {name: list(value) for name, value in vars(self).items() if isinstance(value, list)}
+        before = self.mark()
         try:
             yield
         except Exception:  # and is raised again
-            vars(self).update(before)
+            self._forget(before)
             raise
 
     def mark(self) -> tuple[int, ...]:
@@ -195,9 +195,12 @@ class Journal:
 
     def rewind(self, mark: tuple[int, ...], failure: str) -> None:
         """Forget what was recorded after a mark, except the attempts: the last one failed after its capture."""
+        self._forget(mark)
+        self.attempts[-1] = Attempt(route=self.attempts[-1].route, failure=failure)
+
+    def _forget(self, mark: tuple[int, ...]) -> None:
         for records, count in zip(self._records, mark, strict=True):
             del records[count:]
-        self.attempts[-1] = Attempt(route=self.attempts[-1].route, failure=failure)
 
     @property
     def _records(self) -> tuple[list[Any], ...]:
