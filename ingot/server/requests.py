@@ -106,7 +106,9 @@ class Template:
         self.outputs = outputs
         self.parameters = parameters
         self.key = key
-        self.deliveries = placement.deliveries(parameters, deliveries) if parameters else deliveries
+        self.deliveries = (
+            placement.deliveries(parameters, deliveries) if placement.CLASSES in parameters else deliveries
+        )
         self.repeated = False
         self.route: Route | None = None
 

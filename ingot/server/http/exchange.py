@@ -106,10 +106,11 @@ def _decode(
             raise InvalidArgument(
                 f"{codec.HEADER_LENGTH} is '{length}'; it must be the length of the JSON header in bytes"
             )
+        regions = service.decoder.reader is not None
         if length == 0:
             signature = plane.signature(head.model, head.version)
             request, layout = codec.decode_raw_request(head.model, head.version, body, signature)
-        elif large.is_slow(body, length, regions=service.decoder.reader is not None):
+        elif (len(body) > large.AT_ONCE or regions) and large.is_slow(body, length, regions=regions):
             read = refuse if service.decoder.reader is None else service.decoder.reader(client)
             decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads, read)
             proceed = functools.partial(_decoded, service, head, hold, done, client, context)

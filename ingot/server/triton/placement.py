@@ -10,8 +10,9 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.tensors import DType
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
-_CLASSES = "classification"
-EXTRA = frozenset((_REGION, _OFFSET, _SIZE, _CLASSES))
+CLASSES = "classification"
+"""The parameter of an output, or of a request, with the number of classes that are wanted instead of values."""
+EXTRA = frozenset((_REGION, _OFFSET, _SIZE, CLASSES))
 """The parameters of tensors that this module reads."""
 
 OFF = "this server has no shared memory with its clients; --shared-memory turns it on"
@@ -75,9 +76,9 @@ class Delivery:
         Raises:
             InvalidArgument: the parameters are not complete, not of the right types, or contradict each other.
         """
-        place, classes = Place.of(where, parameters), parameters.get(_CLASSES, 0)
+        place, classes = Place.of(where, parameters), parameters.get(CLASSES, 0)
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
-            raise InvalidArgument(f"'{_CLASSES}' of {where} is {str(classes)[:100]}; it must be a number of classes")
+            raise InvalidArgument(f"'{CLASSES}' of {where} is {str(classes)[:100]}; it must be a number of classes")
         if classes and place is not None:
             raise InvalidArgument(f"{where} is to have classes, which cannot be written to shared memory")
         return cls(classes, place) if classes or place is not None else None
@@ -88,16 +89,14 @@ ALL = ""
 
 
 def deliveries(parameters: Mapping[str, Any], by_name: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
-    """Return what a request wants of its outputs, by name, with that of the request's own parameters for the others.
+    """Return what a request wants of its outputs, by name, with that of its ``classification`` for the others.
 
-    Triton has ``classification`` for outputs only; clients that cannot give parameters to outputs send it here.
+    Triton has this parameter for outputs only; clients that cannot give parameters to outputs send it here.
 
     Raises:
         InvalidArgument: the parameter is wrong.
     """
-    if _CLASSES not in parameters:
-        return by_name
-    delivery = Delivery.of("the request", {_CLASSES: parameters[_CLASSES]})
+    delivery = Delivery.of("the request", {CLASSES: parameters[CLASSES]})
     return by_name if delivery is None else {ALL: delivery, **by_name}
 
 
