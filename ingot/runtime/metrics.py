@@ -269,7 +269,7 @@ class Metrics:
         )
         self.tls_refused = Counter(
             "ingot_tls_refused",
-            "TLS handshakes that failed, by reason: the client's certificate, the client, or the protocol",
+            "TLS handshakes that failed, by reason: the client's certificate, the client, the protocol, or plain HTTP",
             ("reason",),
             registry=registry,
         )

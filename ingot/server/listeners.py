@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Protocol
 
 from ingot.errors import Unauthenticated
@@ -23,6 +24,8 @@ from ingot.server.listening import Descriptors, Listener, check_port, taken
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.observer import Observer, spans_to
 from ingot.server.tls import Tls
+
+log = logging.getLogger(__name__)
 
 
 class Ports(Protocol):
@@ -74,6 +77,7 @@ class Listeners:
         self._descriptors = Descriptors(plane.metrics)
         self._audit: AuditLog | None = None
         self._watch = Watch(plane.metrics)
+        self._had_plain = False
 
     async def start(self) -> None:
         plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
@@ -177,6 +181,12 @@ class Listeners:
 
     def _refused_handshake(self, reason: str) -> None:
         self._plane.metrics.tls_refused.labels(reason).inc()
+        if reason == "plain" and not self._had_plain:
+            self._had_plain = True
+            log.warning(
+                "a client speaks HTTP or gRPC without TLS to a port with TLS; it needs https:// or grpcs://. Further "
+                'ones are counted only: ingot_tls_refused_total{reason="plain"}'
+            )
         if reason == "certificate" and self._audit is not None:
             # Its address is not known here.
             self._audit.refused(Refusal(Unauthenticated("no valid certificate"), reason), "tls", "", Peer())

@@ -19,8 +19,17 @@ _REMEDY = (
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:!PSK:!aNULL"
 
 
-# The client sent no certificate or a wrong one; it did not accept ours; there is no common version or cipher.
-REASONS = ("certificate", "client", "protocol")
+# The client sent no certificate or a wrong one; it did not accept ours; there is no common version or cipher; the
+# client speaks HTTP without TLS.
+REASONS = ("certificate", "client", "protocol", "plain")
+_PLAIN_ERROR = (
+    b'{"error":"this port speaks HTTPS or gRPC over TLS, and the request came without TLS; use https:// or grpcs://"}'
+)
+_PLAIN_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_PLAIN_ERROR), _PLAIN_ERROR)
+)
+_HTTP2 = b"PRI"  # the first bytes of HTTP/2
 _CERTIFICATE = ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED")
 
 
@@ -149,19 +158,59 @@ class _Context(ssl.SSLContext):
 
     files: Tls
 
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        connection = super().wrap_bio(incoming, outgoing, *args, **kwargs)
+        if isinstance(connection, _Handshake):
+            connection.incoming, connection.outgoing = incoming, outgoing
+        return connection
+
 
 class _Handshake(ssl.SSLObject):
-    """A connection that reports why its handshake failed."""
+    """A connection that reports why its handshake failed, and answers HTTP without TLS.
+
+    Attributes:
+        incoming: bytes from the client that are not read yet.
+        outgoing: bytes that the event loop sends to the client.
+    """
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    _began = False
+    _plain = _answered = False  # whether the client speaks HTTP without TLS; and has its answer
 
     def do_handshake(self) -> None:
+        if not self._began and self.incoming.pending:
+            self._began = True
+            self._begin()
+        if self._answered:
+            # Discard the rest of the request: closing now could lose the answer. The client closes, or the time limit
+            # of handshakes does.
+            self.incoming.read()
+            raise ssl.SSLWantReadError
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            if isinstance(self.context, _Context):
-                self.context.files.refused(_reason(error))
+            self._report("plain" if self._plain else _reason(error))
             raise
+
+    def _begin(self) -> None:
+        """Answer a client whose first byte begins an HTTP method: a TLS record begins with 20 to 24.
+
+        HTTP/2 fails as any other handshake, as gRPC's clients connect again without a pause after a GOAWAY.
+        """
+        received = self.incoming.read()
+        self.incoming.write(received)
+        self._plain = received[:1].isupper()
+        self._answered = self._plain and not received.startswith(_HTTP2)
+        if self._answered:
+            self._report("plain")
+            self.outgoing.write(_PLAIN_ANSWER)  # which the event loop sends
+
+    def _report(self, reason: str) -> None:
+        if isinstance(self.context, _Context):
+            self.context.files.refused(reason)
 
 
 _Context.sslobject_class = _Handshake

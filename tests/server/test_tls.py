@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import http.client
 import ipaddress
+import itertools
+import json
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -87,9 +92,39 @@ def test_both_protocols_answer_clients_that_trust_the_certificate(
 def test_clients_without_trust_or_without_tls_are_refused(encrypted: RunningServer, protocol: str) -> None:
     url: str = getattr(encrypted, f"{protocol}_url")
     plain = url.replace("https", "http").replace("grpcs", "grpc")
-    for wrong, remedy in ((url, "--ca-file"), (plain, "is TLS as the server has it")):
-        with ingot.Client(wrong, timeout=10) as client, pytest.raises(Unavailable, match=remedy):
-            client.ready()
+    with ingot.Client(url, timeout=10) as client, pytest.raises(Unavailable, match="--ca-file"):
+        client.ready()
+    remedy = "came without TLS; use https://" if protocol == "http" else "is TLS as the server has it"
+    with ingot.Client(plain, timeout=10) as client, pytest.raises((Unavailable, InvalidArgument), match=remedy):
+        client.ready()
+
+
+def test_http_without_tls_is_answered_with_the_cause(
+    encrypted: RunningServer, files: tuple[Path, Path], request: pytest.FixtureRequest
+) -> None:
+    kind = request.node.callspec.params["encrypted"]
+    urls = [encrypted.http_url] if kind == "grpcio" else [encrypted.http_url, encrypted.grpc_url]
+    before = _refused(encrypted, files)
+    for url, method in itertools.product(urls, ["GET", "POST", "DELETE", "OPTIONS"]):
+        connection = http.client.HTTPConnection(url.split("//")[1], timeout=30)
+        with contextlib.closing(connection):
+            connection.request(method, "/v2", b"x" * 300_000)  # longer than what the server reads at once
+            answer = connection.getresponse()
+            assert answer.status == 400
+            assert "use https:// or grpcs://" in json.loads(answer.read())["error"]
+    if kind == "fast":
+        host, port = encrypted.grpc_url.removeprefix("grpcs://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as raw:
+            raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            assert raw.recv(1) == b""  # gRPC's clients would connect again without a pause after an answer
+        assert _refused(encrypted, files) - before == 4 * len(urls) + 1
+
+
+def _refused(server: RunningServer, files: tuple[Path, Path]) -> float:
+    """Return the number of clients without TLS that the server has counted."""
+    with ingot.Client(server.http_url, ca_file=files[0]) as client:
+        found = re.search(r'^ingot_tls_refused_total{reason="plain"} (\S+)$', client.metrics(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
