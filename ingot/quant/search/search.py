@@ -23,14 +23,14 @@ from ingot.quant.schemes.plan import Plan, fitting
 from ingot.quant.search import sensitivity
 from ingot.quant.search.families import families, float_embeddings, refinements
 from ingot.quant.search.journal import Journal
+from ingot.quant.search.ranking import Ranking
 from ingot.quant.search.sensitivity import Noise
 from ingot.runtime import profile
 
 log = logging.getLogger(__name__)
 
-# Finalists are timed again in turn, until their speeds are certain to this share; for a large model, only the best.
+# Finalists are timed again in turn; for a large model, only the best.
 _FINALISTS = 4
-_CERTAIN = 0.02
 # Seconds for each look at them, batch size and model.
 _FINAL_TIMING = 0.5
 _LEAST_TIMING = 0.05
@@ -38,12 +38,6 @@ _LEAST_TIMING = 0.05
 _DOUBT = 0.15
 # How many of the fastest are tried with one scale per tensor.
 _COARSENED = 3
-# A plan whose rows affect each other must be up to this much faster than one whose requests can be batched.
-_UNJOINED = 1.2
-# And at least this much: batches share the server's work around calls too.
-_LEAST_UNJOINED = 1.05
-# Speeds closer than this count as equal; then the more exact plan wins.
-_EQUAL = 1.03
 
 # Drops closer than this count as equal: the order of sums depends on the threads.
 _CLOSE = 1e-3
@@ -109,6 +103,7 @@ class Search:
         self._origins: dict[str, str] = {}  # plans from which others were made by keeping layers
         self._unproven: set[str] = set()  # plans whose measurements are only from the journal
         self._refused: set[str] = set()  # plans that were not faster when they were timed again
+        self._ranking = Ranking(batched=runner.source.signature.batch is not None)
         self._kept = choose(runner.source.names, config.keep)
 
     def run(self) -> Found:
@@ -122,6 +117,8 @@ class Search:
         finally:
             self._runner.check = lambda: None
         chosen, timed = self._choose()
+        good = {key: trial for key, trial in self._trials.items() if self._good(trial)}
+        unfinished = () if complete else ("the time was up before the search was complete",)
         noises = self._noises.get(self._origins.get(chosen.plan.key, chosen.plan.key), []) if chosen is not None else []
         return Found(
             chosen,
@@ -129,8 +126,8 @@ class Search:
             noises=tuple(noises),
             complete=complete,
             cost=self._cost,
-            notes=self._notes(timed, complete=complete),
-            remarks=self._remarks(chosen, timed) if chosen is not None else {},
+            notes=(*unfinished, *self._ranking.undecided(timed)),
+            remarks=self._ranking.remarks(chosen, good, timed) if chosen is not None else {},
         )
 
     def _explore(self) -> None:
@@ -158,7 +155,7 @@ class Search:
         models: dict[object, Trial] = {}
         for trial in filter(wanted, self._trials.values()):
             models.setdefault((trial.latency, trial.size), trial)
-        return sorted(models.values(), key=lambda trial: -self._worth(trial))
+        return sorted(models.values(), key=lambda trial: -self._ranking.worth(trial))
 
     def _doubtful(self, trial: Trial) -> bool:
         """Return whether a plan that holds was refused by its speed, and might not be by a longer timing."""
@@ -177,8 +174,8 @@ class Search:
             count = 1 if self._runner.large else self._affordable
             good, doubtful = self._different(self._good), self._different(self._doubtful)
             if good:
-                best = self._worth(good[0])
-                doubtful = [trial for trial in doubtful if self._worth(trial) >= best][: count // 2]
+                best = self._ranking.worth(good[0])
+                doubtful = [trial for trial in doubtful if self._ranking.worth(trial) >= best][: count // 2]
             found = [*good[: count - len(doubtful)], *doubtful][:count]
             unproven = [trial for trial in found if trial.plan.key in self._unproven]
             if not unproven:
@@ -207,54 +204,8 @@ class Search:
                         self._trials[key] = replace(trial, latency=after.latency, baseline=after.baseline)
                         self._refused.add(key)
             if again := [trial for trial in timed if trial.faster]:
-                return min(self._equal(again), key=lambda trial: trial.drop), timed
+                return min(self._ranking.equal(again), key=lambda trial: trial.drop), timed
         return None, []
-
-    def _equal(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the best plan, and those that the timing cannot distinguish from it."""
-        best = max(trials, key=self._worth)
-        return [
-            trial
-            for trial in trials
-            if self._worth(trial) * max(_EQUAL, (1 + trial.spread) * (1 + best.spread)) >= self._worth(best)
-        ]
-
-    def _settled(self, timed: Sequence[Trial]) -> bool:
-        """Return whether more timing would hardly change the choice."""
-        rivals = [trial for trial in timed if trial.faster or trial.unclear]
-        rivals = self._equal(rivals) if rivals else []
-        return all(trial.spread <= _CERTAIN and not trial.unclear and not trial.disturbed for trial in rivals)
-
-    def _worth(self, trial: Trial) -> float:
-        """Return the speed, lower for a plan whose requests cannot be batched."""
-        return trial.speed / self._price(trial)
-
-    def _notes(self, timed: Sequence[Trial], *, complete: bool) -> tuple[str, ...]:
-        """Return remarks on an incomplete search, and on a choice among plans that the timing could not distinguish."""
-        notes: tuple[str, ...] = () if complete else ("the time was up before the search was complete",)
-        equal = self._equal([trial for trial in timed if trial.faster]) if timed else []
-        if len(equal) > 1 and max(trial.spread for trial in equal) > _CERTAIN:
-            names = ", ".join(f"'{trial.plan.name}'" for trial in equal)
-            notes += (f"the timing cannot say which of {names} is the fastest: the most exact of them was chosen",)
-        return notes
-
-    def _remarks(self, chosen: Trial, finalists: Sequence[Trial]) -> dict[str, str]:
-        """Return why plans that hold and have a higher speed-up than the chosen one were not chosen."""
-        worth = self._worth(chosen)
-        models = [(trial.size, trial.drop) for trial in finalists]
-        remarks: dict[str, str] = {}
-        for key, trial in self._trials.items():
-            if key == chosen.plan.key or not self._good(trial) or trial.speed <= chosen.speed:
-                continue
-            priced = self._worth(trial)
-            if priced < trial.speed and priced < worth * _EQUAL:
-                remarks[key] = f"counts as {priced:.2f}x: its requests are not batched"
-            elif (trial.size, trial.drop) not in models:
-                remarks[key] = f"timed once, not among the best {len(finalists)}"
-            else:
-                apart = max(_EQUAL, (1 + trial.spread) * (1 + chosen.spread)) - 1
-                remarks[key] = f"within {apart:.0%} of the chosen one, less exact"
-        return remarks
 
     def _time_again(self, finalists: Sequence[Trial]) -> list[Trial]:
         """Time the best in turn if there is time; otherwise keep their measurements."""
@@ -263,7 +214,7 @@ class Search:
         if spare < _LEAST_TIMING:
             return list(finalists)
         self._progress("Timing the best once more")
-        return self._runner.time_again(finalists, min(spare, _FINAL_TIMING), self._settled)
+        return self._runner.time_again(finalists, min(spare, _FINAL_TIMING), self._ranking.settled)
 
     @property
     def _cost(self) -> float:
@@ -276,17 +227,6 @@ class Search:
         if not self._cost or math.isinf(self._deadline.left):
             return _FINALISTS
         return max(1, min(_FINALISTS, int(self._deadline.left / self._cost) - 1))
-
-    def _price(self, trial: Trial) -> float:
-        """Return the factor by which a plan must be faster: without batching a server loses what batches gain.
-
-        That is the time of a row alone over that in the best batch; a model of long calls may gain nothing.
-        """
-        if not trial.plan.rows_touch or self._runner.source.signature.batch is None:
-            return 1.0
-        each = {item.rows: item.seconds / item.rows for item in trial.latency}
-        gain = each[min(each)] / min(each.values()) if len(each) > 1 else _UNJOINED
-        return min(max(gain, _LEAST_UNJOINED), _UNJOINED)
 
     def _try(self, plan: Plan) -> Trial:
         if plan.key in self._trials:
