@@ -1,8 +1,9 @@
 """Random calls of single operators: what the rules believe of their outputs, compared with what ONNX Runtime returns.
 
-The modules of `recipes` make the calls. The bounds of an input are drawn at random too, from those that its value satisfies: a size
-may be known, a symbol, or only limited, and an output may be an input of a later call. A call that the rules do not
-call bounded is not run, so no call may end the process: tests run them in another one, see __main__.py.
+The modules of `recipes` make the calls. The bounds of an input are drawn at random too, from those that its value
+satisfies: a size may be known, a symbol, or only limited, and an output may be an input of a later call. A call that
+the rules do not call bounded is not run, so no call may end the process: tests run them in another one, see
+__main__.py.
 """
 
 from __future__ import annotations
