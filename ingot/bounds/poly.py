@@ -298,9 +298,13 @@ def _degree(monomial: Monomial) -> int:
 
 
 def _text(monomial: Monomial, factor: Fraction) -> str:
-    names = [name if isinstance(name, Size) or name.isidentifier() else repr(name) for name, _ in monomial]
+    names = [name if _computed(name) or name.isidentifier() else repr(str(name)) for name, _ in monomial]
     powers = [name if power == 1 else f"{name}^{power}" for name, (_, power) in zip(names, monomial, strict=True)]
     return " ".join([*([str(factor)] if factor != 1 or not monomial else []), *powers])
+
+
+def _computed(name: str) -> bool:
+    return isinstance(name, Size) and name.value is not None
 
 
 def _most(monomial: Monomial) -> Number:

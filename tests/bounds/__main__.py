@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tests.bounds.generated import Maker, Outcome, attempt, described
 from tests.bounds.recipes import RECIPES
 
+_MISFITS = 0.15
 _TRIES = 3  # as some calls do not fit their operator
 
 
@@ -22,6 +23,7 @@ def outcome_of(seed: int, rounds: int, only: Sequence[str] = ()) -> Outcome:
         for domain, operator in maker.rng.sample(names, len(names)):
             for _ in range(_TRIES):
                 call = RECIPES[domain, operator](maker, operator)
+                call = maker.misfit(call) if maker.chance(_MISFITS) else call
                 print(number, described(call), file=sys.stderr, flush=True)
                 if attempt(maker, call, outcome):
                     break

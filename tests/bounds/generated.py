@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -166,6 +166,20 @@ class Maker:
             self.loose = [*self.loose[-5:], Tensor.of(kind, dims, count=count)]
         return Value(array, Tensor.of(kind, dims, count=count, items=items, each=each))
 
+    def misfit(self, call: Call) -> Call:
+        """Return a call with another size in one of its inputs, which does not fit the others or the operator."""
+        inputs = [*call.inputs]
+        places = [place for place, value in enumerate(inputs) if value is not None and _can_be_resized(value)]
+        if not places:
+            return call
+        place = self.pick(*places)
+        value = inputs[place]
+        assert value is not None
+        shape = [*value.array.shape]
+        shape[self.rng.randrange(len(shape))] = self.size()
+        inputs[place] = self.known_of(np.resize(value.array, shape), value.bounds.kind)
+        return replace(call, inputs=inputs)
+
     def symbol(self, size: int) -> Poly:
         if not 1 <= size <= 12 or self.chance(0.3):
             return Poly.of(size)
@@ -204,6 +218,10 @@ def _holds(bounds: Tensor, shape: Sequence[int]) -> bool:
     dims = bounds.dims or ()
     fits = len(dims) == len(shape) and all(within(size, dim) for size, dim in zip(shape, dims, strict=True))
     return fits and int(np.prod(shape)) <= at(bounds.count)
+
+
+def _can_be_resized(value: Value) -> bool:
+    return value.array.ndim > 0 and value.array.size > 0 and value.array.dtype != object and not value.constant
 
 
 def _flat(array: Array) -> Any:

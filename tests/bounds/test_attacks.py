@@ -361,7 +361,16 @@ def test_empty_inputs_of_recurrent_operators(tmp_path: Path) -> None:
 
 CLIENT: Inputs = [("x", FLOAT, ("rows", "columns")), ("s", INT64, (2,)), ("r", INT64, (2,))]
 TEXTS: Inputs = [("x", TensorProto.STRING, ("rows", "columns"))]
+ROWS: Inputs = [
+    ("x", FLOAT, ("rows", "seq", 8)),
+    ("r", FLOAT, ("others", "seq", "columns")),
+    ("g", FLOAT, ("columns",)),
+    ("p", INT64, (1,)),
+    ("t", FLOAT, ("rows", "columns")),
+    ("w", UINT8, ("columns", 2)),
+]
 EMPTY = {"columns": Range(0)}
+MS = "com.microsoft"
 DOUBLED = [node("StringConcat", [f"t{place}" if place else "x"] * 2, [f"t{place + 1}"]) for place in range(20)]
 BYTES = numpy_helper.from_array(np.array(["x" * (1 << 20)], object), "text")
 # Each fed an endless loop in the server's own process, made a text of gigabytes, or ended the process.
@@ -369,6 +378,30 @@ UNSOUND: dict[str, tuple[Attack, str]] = {
     "Unique along an axis of an empty tensor": (
         ([node("Unique", ["x"], ["y"], axis=0)], SIZES, []),
         "an empty input ends the process",
+    ),
+    "inverses of matrices that are not square": (
+        ([node("Inverse", ["x"], ["y"], domain=MS)], SIZES, []),
+        "may not be square",
+    ),
+    "empty rows that are added to others": (
+        ([node("SkipLayerNormalization", ["x", "r", "g"], ["y"], domain=MS)], ROWS, []),
+        "an empty input ends the process",
+    ),
+    "keys without a width": (
+        ([node("MultiHeadAttention", ["x", "r", "r"], ["y"], domain=MS, num_heads=2)], ROWS, []),
+        "an empty input ends the process",
+    ),
+    "a rotary embedding of no width": (
+        ([node("RotaryEmbedding", ["x", "p", "t", "t"], ["y"], domain=MS)], ROWS, []),
+        "an empty input ends the process",
+    ),
+    "windows without samples": (
+        ([node("STFT", ["x", "one_step", "g"], ["y"])], ROWS, [number("one_step", 1)]),
+        "an empty input ends the process",
+    ),
+    "more scales than columns": (
+        ([node("DynamicQuantizeMatMul", ["t", "w", "g"], ["y"], domain=MS)], ROWS, []),
+        "more scales than columns",
     ),
     "texts that double": ((DOUBLED, TEXTS, []), "more than 32 times the bytes of the texts"),
     "a text that each element of an input repeats": (
@@ -387,6 +420,23 @@ def test_graphs_that_were_called_bounded(tmp_path: Path, attack: str) -> None:
     (nodes, inputs, constants), reason = UNSOUND[attack]
     found = bounds(tmp_path, nodes, inputs, constants, ranges=EMPTY)
     assert reason in "; ".join(found.reasons)
+
+
+def test_a_dimension_whose_name_looks_like_a_sum(tmp_path: Path) -> None:
+    """Half of the dimensions a, b and c is another size than half of c and of a dimension called "a + b"."""
+    nodes = [
+        *[node("Shape", ["x"], [name], start=axis, end=axis + 1) for axis, name in enumerate("abc")],
+        node("Shape", ["z"], ["one_name"]),
+        node("Add", ["a", "b"], ["both"]),
+        *[node("Add", [name, "c"], [f"{name}_c"]) for name in ("both", "one_name")],
+        *[node("Div", [f"{name}_c", "two"], [f"{name}_half"]) for name in ("both", "one_name")],
+        node("Sub", ["one_name_half", "both_half"], ["difference"]),
+        *expanded("difference"),
+    ]
+    inputs: Inputs = [("x", FLOAT, ("a", "b", "c")), ("z", FLOAT, ("a + b",))]
+    found = bounds(tmp_path, nodes, inputs, [number("two", [2]), ONE])
+    assert found.bounded, found.reasons
+    assert found.peak({"a": 1, "b": 1, "c": 1, "a + b": 1000}) >= 4 * 499
 
 
 def test_constant_texts_count_with_their_bytes(tmp_path: Path) -> None:

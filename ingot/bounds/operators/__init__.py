@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ingot.bounds.abstract import BOOL, FLOAT, INT32
+from ingot.bounds.abstract import BOOL, INT32
 from ingot.bounds.interval import Interval
 from ingot.bounds.operators import elementwise, indexing, linear, made, reducing, shaping, trees
 from ingot.bounds.operators.elementwise import combined, shaped
@@ -131,14 +131,17 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("MelWeightMatrix", made.mel_weights),
     **_all("TfIdfVectorizer", made.term_counts),
     **_all("StringNormalizer", made.texts),
-    **_all("BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding Inverse", elementwise.same, MICROSOFT),
-    **_all("SkipLayerNormalization SkipSimplifiedLayerNormalization", linear.norm, MICROSOFT),
+    **_all("BiasGelu FastGelu Gelu QuickGelu", elementwise.same, MICROSOFT),
+    **_all("RotaryEmbedding", elementwise.never_empty, MICROSOFT),
+    **_all("Inverse", reducing.inverse, MICROSOFT),
+    **_all("SkipLayerNormalization SkipSimplifiedLayerNormalization", linear.skip_norm, MICROSOFT),
     **_all("SimplifiedLayerNormalization", linear.norm),
     **_all("QuantizeLinear", linear.quantize, MICROSOFT),
     **_all("DequantizeLinear", linear.dequantize, MICROSOFT),
     **_all("QLinearAdd QLinearMul", elementwise.quantized, MICROSOFT),
     **_all("QLinearSigmoid QLinearLeakyRelu QLinearSoftmax", elementwise.same, MICROSOFT),
-    **_all("MatMulIntegerToFloat DynamicQuantizeMatMul", linear.matmul_to(FLOAT), MICROSOFT),
+    **_all("MatMulIntegerToFloat", linear.scaled_matmul(3), MICROSOFT),
+    **_all("DynamicQuantizeMatMul", linear.scaled_matmul(2), MICROSOFT),
     **_all("FusedMatMul", linear.fused_matmul, MICROSOFT),
     **_all("MatMulNBits", linear.matmul_nbits, MICROSOFT),
     **_all("FusedConv", linear.conv(), MICROSOFT),

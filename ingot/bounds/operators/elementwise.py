@@ -19,7 +19,7 @@ from ingot.bounds.abstract import (
     settled,
 )
 from ingot.bounds.interval import Interval
-from ingot.bounds.operators.op import Op, Rule
+from ingot.bounds.operators.op import Op, Rule, refuse_empty
 from ingot.bounds.poly import ONE, ZERO, Poly
 
 Combine = Callable[..., Interval]
@@ -30,6 +30,13 @@ _WITHOUT_TRAP = frozenset((FLOAT, 2, 3, 4, 5, 10, 11, 12, 13, 16))
 def same(op: Op) -> list[Tensor]:
     """All outputs have the first input's shape and type."""
     return [op[0].forgotten()] * op.outputs
+
+
+def never_empty(op: Op) -> list[Tensor]:
+    """As :func:`same`, for kernels that end the process where an input is empty."""
+    for tensor in op.given:
+        refuse_empty(tensor.shape())
+    return same(op)
 
 
 def shaped(kind: int) -> Rule:

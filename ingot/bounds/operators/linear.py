@@ -30,6 +30,23 @@ def matmul_to(kind: int | None, right: int = 1) -> Rule:
     return rule
 
 
+def scaled_matmul(scales: int) -> Rule:
+    """Return a rule for products of 8 bits with scales of the right matrix, the input of index ``scales``.
+
+    ONNX Runtime multiplies the product by scales of any width, and writes as many results.
+    """
+
+    def rule(op: Op) -> list[Tensor]:
+        widths = op[scales].shape()[-1:]
+        refuse_empty(op[scales].shape())
+        columns = op[1].shape()[-1:]
+        if any(width.constant != 1 for width in widths) and (widths != columns or columns[0].exact is None):
+            raise UnboundedError("it may have more scales than columns, which overwrites memory")
+        return matmul_to(FLOAT)(op)
+
+    return rule
+
+
 def _matmul(left: Tensor, right: Tensor, kind: int) -> Tensor:
     one, two = left.shape(), right.shape()
     if not one or not two:
@@ -231,6 +248,8 @@ def multi_head_attention(op: Op) -> list[Tensor]:
     with_past = op.get(6) is not None or op.get(7) is not None
     if len(query) != 3 or op.get(1) is None or op.get(2) is None or op.outputs > 1 or with_past:
         raise UnboundedError("this form of the operator is not analysed")
+    for index in range(3):
+        refuse_empty(op[index].shape())
     heads = Interval.exactly(op.integer("num_heads", 1))
     keys, values = op[1].shape(), op[2].shape()
     length = keys[2] if len(keys) == 4 else keys[1]
@@ -284,6 +303,12 @@ def norm(op: Op) -> list[Tensor]:
     """Normalizations: the further outputs, means and variances, are no larger than the first."""
     source = op[0]
     return [source.forgotten(), *[Tensor(source.kind, None, source.count)] * (op.outputs - 1)][: op.outputs]
+
+
+def skip_norm(op: Op) -> list[Tensor]:
+    """SkipLayerNormalization and alike: the second input, which is added, repeats along the first."""
+    refuse_empty(op[1].shape())
+    return norm(op)
 
 
 def batch_norm(op: Op) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.bounds.abstract import FLOAT, STRING, Tensor, UnboundedError
 from ingot.bounds.interval import Interval
-from ingot.bounds.operators.op import Op
+from ingot.bounds.operators.op import Op, refuse_empty
 from ingot.bounds.poly import ONE, ZERO
 
 _MOST_SKIPS = 1 << 12  # with each, an engine visits all elements again
@@ -93,6 +93,7 @@ def stft(op: Op) -> list[Tensor]:
     if step.low is None or not step.low.covers(ONE):
         raise UnboundedError("its step comes from values")
     frame = _from_value(op, 3) if op.get(3) is not None else op[2].shape()[0]
+    refuse_empty([frame, *(op[2].shape() if op.get(2) is not None else ())])
     frames = Interval.up_to((length.divided(step, floor=False).high or length.high or ZERO) + ONE)
     out = Tensor.of(op[0].kind, (batch, frames, Interval.up_to(frame.high or ZERO), Interval.exactly(2)))
     op.workspace = out.nbytes.scaled(4)

@@ -91,12 +91,12 @@ class Op:
 Rule = Callable[[Op], list[Tensor]]
 
 
-def never_empty(dims: Dims) -> bool:
+def never_empty(dims: Sequence[Interval]) -> bool:
     """Return whether all sizes are certainly at least 1."""
     return all(dim.positive for dim in dims)
 
 
-def refuse_empty(dims: Dims) -> None:
+def refuse_empty(dims: Sequence[Interval]) -> None:
     """Check that a tensor is not empty, for kernels that then end the process.
 
     Raises:

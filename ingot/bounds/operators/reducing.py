@@ -64,6 +64,14 @@ def loss(op: Op) -> list[Tensor]:
     return [first, source.forgotten()][: op.outputs]
 
 
+def inverse(op: Op) -> list[Tensor]:
+    """Inverse: ONNX Runtime reads and writes as if all matrices were square."""
+    *_, rows, columns = op[0].shape()
+    if rows.exact is None or rows != columns:
+        raise UnboundedError("its matrices may not be square, which ends the process")
+    return [op[0].forgotten()]
+
+
 def determinants(op: Op) -> list[Tensor]:
     op.workspace = op[0].nbytes
     return [Tensor.of(op[0].kind, op[0].shape()[:-2])]
