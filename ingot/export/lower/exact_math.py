@@ -21,10 +21,15 @@ op: Any = opset18
 
 
 def _like(value: Any, x: Any) -> Any:
-    """Return a number, or a tensor, in the datatype of ``x``, an argument: values made by ``op`` have none yet."""
+    """Return a number, or a tensor, in the datatype of ``x``. Values made by ``op`` have none until it is set."""
     if isinstance(value, bool | int | float):
-        return op.Constant(value=ir.tensor(value, x.dtype))
-    return value if value.dtype == x.dtype else op.CastLike(value, x)
+        made = op.Constant(value=ir.tensor(value, x.dtype))
+    elif value.dtype == x.dtype:
+        return value
+    else:
+        made = op.CastLike(value, x)
+    made.dtype = x.dtype
+    return made
 
 
 def _is_negative(x: Any) -> Any:
@@ -40,6 +45,9 @@ def _has_other_sign(rest: Any, y: Any, zero: Any) -> Any:
 
 def remainder(x: Any, y: Any) -> Any:
     """Express ``aten.remainder``; the exporter's ``x - floor(x / y) * y`` is wrong at multiples and for infinite y."""
+    if isinstance(x, float) and is_integer(y):
+        y = op.Cast(y, to=ir.DataType.FLOAT)
+        y.dtype = ir.DataType.FLOAT
     if not isinstance(x, ir.Value):
         x = _like(x, y)
     if is_integer(x):
