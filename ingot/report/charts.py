@@ -19,8 +19,8 @@ _RIGHT, _TOP, _BOTTOM = 24.0, 18.0, 48.0
 _CHAR = 6.4  # the width of an average character at 12 px
 # With more points than this, none is labelled.
 _MOST_LABELS = 40
-# The legend of more curves than this stands right of the chart.
-_MOST_INSIDE = 3
+# The legend of more curves than this is to the right of a broad chart; otherwise it is below.
+_MOST_BELOW = 3
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def _curves(
 ) -> str:
     origin = [] if log else [0.0]
     height, broad = 320.0, canvas.kind == "broad"
-    inside = len(items) <= _MOST_INSIDE and broad
-    right = canvas.width - (160.0 if broad and not inside else _RIGHT)
+    beside = broad and len(items) > _MOST_BELOW
+    right = canvas.width - (160.0 if beside else _RIGHT)
     across = Axis.over([*origin, *(x for item in items for x, _ in item.points)], canvas.left, right, log=log, pad=0.08)
     bounds = [*origin, *([] if limit is None else limit[:1])]
     up = Axis.over([*bounds, *(y for item in items for _, y in item.points)], height - _BOTTOM, _TOP, log=log, pad=0.1)
@@ -196,9 +196,8 @@ def _curves(
     if limit is not None:
         y = up.at(limit[0])
         drawn += [_line(canvas.left, y, right, y, "limit"), _text(right - 6, y - 6, limit[1], "end note")]
-    # The legend: in the chart, right of it, or below it.
-    left, top = (canvas.left + 16, _TOP + 16) if inside else (right + 16, _TOP + 16) if broad else (16, height + 10)
-    names = short_labels([item.label for item in items], 60 if inside else canvas.longest if broad else 44)
+    left, top = (right + 16, _TOP + 16) if beside else (16, height + 10)
+    names = short_labels([item.label for item in items], canvas.longest if beside else 60 if broad else 44)
     for number, (item, name) in enumerate(zip(items, names, strict=True)):
         spots = [(across.at(x), up.at(y)) for x, y in item.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
@@ -206,7 +205,7 @@ def _curves(
         drawn += [_shape(x, y, item.kind) for x, y in spots]
         y = top + 20 * number
         drawn += [_shape(left, y - 4, item.kind), _text(left + 12, y, name)]
-    return _svg(canvas, "".join(drawn), height + (0 if broad else 20 * len(items)), f"{titles[1]} against {titles[0]}")
+    return _svg(canvas, "".join(drawn), height + (0 if beside else 20 * len(items)), f"{titles[1]} against {titles[0]}")
 
 
 def _bars(canvas: _Canvas, items: Sequence[Bar], title: str) -> str:

@@ -29,6 +29,20 @@ def test_without_data_there_is_no_chart() -> None:
     assert charts.curves([Curve("empty", (), 0)], ("x", "y")) == ""
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_the_legend_of_curves_is_outside_of_them(width: str, count: int) -> None:
+    lines = [Curve(f"line {n}", ((1.0, 9.0), (2.0, n + 1.0)), n) for n in range(count)]
+    drawing = drawings(charts.curves(lines, ("x", "y"), log=False, limit=(12.0, "objective")))[width]
+    grid = [item.attrib for item in drawing.iter(f"{SVG}line")]
+    right, bottom = max(float(line["x2"]) for line in grid), max(float(line["y2"]) for line in grid)
+    places = [(x, y) for text, x, y, *_ in boxes(drawing) if text.startswith("line")]
+    assert len(places) == count
+    assert all(x > right or y > bottom for x, y in places)
+    whole = [float(part) for part in drawing.attrib["viewBox"].split()]
+    assert all(x < whole[2] and y + 10 < whole[3] for x, y in places)
+
+
 def drawings(chart: str) -> dict[str, ElementTree.Element]:
     """Return both drawings of a chart, by the width of the screens that they are for."""
     root = ElementTree.fromstring(f'<div xmlns="http://www.w3.org/2000/svg">{chart}</div>')
