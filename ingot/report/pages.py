@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+# Columns that a narrow screen has room for.
+_MOST_NARROW = 3
+
 
 def page(
     title: str, kind: str, subtitle: str, sections: Iterable[tuple[str, str]], footer: str, style: str = ""
@@ -40,12 +43,21 @@ def definitions(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of HTML cells, or an empty text if it has no rows."""
+    """Return a table of HTML cells under titles of escaped text, or an empty text if it has no rows.
+
+    On narrow screens a row of a table with many columns becomes lines of cells, each after its title.
+    """
     if not rows:
         return ""
+    many = len(head) > _MOST_NARROW
+    kind = ' class="many"' if many else ""
     titles = "".join(f"<th>{title}</th>" for title in head)
-    cells = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table></div>'
+    starts = [f'<td data-title="{title}">' if many and title else "<td>" for title in head]
+    cells = "".join(
+        "<tr>" + "".join(f"{start}{cell}</td>" for start, cell in zip(starts, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table{kind}><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table></div>'
 
 
 def code(text: str) -> str:
@@ -103,5 +115,8 @@ td code{white-space:nowrap}
 li{padding:1px 6px;border-radius:5px;overflow-wrap:anywhere}section p{margin:0 0 12px;font-size:13px}
 footer{padding-bottom:36px;color:var(--soft);font-size:13px}
 @media (max-width:700px){header,main,footer{padding:0 10px}section{padding:14px}dl{display:block}
-dd{margin-bottom:8px}}
+dd{margin-bottom:8px}
+.many thead,.many td:empty{display:none}.many tbody tr{display:flex;flex-wrap:wrap;gap:0 16px;padding:5px 0}
+.many td{padding:0;min-width:0;overflow-wrap:anywhere}.many td code{white-space:normal}
+.many td[data-title]::before{content:attr(data-title) " ";color:var(--soft);font-size:13px}}
 """)

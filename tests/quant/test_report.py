@@ -233,7 +233,7 @@ def test_candidates_have_one_order_and_one_reason_in_every_form() -> None:
     lines = text(REPORT).partition("Candidates\n")[2].partition("\n\n")[0].splitlines()[1:]
     assert [line.split()[0] for line in lines] == names
     assert all(line.endswith(reason) for line, reason in zip(lines, reasons, strict=True))
-    rows = re.findall(r"<tr><td><b>([^<]*)</b></td><td>(.*?)</td>", html(REPORT))
+    rows = re.findall(r"<tr><td[^>]*><b>([^<]*)</b></td><td>(.*?)</td>", html(REPORT))
     assert [name for name, _ in rows] == names
     shown = [re.sub(r"<[^>]*>|&#\d+;", "", state).removeprefix(" refused").strip() for _, state in rows]
     assert shown == reasons

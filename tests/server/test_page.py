@@ -134,21 +134,28 @@ def test_what_is_copied_runs(opened: Opened, tmp_path: Path) -> None:
 
 
 def test_a_picture_is_answered(browser: Any, tmp_path: Path) -> None:
-    """An image in colours that is not drawn: the mean of each channel of a red picture."""
+    """An image in colours that is not drawn: the mean of each channel of a red picture, and zeros up to 70 classes."""
     axes = numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
-    node = helper.make_node("ReduceMean", ["image", "axes"], ["y"], keepdims=0)
+    ends = numpy_helper.from_array(np.array([0, 0, 0, 67], np.int64), "ends")
+    mean = helper.make_node("ReduceMean", ["image", "axes"], ["mean"], keepdims=0)
+    nodes, weights = [mean, helper.make_node("Pad", ["mean", "ends"], ["y"])], [axes, ends]
     inputs: Any = [("image", TensorProto.FLOAT, ("batch", 3, 32, 32))]
-    model = onnx_models.save(tmp_path / "mean.onnx", [node], inputs, [("y", TensorProto.FLOAT, ("batch", 3))], [axes])
+    model = onnx_models.save(tmp_path / "mean.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("batch", 70))], weights)
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(["red <b>", "green", "blue", *(f"none {n}" for n in range(67))]))
     Image.new("RGB", (90, 60), (255, 0, 51)).save(tmp_path / "red.png")
     (tmp_path / "notes.png").write_bytes(b"hello")
-    with ingot.serve(model, http_port=0, grpc_port=0) as running:
+    with ingot.serve(model, http_port=0, grpc_port=0, labels=labels) as running:
         page = browser.new_page(viewport={"width": 390, "height": 844})
         opened = Opened(page, running.http_url)
         expect(page.get_by_label("image as JSON")).to_be_hidden()  # not 3,072 zeros
         page.get_by_label("image from a picture").set_input_files(tmp_path / "red.png")
         expect(page.locator("#inputs canvas")).to_have_attribute("width", "32")
         page.get_by_role("button", name="Ask the model").click()
-        expect(page.locator(".answer .scores span:nth-child(3n)")).to_have_text(["1.00", "0.00", re.compile("0.200")])
+        expect(page.locator(".answer .big")).to_have_text("red <b>")
+        scores = page.locator(".answer .scores span")
+        expect(scores).to_have_count(20)  # the ten largest of 70, with their names
+        assert scores.all_inner_texts()[:5] == ["red <b>", "1.00", "blue", "0.200", "green"]
         page.get_by_label("image from a picture").set_input_files(tmp_path / "notes.png")
         expect(page.locator("[aria-label='image from a picture']")).to_have_js_property(
             "validationMessage", "This is not a picture that the browser can show."

@@ -2,12 +2,14 @@
 import {get} from "/ui/page.js";
 import {make, time} from "/ui/draw.js";
 
-let inputs = [];
+let inputs = [], labels = [];
 const KINDS = {f2: "FP16", f4: "FP32", f8: "FP64", i1: "INT8", i2: "INT16", i4: "INT32", i8: "INT64", u1: "UINT8", u2: "UINT16",
   u4: "UINT32", u8: "UINT64", b1: "BOOL"};
 const LARGEST = 64; // pixels of a side that can be drawn
+const MOST_SCORES = 64, BEST = 10; // of more values than this with names of classes, the largest are shown
 
 export function form(parent, metadata) {
+  labels = metadata.labels ?? [];
   inputs = metadata.inputs.map((spec) => field(spec, metadata.properties ?? {}));
   parent.replaceChildren(...inputs.map((input) => input.element));
 }
@@ -204,40 +206,45 @@ export async function ask(parent, models) {
   const answers = [];
   for (const [index, [name, version]] of models.entries()) {
     const path = `/v2/models/${encodeURIComponent(name)}/versions/${encodeURIComponent(version)}`;
-    if (index && !(await fits(path))) continue;
+    const other = index ? await fitting(path) : {labels};
+    if (!other) continue;
     const began = performance.now();
     const answer = await get(`${path}/infer`, {method: "POST", body, headers: {"Content-Type": "application/json"}, whole: true})
       .catch((error) => ({ok: false, error}));
     const content = answer.error ? {error: answer.error.message} : await answer.json();
-    answers.push(card(`${name}:${version}`, content, (performance.now() - began) / 1000));
+    answers.push(card(`${name}:${version}`, content, (performance.now() - began) / 1000, other.labels ?? []));
   }
   parent.replaceChildren(make("div", {class: "grid"}, ...answers));
 }
 
-// Whether a model has the same inputs as the form.
-async function fits(path) {
+// The metadata of a model that has the same inputs as the form; null of another.
+async function fitting(path) {
   const metadata = await get(path).then((answer) => answer.json()).catch(() => null), own = inputs.map((input) => input.tensor());
-  return metadata?.inputs.length === own.length && metadata.inputs.every((spec, index) => spec.name === own[index].name
+  const same = metadata?.inputs.length === own.length && metadata.inputs.every((spec, index) => spec.name === own[index].name
     && spec.datatype === own[index].datatype && spec.shape.length === own[index].shape.length);
+  return same ? metadata : null;
 }
 
-function card(title, content, seconds) {
-  const parts = content.error ? [make("p", {class: "bad", role: "alert"}, content.error)] : content.outputs.map(output);
+function card(title, content, seconds, names) {
+  const parts = content.error ? [make("p", {class: "bad", role: "alert"}, content.error)] : content.outputs.map((each) => output(each, names));
   return make("section", {class: "card answer"}, make("h3", {}, `${title} `, make("small", {}, `in ${time(seconds)}, network included`)), ...parts);
 }
 
-function output({name, datatype, shape, data}) {
+function output({name, datatype, shape, data}, names) {
   const head = make("p", {}, `${name} `, make("small", {}, `${datatype} [${shape.join(", ")}]`));
-  const numeric = /^(FP|BF|INT|UINT)/.test(datatype), row = shape.at(-1);
-  if (!numeric || data.length < 2 || row < 2 || row > 64 || data.length !== row) {
+  const numeric = /^(FP|BF|INT|UINT)/.test(datatype), row = shape.at(-1), named = names.length === row;
+  if (!numeric || data.length < 2 || row < 2 || (row > MOST_SCORES && !named) || data.length !== row) {
     const text = data.length > 256 ? `${JSON.stringify(data.slice(0, 256)).slice(0, -1)}, ... ${data.length} values` : JSON.stringify(data);
     return make("div", {}, head, make("code", {}, text));
   }
   const low = Math.min(...data), high = Math.max(...data), top = data.indexOf(high), list = make("div", {class: "scores"});
-  data.forEach((value, index) => {
-    const bar = make("b");
+  const called = (index) => (named ? names[index] : String(index));
+  const shown = row > MOST_SCORES ? [...data.keys()].sort((one, other) => data[other] - data[one]).slice(0, BEST) : [...data.keys()];
+  shown.forEach((index) => {
+    const value = data[index], bar = make("b");
     bar.style.width = `${high > low ? 100 * (value - low) / (high - low) : 0}%`;
-    list.append(make("span", {}, String(index)), make("div", index === top ? {class: "top"} : {}, bar), make("span", {}, value.toPrecision(3)));
+    list.append(make("span", {}, called(index)), make("div", index === top ? {class: "top"} : {}, bar), make("span", {}, value.toPrecision(3)));
   });
-  return make("div", {}, head, make("div", {class: "big", "data-top": top}, String(top)), make("p", {class: "soft"}, "the index of the largest value"), list);
+  return make("div", {}, head, make("div", {class: "big", "data-top": top}, called(top)),
+    make("p", {class: "soft"}, `the ${named ? "class" : "index"} of the largest value`), list);
 }

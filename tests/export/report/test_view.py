@@ -248,3 +248,15 @@ def test_a_report_that_would_be_too_large_keeps_the_counts(monkeypatch: pytest.M
         (each.title, (), each.operators) for each in REPORT.graphs
     ]
     assert "FX as captured: 2 nodes" in text(bounded)
+
+
+def test_a_narrow_screen_shows_every_cell(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.set_content(html(REPORT))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = "[...document.querySelectorAll('.wide')].filter((each) => each.scrollWidth > each.clientWidth).length"
+    assert page.locator(".wide").count() == 3
+    assert page.evaluate(cut) == 0
+    title = "(cell) => getComputedStyle(cell, '::before').content"
+    assert page.get_by_text("1e-04", exact=True).evaluate(title) == '"Tolerance "'
+    page.close()
