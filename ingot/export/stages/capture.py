@@ -152,8 +152,9 @@ def _captured_at(program: Program, subject: Subject, sizes: Mapping[str, int]) -
     """Capture a module at sizes for which there is no memory: a capture reads shapes only."""
     example = tuple(_unbacked(spec, sizes) for spec in subject.inputs)
     module = subject.eager.flat()
+    options = {**program.options, "strict": False}  # strict mode copies the example, for which there is no memory
     with functions.dynamic(module):
-        traced = exported.trace(module, subject.inputs, subject.ranges, example, **program.options)
+        traced = exported.trace(module, subject.inputs, subject.ranges, example, **options)
     exported.check_scratch(traced, subject.eager.scratch)
     return Captured(exported.unguarded(traced), program.signature, subject.eager.device)
 

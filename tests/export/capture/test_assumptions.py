@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from html import unescape
 
@@ -52,12 +53,14 @@ def test_a_branch_with_equal_sides_is_accepted() -> None:
 
 def test_a_branch_at_sizes_too_large_to_run_is_captured_and_compared() -> None:
     """As in diffusers, which copies a tensor of 2**31 bytes or more before it is resized."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     copied = Function(lambda x: (x.contiguous() if x.numel() * 2 > 2**31 else x) * 2)
     notes = export_model(copied, inputs=SPEC).variant().serving.provenance.notes
     (note,) = [note for note in notes if "too large to run" in note]
     assert "where not batch * seq <= 1073741824" in note
     with pytest.raises(ParityError, match="too large to test without that; declare ranges within the condition"):
         export_model(Function(lambda x: x * 3 if x.numel() * 2 > 2**31 else x * 2), inputs=SPEC)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KiB: no such tensor was allocated
 
 
 def test_a_range_within_the_condition_is_taken() -> None:
