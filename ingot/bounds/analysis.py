@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from ingot.bounds.abstract import BOOL, INT64, Tensor, Text, UnboundedError
 from ingot.bounds.graph import Attribute, Graph, Model, Node
 from ingot.bounds.interval import Interval
+from ingot.bounds.memory import depth_first, peak_of
 from ingot.bounds.operators import RULES, Op, Rule
 from ingot.bounds.operators.op import refuse_empty
 from ingot.bounds.operators.texts import with_texts
@@ -104,23 +106,22 @@ class Analysis:
         scope.later = set(made)
         if len(scope.later) < len(made) or any(name in scope.tensors for name in made):
             raise StoppedError("it defines a tensor twice")
-        last = {name: index for index, node in enumerate(graph.nodes) for name in _uses(node)}
-        last |= dict.fromkeys(graph.outputs, len(graph.nodes))
-        ends: dict[int, list[str]] = {}
-        alive = peak = ZERO
-        for index, node in enumerate(graph.nodes):
+        needs, spaces = list[dict[str, Poly]](), list[Poly]()
+        for node in graph.nodes:
             outputs, workspace = self._node(node, scope)
+            need = {}
             for name, tensor in zip(node.outputs, outputs, strict=False):
                 scope.tensors[name] = tensor
                 scope.makers[name] = node
                 scope.later.discard(name)
                 if tensor is not None and node.operator != "Constant":
-                    alive = alive + tensor.nbytes
-                    ends.setdefault(last.get(name, index), []).append(name)
-            peak = peak.upper(alive + workspace)
-            for name in ends.get(index, ()):
-                ended = scope.tensors[name]
-                alive = alive - (ZERO if ended is None else ended.nbytes)
+                    need[name] = tensor.nbytes
+            needs.append(need)
+            spaces.append(workspace)
+        uses = [_uses(node) for node in graph.nodes]
+        # Other engines run the nodes as they come.
+        orders = [range(len(uses)), depth_first(graph, uses)]
+        peak = reduce(Poly.upper, (peak_of(graph, uses, needs, spaces, order) for order in orders))
         return [self._found(scope, name) for name in graph.outputs], peak
 
     def _found(self, scope: Scope, name: str) -> Tensor | None:

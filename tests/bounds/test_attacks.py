@@ -439,6 +439,22 @@ def test_a_dimension_whose_name_looks_like_a_sum(tmp_path: Path) -> None:
     assert found.peak({"a": 1, "b": 1, "c": 1, "a + b": 1000}) >= 4 * 499
 
 
+def test_the_memory_of_the_order_in_which_the_engine_runs_the_nodes(tmp_path: Path) -> None:
+    """ONNX Runtime runs all of the second chain before the first, which then reads each large tensor again."""
+    nodes = []
+    for place in range(9):
+        nodes += [
+            node("Add", ["x", f"c{place}"], [f"large{place}"]),
+            *[node(kind, [f"large{place}"], [f"{kind}{place}"]) for kind in ("ReduceMin", "ReduceMax")],
+        ]
+    for side, kind in enumerate(("ReduceMin", "ReduceMax")):
+        nodes += [node("Sum", [f"{kind}{place}" for place in range(9)], [f"end{side}"])]
+    nodes += [node("Add", ["end0", "end1"], ["y"])]
+    found = bounds(tmp_path, nodes, [("x", FLOAT, ("n",))], [real(f"c{place}", place) for place in range(9)])
+    assert found.bounded, found.reasons
+    assert found.peak({"n": 1000}) >= 9 * 4000
+
+
 def test_constant_texts_count_with_their_bytes(tmp_path: Path) -> None:
     nodes = [node("Shape", ["x"], ["shape"]), node("Expand", ["text", "shape"], ["y"])]
     found = bounds(tmp_path, nodes, SIZES, [BYTES])
