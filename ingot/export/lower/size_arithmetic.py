@@ -86,6 +86,33 @@ def _to_integer(operator_name: str, x: Any) -> Any:
     return x if is_integer(x) else op.Cast(_computed(operator_name, x), to=_INT64)
 
 
+def floor_divide_sizes(x: Any, y: Any) -> Any:
+    """Express ``operator.floordiv``, which rounds down; the exporter's division rounds towards zero.
+
+    They differ below zero only, as in ``-(-size // 2)``, so dividing a size by a positive number stays one node.
+    """
+    if _is_positive(y) and _is_size(x):
+        return op.Div(x, y)
+    return op.Div(op.Sub(x, op.Mod(x, y)), y)
+
+
+def _is_positive(y: Any) -> bool:
+    if isinstance(y, ir.Value):
+        constant = ir.convenience.get_const_tensor(y)
+        return constant is not None and bool((constant.numpy() > 0).all())
+    return isinstance(y, int) and y > 0
+
+
+def _is_size(x: Any) -> bool:
+    """Return whether a value is a size of a tensor, or one divided by positive numbers."""
+    producer = x.producer() if isinstance(x, ir.Value) else None
+    if producer is None or producer.op_type == "Shape":
+        return producer is not None
+    if producer.op_type == "Div" and not _is_positive(producer.inputs[1]):
+        return False
+    return producer.op_type in ("Gather", "Squeeze", "Div") and _is_size(producer.inputs[0])
+
+
 def scalar_tensor(x: Any, dtype: int | None = None, **options: Any) -> Any:
     """Express ``aten.scalar_tensor`` of a number that may depend on a size."""
     kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
@@ -139,6 +166,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     operator.mul: _arithmetic("Mul"),
     operator.pow: _arithmetic("Pow"),
     operator.truediv: _function("Div"),
+    operator.floordiv: floor_divide_sizes,
     math.ceil: _rounding("Ceil"),
     math.floor: _rounding("Floor"),
     math.trunc: _rounding("Identity"),

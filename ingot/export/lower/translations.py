@@ -5,7 +5,6 @@ Most of them are of operators that the capture and the rewrite rules insert into
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -37,33 +36,6 @@ def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
     return op.Sub(literal, x if alpha == 1 else op.Mul(factor, x))
 
 
-def floor_divide_sizes(x: Any, y: Any) -> Any:
-    """Express ``operator.floordiv`` of sizes, which rounds down; the exporter's division rounds towards zero.
-
-    They differ below zero only, as in ``-(-size // 2)``, so dividing a size by a positive number stays one node.
-    """
-    if _is_positive(y) and _is_size(x):
-        return op.Div(x, y)
-    return op.Div(op.Sub(x, op.Mod(x, y)), y)
-
-
-def _is_positive(y: Any) -> bool:
-    if isinstance(y, ir.Value):
-        constant = ir.convenience.get_const_tensor(y)
-        return constant is not None and bool((constant.numpy() > 0).all())
-    return isinstance(y, int) and y > 0
-
-
-def _is_size(x: Any) -> bool:
-    """Return whether a value is a size of a tensor, or one divided by positive numbers."""
-    producer = x.producer() if isinstance(x, ir.Value) else None
-    if producer is None or producer.op_type == "Shape":
-        return producer is not None
-    if producer.op_type == "Div" and not _is_positive(producer.inputs[1]):
-        return False
-    return producer.op_type in ("Gather", "Squeeze", "Div") and _is_size(producer.inputs[0])
-
-
 def clamp(x: Any, least: Any = None, most: Any = None) -> Any:
     """Express ``aten.clamp``, for integers by comparisons: ONNX Runtime's kernels are wrong beyond 32 bits.
 
@@ -90,7 +62,6 @@ def maximum(x: Any, y: Any) -> Any:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    operator.floordiv: floor_divide_sizes,
     aten.rsub.Scalar: subtract_from_scalar,
     aten.clamp.default: clamp,
     aten.minimum.default: minimum,
