@@ -71,7 +71,7 @@ def load_pretrained(folder: Path, *, allow_code: bool = False) -> nn.Module:
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise missing_package("transformers", "exporting its models", None) from error
+        raise missing_package("transformers", "exporting a model of transformers", None) from error
     architecture = _architecture(config)
     name = architecture if hasattr(transformers, architecture) else _auto_class(config, architecture)
     cls = getattr(transformers, name, None)

@@ -30,8 +30,9 @@ def attention(
     """Express ``aten.scaled_dot_product_attention`` as two products and a softmax, of queries of any rank.
 
     The exporter's own form before opset 23 computes shapes to transpose the keys, which doubles the nodes; lets a row
-    in which a Boolean mask hides everything attend to all keys, where PyTorch returns zeros; and supports 4-D queries
-    only (https://github.com/microsoft/onnxscript/pull/2558). It is still used for grouped heads and dropout.
+    in which a Boolean mask hides everything attend to all keys, and makes a row of NaN where a mask of numbers is -inf
+    everywhere, where PyTorch returns zeros; and supports 4-D queries only
+    (https://github.com/microsoft/onnxscript/pull/2558). It is still used for grouped heads and dropout.
     """
     if enable_gqa or dropout_p:
         return nn.aten_scaled_dot_product_attention(
@@ -44,9 +45,10 @@ def attention(
         attn_mask = _causal(query, key)
     if attn_mask is None:
         return op.MatMul(op.Softmax(scores, axis=-1), value)
-    if attn_mask.dtype is not ir.DataType.BOOL:
-        return op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value)
     least, zero = (op.CastLike(op.Constant(value_float=number), query) for number in (-math.inf, 0.0))
+    if attn_mask.dtype is not ir.DataType.BOOL:
+        hidden = op.Equal(op.ReduceMax(attn_mask, op.Constant(value_ints=[-1]), keepdims=1), least)
+        return op.Where(hidden, zero, op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value))
     weights = op.Softmax(op.Where(attn_mask, scores, least), axis=-1)
     return op.MatMul(op.Where(op.IsNaN(weights), zero, weights), value)
 
