@@ -455,6 +455,18 @@ def test_the_memory_of_the_order_in_which_the_engine_runs_the_nodes(tmp_path: Pa
     assert found.peak({"n": 1000}) >= 9 * 4000
 
 
+def test_a_loss_of_fewer_targets_than_scores(tmp_path: Path) -> None:
+    """ONNX Runtime returns one loss for one target and ten rows of scores."""
+    nodes = [
+        node("NegativeLogLikelihoodLoss", ["x", "t"], ["loss"], reduction="none"),
+        node("Shape", ["loss"], ["shape"]),
+        node("Sub", ["ten", "shape"], ["missing"]),
+        *expanded("missing"),
+    ]
+    found = bounds(tmp_path, nodes, [("x", FLOAT, (10, 3)), ("t", INT64, ("n",))], [number("ten", [10]), ONE])
+    assert not found.bounded or found.peak({"n": 1}) >= 4 * 9 + 8
+
+
 def test_constant_texts_count_with_their_bytes(tmp_path: Path) -> None:
     nodes = [node("Shape", ["x"], ["shape"]), node("Expand", ["text", "shape"], ["y"])]
     found = bounds(tmp_path, nodes, SIZES, [BYTES])

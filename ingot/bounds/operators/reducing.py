@@ -58,7 +58,10 @@ def position(op: Op) -> list[Tensor]:
 def loss(op: Op) -> list[Tensor]:
     source = op[0]
     if op.text("reduction", "mean") == "none":
-        first = Tensor.of(source.kind, (source.shape()[0], *source.shape()[2:]))
+        rows = (source.shape()[0], *source.shape()[2:])
+        # ONNX Runtime does not compare the sizes of scores and targets.
+        found = [one.joined(two) for one, two in zip(rows, op[1].shape(), strict=True)]
+        first = Tensor.of(source.kind, found)
     else:
         first = Tensor.of(source.kind, [])
     return [first, source.forgotten()][: op.outputs]
