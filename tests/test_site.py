@@ -5,6 +5,8 @@ The build takes some 9 s of CPU time, most of it for highlighting code.
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
@@ -68,3 +70,31 @@ def test_generated_parts_are_complete(site: Path) -> None:
 def test_links_out_of_the_docs_lead_to_copies(site: Path) -> None:
     assert (site / "source" / "SECURITY.html").is_file()
     assert "GRPCInferenceService" in (site / "source" / "protos" / "open_inference.proto.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("nms", "how-to/detectors.html"),
+        ("generate", "protocols.html"),
+        ("refused export", "how-to/debug-a-capture.html"),
+        ("ingot_tls_refused_total", "metrics.html"),
+        ("max_body_mb", "settings.html"),
+    ],
+)
+def test_the_search_finds(site: Path, query: str, page: str) -> None:
+    """A section of the page has all words of the query, as the search cuts text into words."""
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    cut = re.compile(index["config"]["separator"])
+    sections = [item for item in index["docs"] if item["location"].partition("#")[0] == page]
+    words = [{*cut.split(f"{item['title']} {re.sub('<[^>]*>', ' ', item['text'])}".lower())} for item in sections]
+    assert any(found.issuperset(cut.split(query)) for found in words)
+
+
+def test_home_says_how_to_install_and_why(site: Path) -> None:
+    home = (site / "index.html").read_text()
+    assert 'id="install"' in home
+    assert "pip install '.[cpu,export]'" in html.unescape(re.sub("<[^>]*>", "", home))
+    assert 'id="why-ingot"' in home
+    assert "images/page.png" in home
+    assert "how-to/from-triton.html" in home
