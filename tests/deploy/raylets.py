@@ -30,6 +30,7 @@ class Raylets:
     """A head node, which runs Serve's proxy and controller, and nodes with one core each, which run replicas."""
 
     def __init__(self, nodes: int):
+        os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "ingot.deploy.ray.proxy.middlewares"
         node = {"object_store_memory": _OBJECTS, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
         self._nodes: list[Any] = []

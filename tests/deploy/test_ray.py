@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import sys
@@ -10,11 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pytest
 import yaml
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
 import ingot
+from ingot.deploy.ray.proxy import middlewares
 from ingot.deploy.ray.scaling import ExpectedWait
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.model_store import Store
@@ -129,6 +134,38 @@ def test_replicas_share_the_expected_wait(current: int, waits: list[float], load
     assert ExpectedWait(target=0.1)(context) == (wanted, {})
 
 
+@pytest.mark.parametrize(
+    ("path", "answer", "expected"),
+    [
+        ("/v2/models/a/infer", None, (500, {"error": "the replica ended before it answered; send the request again"})),
+        (
+            "/prefix/v2",
+            PlainTextResponse("busy", 503, {"Retry-After": "3"}),
+            (503, {"error": "busy"}),
+        ),
+        ("/v2", JSONResponse({"error": "no model"}, 404), (404, {"error": "no model"})),
+        ("/v2/health/live", PlainTextResponse("text"), (200, "text")),
+        ("/other", PlainTextResponse("busy", 503), (503, "busy")),
+    ],
+)
+def test_errors_of_the_proxy_are_json(path: str, answer: Response | None, expected: tuple[int, Any]) -> None:
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    async def request() -> httpx.Response:
+        [middleware] = middlewares()
+        transport = httpx.ASGITransport(middleware.cls(proxy))
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+            return await client.get(path)
+
+    response = asyncio.run(request())
+    status, content = expected
+    assert response.status_code == status
+    assert (response.text if isinstance(content, str) else response.json()) == content
+    assert response.headers.get("retry-after") == (None if answer is None else answer.headers.get("retry-after"))
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Raylets]:
     if importlib.util.find_spec("ray") is None:
@@ -212,6 +249,7 @@ def test_a_killed_node_loses_what_was_in_flight(cluster: Raylets, tmp_path: Path
     result, met = node(cluster, store, 0)
     assert met, result
     assert result["failed"] > 0, result  # the replica's
+    assert any("the replica ended before it answered" in error for error in result["errors"]), result
 
 
 @on_cluster

@@ -1,7 +1,7 @@
 """Ray Serve: replicas that run Ingot's server without its ports, which Ray's proxies have instead.
 
 Start in plan.py for what is computed from models and settings, and replica.py for what a replica does. ``servicer.py``
-runs in Ray's gRPC proxy, and ``scaling.py`` in Serve's controller.
+runs in Ray's gRPC proxy, ``proxy.py`` in its HTTP proxy, and ``scaling.py`` in Serve's controller.
 """
 
 from __future__ import annotations
