@@ -214,8 +214,22 @@ class TestNumbers:
         module, _ = bench.load(net("for i in range(n.item()):", "    x = x + i", "return x"))
         explanation = why(module, [ROWS[0], torch.tensor(2)])
         assert explanation.cause.startswith("its code needs a tensor's value as a Python number")
-        assert "keep the value in a tensor" in explanation.edit
-        assert explanation.source.strip() == "for i in range(n.item()):"
+        assert "--capture script, which keeps loops (over numbers as range(int(n)))" in explanation.edit
+        assert explanation.source.strip() == "for i in range(n.item()):\n            x = x + i"
+        assert not explanation.replacement
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ["for i in range(int(n)):", "    x = x + i", "return x"],
+            ["while x.abs().max() > n:", "    x = x / 2", "return x"],
+        ],
+        ids=["for", "while"],
+    )
+    def test_loops_keep_all_sizes_by_capture_script(self, bench: Workbench, lines: list[str]) -> None:
+        module, _ = bench.load(net(*lines))
+        archive = export_model(module, inputs=["x:float32[n,4]", "n:int64[]=1..6"], capture="script")
+        assert [spec.shape for spec in archive.signature.inputs] == [("n", 4), ()]
 
 
 class TestDimensions:

@@ -18,7 +18,7 @@ from ingot.errors import ExportError, IngotError, InvalidArgument
 from ingot.export.capture import exported, functions
 from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
 from ingot.export.explain import Explanation, explain, explain_at
-from ingot.export.explain.causes import Cause, Kind
+from ingot.export.explain.causes import BRANCHES, Cause, Kind
 from ingot.export.explain.places import Place, innermost
 from ingot.export.source import load_example, load_source
 from ingot.export.source.subject import Description, Subject, bind, describe, prepare
@@ -96,11 +96,7 @@ def _explained(kind: str, data: Mapping[str, Any], files: Mapping[int, str], sub
         cause = Cause(Kind.FIXED, f"its code is valid only where {condition}", advice)
         details = []
     else:
-        advice = (
-            "use torch.where or torch.cond, or state a condition that always holds by torch._check; --capture script "
-            "keeps branches, and loops such as over range(x.item())"
-        )
-        cause = Cause(Kind.DECISION, "its code branches on the values of a tensor, which a graph cannot", advice)
+        cause = Cause(Kind.DECISION, "its code branches on the values of a tensor, which a graph cannot", BRANCHES)
         details = [f"the condition: {condition}, {data['occurrences']} times"]
     details += [f"{name}: {named.written(_value(value))}" for name, value in frame["locals"].items()]
     return explain_at(cause, innermost(frames), tuple(details))

@@ -13,7 +13,10 @@ from ingot.export.explain.conversions import as_tensor, numbers_of
 _ADVICE = (
     "use torch.where or torch.cond, whose branches must return tensors of equal shape and type and change nothing else"
 )
-_STEPS = "run a fixed number of steps and keep finished results by torch.where; the length of a graph is fixed"
+_STEPS = (
+    "run a fixed number of steps and keep finished results by torch.where, or export with --capture script, which "
+    "keeps loops (over numbers as range(int(n)))"
+)
 _FRESH = (ast.BinOp, ast.UnaryOp, ast.Compare)
 _VIEWS = re.compile(
     "chunk|contiguous|detach|diagonal|expand|expand_as|flatten|float|double|half|long|int|bool|narrow|permute|reshape|"
@@ -22,9 +25,9 @@ _VIEWS = re.compile(
 
 
 def decide(site: Site, line: int) -> Edit | None:
-    """Return the edit for a statement that branches on the values of a tensor on ``line``, or None."""
+    """Return the edit for a statement that branches or loops by the values of a tensor on ``line``, or None."""
     statement = site.statement
-    if isinstance(statement, ast.While):
+    if isinstance(statement, ast.While) or (isinstance(statement, ast.For) and _counts(statement.iter)):
         return Edit(_STEPS, site.text(statement, statement))
     if isinstance(statement, ast.Assert) or _raises(statement):
         return Edit("remove the check, or do it before the model runs", site.text(statement, statement))
@@ -36,6 +39,10 @@ def decide(site: Site, line: int) -> Edit | None:
             branches = [_lambda(part, ", ".join(numbers)) for part in (node.body, node.orelse)]
             return site.splice(_ADVICE, [(node, _cond(node.test, branches, numbers, numbers))])
     return None
+
+
+def _counts(iterable: ast.expr) -> bool:
+    return isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range"
 
 
 def _raises(statement: ast.stmt) -> bool:

@@ -17,6 +17,11 @@ _GUARD = re.compile(
 )
 # The names of the modules that a capture wraps the user's in.
 _WRAPPER = re.compile(r"(?:\b_export_root\.?)?(?:\bingot_wrapped\.?)+|\b_export_root\.")
+# The remedy of branches and loops that depend on a tensor's values, where the code is not known.
+BRANCHES = (
+    "use torch.where or torch.cond, or state a condition that always holds by torch._check; --capture script keeps "
+    "branches, and loops such as over range(int(x))"
+)
 _FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>.*?`(\w+)\.register_fake`", re.DOTALL)
 
 
@@ -47,13 +52,14 @@ def find_cause(error: BaseException) -> Cause:
         return Cause(
             Kind.NUMBER,
             "its code needs a tensor's value as a Python number (such as `int(x.sum())`), which a graph does not have",
-            "keep the value in a tensor (no .item(), .tolist() or int())",
+            "keep the value in a tensor (no .item(), .tolist() or int()); --capture script keeps loops such as over "
+            "range(int(x))",
         )
     if re.search(r"data-dependent|DataDependent|inputs to control flow", f"{type(error)} {text}", re.IGNORECASE):
         return Cause(
             Kind.DECISION,
             "its code branches on the values of a tensor (such as `if x.sum() > 0`), which a graph cannot",
-            "use torch.where or torch.cond, or state a condition that always holds by torch._check",
+            BRANCHES,
         )
     if found := _FAKE.search(text):
         operator, function = found.groups()
