@@ -38,10 +38,12 @@ _MOST_COPIES = 32
 class Bounds:
     """Whether a graph is bounded, and by what.
 
-    ``reasons`` name each node that is not bounded, and why; a bounded graph has none.
+    ``reasons`` name each node that is not bounded, and why; a bounded graph has none. ``symbols`` are the named
+    dimensions that the bounds refer to.
     """
 
     reasons: tuple[str, ...]
+    symbols: frozenset[str] = frozenset()
     _peak: Poly = ZERO
     _peak_if_empty: Poly = ZERO
 
@@ -83,12 +85,13 @@ def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
         with opened(path) as model:
             signature = signature or _declared(model)
             empty = any(signature.range(symbol).low == 0 for symbol in signature.symbols)
+            symbols = frozenset(signature.symbols)
             reasons, peak = _analysed(model, signature, empty=False)
             if not empty:
-                return Bounds(reasons, peak)
+                return Bounds(reasons, symbols, peak)
             # Bounds are much tighter if sizes are at least 1, so calls with an empty input have separate ones.
             more, peak_if_empty = _analysed(model, signature, empty=True)
-            return Bounds(reasons or more, peak, peak_if_empty)
+            return Bounds(reasons or more, symbols, peak, peak_if_empty)
     except (DamagedError, StoppedError) as error:
         return Bounds((str(error),))
     except TooComplexError:

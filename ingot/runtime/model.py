@@ -406,7 +406,7 @@ class Model:
             sample_bytes=engines.sample_bytes,
         )
         call_limit = None
-        if (bounds := runnable.limiting) is not None:
+        if (bounds := runnable.limiting(signature)) is not None:
             call_limit = CallLimit(bounds.peak, settings.max_call_bytes, self.name)
         return Dispatcher(
             self.name,

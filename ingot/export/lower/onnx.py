@@ -23,6 +23,7 @@ from ingot.export.lower import complex_numbers, optimizer
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
+from ingot.model_store.format import onnx_graph
 
 Translations = Mapping[Any, Callable[..., Any]]
 """Functions of ONNX values by operator; they are called with the operator's arguments and return its results."""
@@ -144,7 +145,7 @@ def _translate(
     def translated(program: torch.export.ExportedProgram) -> ir.Model:
         with quiet(), torch_internals.precise_sizes():
             model: ir.Model = torch_internals.export_onnx(program, registry)
-        optimizer.inline(model)
+        onnx_graph.inline(model)
         return model
 
     def unexpressed(error: Exception) -> str:

@@ -13,6 +13,7 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter import onnx_fusions
 
 from ingot import foreign
+from ingot.model_store.format import onnx_graph
 
 # Folding and the rules enable each other; onnxscript repeats them as often.
 _ROUNDS = 2
@@ -28,18 +29,13 @@ class Step:
 
 def optimize(model: ir.Model) -> None:
     """Do what PyTorch's exporter does with ``optimize=True``, but match the constants of rules exactly."""
-    inline(model)
+    onnx_graph.inline(model)
     for _ in range(_ROUNDS):
         changed = _fold(model)
         if not (_rewrite(_rules(), model) or changed):
             break
     _finish(model)
     _fuse(model)
-
-
-def inline(model: ir.Model) -> None:
-    """Replace calls of a model's functions by their bodies."""
-    passes.InlinePass()(model)
 
 
 def optimize_gradually(

@@ -1,6 +1,6 @@
 """The form of ONNX models inside an archive: a small graph, and a blob for each large tensor.
 
-Only this module and diff/graphs.py need the onnx_ir package; serving an archive never imports them.
+Only this module and diff/graphs.py need the onnx_ir package; of servers, only those that run functions in OpenVINO.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound
@@ -38,6 +39,11 @@ def load(path: Path, called: str | None = None) -> ir.Model:
 
     with foreign.reported_as(InvalidArgument, unread):
         return ir.load(path)
+
+
+def inline(model: ir.Model) -> None:
+    """Replace calls of a model's functions, as custom operators are, by their bodies."""
+    InlinePass()(model)
 
 
 def externalize(model: ir.Model, blobs: BlobFolder, shared: BlobFolder | None = None) -> tuple[Descriptor, ...]:

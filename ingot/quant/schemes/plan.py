@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from ingot.errors import QuantizationError
+from ingot.model_store.format import onnx_graph
 from ingot.quant.data.ranges import Method, Observation
 from ingot.quant.graph.layers import Layer
 from ingot.quant.graph.source import Source
@@ -139,8 +139,8 @@ def make(source: Source, plan: Plan, seen: Mapping[str, Observation]) -> ir.Mode
     weight_only.apply(model, chosen["int8"], bits=8, block=plan.block)
     weight_only.apply(model, chosen["int4"], bits=4, block=plan.block)
     _drop_unused(model)
-    if plan.engine == "openvino":  # it knows no functions of models, as custom operators are
-        InlinePass()(model)
+    if plan.engine == "openvino":  # its engine would do so at every start of a server
+        onnx_graph.inline(model)
     edit.unique_names(model)
     return model
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from ingot.bounds import protobuf
 from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -35,6 +39,8 @@ _DTYPES = {
 # The CPU plugin computes these as signed 32-bit integers; larger values would wrap around silently.
 _NARROWED = (DType.UINT32, DType.UINT64, DType.INT64)
 _INT32 = np.iinfo(np.int32)
+# The number of the field of a ``ModelProto``.
+_FUNCTIONS = 25
 _TELEMETRY = "openvino_telemetry"
 _importing = Lock()
 # Seconds from which on a call can be cancelled.
@@ -54,7 +60,8 @@ class OpenVinoEngine:
 
     Raises:
         InvalidArgument: OpenVINO cannot run the file.
-        Unsupported: it is not installed, or lacks a datatype or the precision of the model.
+        Unsupported: it is not installed, or lacks a datatype or the precision of the model; or the file has functions,
+            and the package that inlines them is not installed.
     """
 
     platform = "openvino_onnx"
@@ -72,10 +79,12 @@ class OpenVinoEngine:
         try:
             # Not Core.read_model: it tries all formats that OpenVINO knows, and prints errors for each.
             frontend = self._ov.frontend.FrontEndManager().load_by_framework("onnx")
-            places = frontend.load(str(path))
-            # The converted model keeps the file's order of inputs and outputs, but one may have several names.
-            names = [[place.get_names()[0] for place in side] for side in (places.get_inputs(), places.get_outputs())]
-            model = frontend.convert(places)
+            with _inlined(path) as readable:
+                places = frontend.load(str(readable))
+                # The converted model keeps the file's order of inputs and outputs, but one may have several names.
+                sides = (places.get_inputs(), places.get_outputs())
+                names = [[place.get_names()[0] for place in side] for side in sides]
+                model = frontend.convert(places)
             self._inputs = tuple(map(_spec, names[0], model.inputs))
             self._outputs = tuple(map(_spec, names[1], model.outputs))
             self._options = _options(threads or devices.cpu_count(), precision)
@@ -166,6 +175,36 @@ def package() -> Any:
             del sys.modules[_TELEMETRY]
             if reporting is not None:
                 sys.modules[_TELEMETRY] = reporting
+
+
+@contextmanager
+def _inlined(path: Path) -> Iterator[Path]:
+    """Yield a file of the same graph without functions, as custom operators are, which OpenVINO does not know."""
+    if not _has_functions(path):
+        yield path
+        return
+    try:
+        import onnx_ir as ir
+
+        from ingot.model_store.format import onnx_graph
+    except ModuleNotFoundError as error:
+        raise missing_package("onnx-ir", "running a model with custom operators in OpenVINO", None) from error
+    model = onnx_graph.load(path)
+    onnx_graph.inline(model)
+    with TemporaryDirectory(prefix="ingot-") as folder:
+        inlined = Path(folder, "model.onnx")
+        ir.save(model, inlined, external_data="weights")  # the large ones stay out of protobuf, which ends at 2 GiB
+        yield inlined
+
+
+def _has_functions(path: Path) -> bool:
+    if not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            return any(number == _FUNCTIONS for number, _ in protobuf.fields(content, (0, len(content))))
+        except protobuf.DamagedError:  # OpenVINO reports it
+            return False
 
 
 def _options(threads: int, precision: str) -> dict[str, Any]:

@@ -179,10 +179,16 @@ class Runnable:
         """
         return replace(self, placement=place(model, self.needed, settings))
 
-    @property
-    def limiting(self) -> Bounds | None:
-        """The bounds that limit the memory of calls; None if there are none, or if they say too little."""
-        return self.bounds if self.bounds is not None and self.bounds.bounded and not self.loose else None
+    def limiting(self, signature: Signature) -> Bounds | None:
+        """Return the bounds that limit the memory of calls; None if there are none, or if they say too little.
+
+        Args:
+            signature: the model's; an engine may name the dimensions of a bare file otherwise than the file does.
+        """
+        bounds = self.bounds
+        if bounds is not None and self.graph is not None and not bounds.symbols <= set(signature.symbols):
+            bounds = bounds_of(self.graph, signature)
+        return bounds if bounds is not None and bounds.bounded and not self.loose else None
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""

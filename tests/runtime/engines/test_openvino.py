@@ -217,6 +217,45 @@ def test_external_weights(tmp_path: Path) -> None:
     assert np.array_equal(load(other).run({"x": x})["y"], whole.run({"x": x})["y"])
 
 
+def test_custom_operators_are_served(tmp_path: Path) -> None:
+    """They are functions of the file, which OpenVINO does not know. The large weight is in another file."""
+    kind, shape, opsets = (
+        TensorProto.FLOAT,
+        ("batch", 32),
+        [helper.make_opsetid("", 18), helper.make_opsetid("ours", 1)],
+    )
+    square = helper.make_node("Mul", ["a", "a"], ["b"])
+    weight = RNG.standard_normal((32, 32)).astype(np.float32)
+    nodes = [helper.make_node("Square", ["x"], ["s"], domain="ours"), helper.make_node("MatMul", ["s", "w"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", kind, shape)],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    functions = [helper.make_function("ours", "Square", ["a"], ["b"], [square], opsets[:1])]
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+    path = tmp_path / "square.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    x = RNG.standard_normal((2, 32)).astype(np.float32)
+    with ingot.serve(f"square={path}", engine="openvino", **FREE) as server, Client(server.http_url) as client:
+        assert client.metadata("square")["platform"] == "openvino_onnx"
+        assert np.allclose(client.infer("square", {"x": x})["y"], x**2 @ weight, atol=1e-4)
+
+
+def test_inlining_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    values = [(name, TensorProto.FLOAT, (1,)) for name in "xy"]
+    model = onnx.load(onnx_models.save(tmp_path / "model", nodes, values[:1], values[1:]))
+    model.functions.append(helper.make_function("ours", "F", ["x"], ["y"], nodes, model.opset_import))
+    path = tmp_path / "functions.onnx"
+    onnx.save(model, path)
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    with pytest.raises(Unsupported, match="needs the package 'onnx-ir', which is not installed: pip install onnx-ir"):
+        load(path)
+
+
 def test_weights_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "model" / "graph"
     path.parent.mkdir()
