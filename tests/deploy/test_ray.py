@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import ingot
-from ingot.deploy.ray.proxy import middlewares
+from ingot.deploy.ray.proxy import JsonErrors, middlewares
 from ingot.deploy.ray.scaling import ExpectedWait
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.model_store import Store
@@ -154,11 +154,11 @@ def test_errors_of_the_proxy_are_json(path: str, answer: Response | None, expect
             await answer(scope, receive, send)
 
     async def request() -> httpx.Response:
-        [middleware] = middlewares()
-        transport = httpx.ASGITransport(middleware.cls(proxy))
+        transport = httpx.ASGITransport(JsonErrors(proxy))
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
             return await client.get(path)
 
+    assert [middleware.cls for middleware in middlewares()] == [JsonErrors]
     response = asyncio.run(request())
     status, content = expected
     assert response.status_code == status
