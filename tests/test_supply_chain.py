@@ -135,13 +135,16 @@ def test_pip_accepts_the_files_in_hash_mode(tmp_path: Path, image: str) -> None:
 
 
 def test_the_demo_installs_what_it_needs_and_the_tests_the_rest(tmp_path: Path) -> None:
-    def install(target: str) -> list[str]:
-        made = subprocess.run(
+    def commands(target: str) -> str:
+        return subprocess.run(
             ["make", "-n", "--no-print-directory", target, f"VENV={tmp_path}"],
             cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return re.findall(r"scripts/install\.py (\S+)", made.stdout)
+        ).stdout  # fmt: skip
 
+    def install(target: str) -> list[str]:
+        return re.findall(r"scripts/install\.py (\S+)", commands(target))
+
+    assert re.search(r"60 packages, 1\.4 GB, .* 2 to 3 minutes", commands("demo"))
     assert install("demo") == ["cpu,export,demo"]
     (tmp_path / ".demo").touch()
     assert install("demo") == []
