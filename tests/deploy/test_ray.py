@@ -158,7 +158,7 @@ def test_errors_of_the_proxy_are_json(path: str, answer: Response | None, expect
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
             return await client.get(path)
 
-    assert [middleware.cls for middleware in middlewares()] == [JsonErrors]
+    assert repr(middlewares()) == "[Middleware(JsonErrors)]"
     response = asyncio.run(request())
     status, content = expected
     assert response.status_code == status
