@@ -143,7 +143,7 @@ def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield server.http_url
 
 
-ALLOWED = ["models.example", "MODELS.example.:8000", "a_b", "localhost:1", "x.localhost", "127.0.0.1", "[::1]:80", ""]
+ALLOWED = ["models.example", "MODELS.example.:8000", "a_b", "localhost:1", "x.localhost", "127.0.0.1", "[::1]:80"]
 OTHERS = ["evil.example", "models.example.evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.1"]
 
 
