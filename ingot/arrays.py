@@ -170,7 +170,7 @@ def not_an_array(path: str | Path, form: str, error: Exception) -> InvalidArgume
     numpy takes any other file for a pickle, and names an option of numpy.load.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             kind = foreign_format(file.read(12))
     except OSError:
         kind = None
