@@ -97,7 +97,9 @@ def test_torchserves_archive_becomes_a_version_with_its_labels(
     assert variant.document("imported/report.json") == b"{}"
     assert json.loads(variant.document("report.json") or b"")["name"] == "net"
     assert variant.serving.provenance.source == "net.mar"
-    assert variant.serving.provenance.notes[-1].startswith("TorchServe's handler")
+    handler, labels = variant.serving.provenance.notes[-2:]
+    assert handler.startswith("TorchServe's handler")
+    assert labels.startswith("labels are not imported: the labels are 1 names, and output 'logits' has 3 classes")
     again = run_ingot("import", "net.mar")
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == (

@@ -380,8 +380,14 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
         (["--calibrate", "data.npz", "--transform", "crop=3"], "a transform is for a folder of images"),
         (["--keep", "frist"], "there is no layer 'frist' to keep; the nearest are: first"),
         (["--calibrate", "zeros.npz"], "all 400 rows of the calibration data in zeros.npz are equal: accuracy that is"),
-        (["--metric", "exits:now"], "now failed (exits.py:4): Ended: the code ends the process (SystemExit: 0)"),
-        (["--metric", "exits_at_once:now"], "cannot be imported: Ended: the code ends the process (SystemExit: 0)"),
+        (
+            ["--metric", "exits:now"],
+            "now failed (exits.py:4): ExitRequested: the code ends the process (SystemExit: 0)",
+        ),
+        (
+            ["--metric", "exits_at_once:now"],
+            "cannot be imported: ExitRequested: the code ends the process (SystemExit: 0)",
+        ),
         (["--keep", "first", "--keep", "second"], "every layer is kept in floating point, so that nothing"),
         (["--budget", "5x"], "'5x' is not a duration; write it as 50ms, 90s, 5m or 1h"),
         (["--budget", "0m"], "the time budget is 0.0 s; it must be more than 0"),

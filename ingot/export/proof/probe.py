@@ -42,28 +42,38 @@ def find_states(eager: Eager, inputs: Mapping[str, Array]) -> States:
 
 
 def overwritten(eager: Eager, buffers: Sequence[str], inputs: Mapping[str, Array]) -> tuple[str, ...]:
-    """Return those of the buffers that a model changes whose values before a call have no effect on it."""
+    """Return those of the buffers that a model changes whose values before a call have no effect on it.
 
-    def call(changed: Sequence[str]) -> tuple[dict[str, Array], dict[str, torch.Tensor]] | None:
+    The second call counts as well: a flag among the buffers may end the overwriting after the first.
+    """
+
+    def call(
+        changed: Sequence[str], start: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, Array], dict[str, torch.Tensor]] | None:
+        values = {**start, **{name: _other_values(eager.module.get_buffer(name)) for name in changed}}
         with unchanged(eager.module):
-            for name in changed:
+            for name, value in values.items():
                 owner = eager.module.get_submodule(name.rpartition(".")[0])
-                setattr(owner, name.rpartition(".")[2], _other_values(eager.module.get_buffer(name)))
+                setattr(owner, name.rpartition(".")[2], value.clone())
             try:
                 outputs = Eager(eager.module, eager.arguments, eager.output_names).run(inputs)
             except ExportError:
                 return None
             return outputs, {name: eager.module.get_buffer(name).clone() for name in buffers}
 
-    expected = call(()) if buffers else None
-    if expected is None:
+    first = call((), {}) if buffers else None
+    second = None if first is None else call((), first[1])
+    if first is None or second is None:
         return ()
 
     def has_no_effect(changed: Sequence[str]) -> bool:
-        found = call(changed)
-        if found is None or not _alike(found[0], expected[0]):
-            return False
-        return all(same(value, expected[1][name]) for name, value in found[1].items())
+        for start, expected in (({}, first), (first[1], second)):
+            found = call(changed, start)
+            if found is None or not _alike(found[0], expected[0]):
+                return False
+            if not all(same(value, expected[1][name]) for name, value in found[1].items()):
+                return False
+        return True
 
     if has_no_effect(buffers):
         return tuple(buffers)
