@@ -270,7 +270,8 @@ def _shift(x: Any, steps: Any, *, left: bool) -> Any:
     kind = _shifted_type(x, steps)
     bits = 8 * kind.numpy().itemsize
     x, steps = (_int(a) if isinstance(a, int) else op.Cast(a, to=ir.DataType.INT64) for a in (x, steps))
-    inside = op.And(op.GreaterOrEqual(steps, _int(0)), op.Less(steps, _int(bits if left else bits - 1)))
+    limit = bits if left or kind.numpy().kind == "u" else bits - 1
+    inside = op.And(op.GreaterOrEqual(steps, _int(0)), op.Less(steps, _int(limit)))
     powers = op.Constant(value=ir.tensor(np.left_shift(np.int64(1), np.arange(64))))
     power = op.Gather(powers, op.Where(inside, steps, _int(0)))
     if left:
