@@ -16,10 +16,12 @@ import ingot
 from ingot.errors import EngineLost, EngineTimeout
 from ingot.ipc.arena import THRESHOLD
 from ingot.runtime import load_engine
+from ingot.runtime.isolation.engine_process import EngineProcess
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
 from ingot.runtime.isolation.supervisor import Supervision
 from ingot.tensors import Array
 from tests import onnx_models
+from tests.server.outside import wait_until
 
 ENGINE = '''
 import copy
@@ -92,6 +94,14 @@ def opened(path: Path, lanes: int) -> Iterator[list[ProcessEngine]]:
             each.close()
 
 
+def running(engines: list[ProcessEngine], calls: int) -> EngineProcess:
+    """Wait until ``calls`` calls are in the process; one that comes after its end would wait for the next process."""
+    process = engines[0]._supervisor._ready
+    assert process is not None
+    wait_until(lambda: sum(channel.calling.locked() for channel in process._channels) == calls)
+    return process
+
+
 def full(value: float, samples: int = 1) -> dict[str, Array]:
     return {"x": np.full((samples, 3), value, np.float32)}
 
@@ -108,6 +118,7 @@ def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> Non
                 np.testing.assert_array_equal(answer, np.full((samples, 3), value + lane, np.float32))
         engines[0].supervise(Supervision("m", lambda run: None, lambda ending: None, lambda: None))
         held = [threads.submit(engine.run, full(-1)) for engine in engines[1:]]
+        running(engines, 2)
         assert engines[0].run(full(0))["y"].tolist() == [[0, 0, 0]]
         engines[2].terminate()
         with pytest.raises(EngineTimeout, match="lane 2 was ended"):
@@ -118,10 +129,8 @@ def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> Non
             held[0].result(60)
         answers = threads.map(lambda engine: engine.run(full(1))["y"][0, 0], engines)  # in the next process
         assert list(answers) == [1, 2, 3]
-        process = engines[0]._supervisor._ready
-        assert process is not None
         held = [threads.submit(engine.run, full(-1)) for engine in engines]
-        process._process.kill()
+        running(engines, 3)._process.kill()
         for each in held:
             with pytest.raises(EngineLost, match="ended by SIGKILL"):
                 each.result(60)
