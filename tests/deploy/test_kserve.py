@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import kubernetes_validate.utils
 import pytest
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
-from referencing.jsonschema import DRAFT202012
 
 from benchmarks.serving.processes import free_ports
-from tests.deploy.conftest import IMAGE, RELEASES, Deploy, run_container
+from tests.deploy.conftest import IMAGE, Deploy, run_container
 from tests.support import ROOT, RunIngot, refused, succeeded
 
 SCHEMA = json.loads(Path(__file__).with_name("kserve.schema.json").read_text())
@@ -27,8 +23,14 @@ MODEL_IMAGE = "registry.local/digits-model@sha256:" + "0" * 64
 
 def known(objects: dict[str, Any]) -> None:
     """Validate objects against KServe's types, and Kubernetes' within them; unknown fields are errors."""
-    folder = f"kubernetes-json-schema/v{RELEASES[-1]}-local-strict"
-    definitions = kubernetes_validate.utils.schema_contents(f"{folder}/_definitions.json", RELEASES[-1])
+    import kubernetes_validate.utils  # late, as in conftest
+    from jsonschema import Draft202012Validator
+    from referencing import Registry, Resource
+    from referencing.jsonschema import DRAFT202012
+
+    release = kubernetes_validate.latest_version()
+    folder = f"kubernetes-json-schema/v{release}-local-strict"
+    definitions = kubernetes_validate.utils.schema_contents(f"{folder}/_definitions.json", release)
     resource = Resource.from_contents(definitions, default_specification=DRAFT202012)
     registry = Registry().with_resource("kubernetes", resource)
     for kind, content in objects.items():
