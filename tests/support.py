@@ -23,7 +23,7 @@ def matrix(*values: Any) -> list[Any]:
 # Commands that end by themselves and answer to no signal: a separate process would prove nothing more, and take
 # a second, or three where PyTorch is imported.
 _IN_PROCESS = """
-bench compare config ctl deploy diff export fleet fsck gc graph history import infer inspect keygen keys list load
+bench compare config ctl deploy diff export fsck gc graph history import infer inspect keygen keys list load
 plan-capacity promote pull push quantize remove rollback save sign top verify
 """
 IN_PROCESS = frozenset(_IN_PROCESS.split())

@@ -59,7 +59,6 @@ _COMMANDS = {
         "deploy": "deploy.deploy",
         "config": "config.config",
         "ctl": "ctl.ctl",
-        "fleet": "fleet.fleet",
         "top": "top.top",
         "infer": "infer.infer",
         "bench": "bench.bench",

@@ -19,7 +19,7 @@ COMMANDS = [
     *("inspect", "diff", "graph", "profile", "push", "pull", "copy", "save", "load"),
     *("list", "history", "promote", "rollback", "remove", "fsck", "gc"),
     *("keygen", "sign", "verify"),
-    *("serve", "deploy", "config", "ctl", "fleet", "top", "infer", "bench", "plan-capacity", "keys", "demo"),
+    *("serve", "deploy", "config", "ctl", "top", "infer", "bench", "plan-capacity", "keys", "demo"),
 ]
 
 

@@ -240,7 +240,7 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         for config in ("[" * 100_000, '{"instance_group": 2}', '{"instance_group": [2]}'):
             assert post("/models/times/load", {"parameters": {"config": config}}, headers)[0] == 400
         assert post("/models/new/load", {"parameters": {"source": "times:2"}}, headers)[0] == 200
-        # Another version of what is followed, by a fleet's roll.
+        # Another version of what is followed, ahead of the alias.
         assert post("/models/times/load", {"parameters": {"version": "2"}}, headers)[0] == 200
         assert server.status()[0]["digest"] == store.digest_of("times", "2")
         with (
