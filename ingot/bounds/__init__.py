@@ -100,13 +100,8 @@ def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
 
 def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple[str, ...], Poly]:
     """Return the reasons why a model is not bounded, and its peak; ``empty`` lets sizes be 0 where they may."""
-    names = [name for name in model.graph.inputs if name not in model.graph.constants]
-    tensors: dict[str, Tensor | None] = dict.fromkeys(names)
-    tensors |= {spec.name: _input(spec, signature, empty=empty) for spec in signature.inputs}
-    if None in tensors.values():
-        raise DamagedError("it has an input that its signature lacks")
     analysis = Analysis(model)
-    _, peak = analysis.graph(model.graph, Scope(tensors))
+    _, peak = analysis.graph(model.graph, Scope(dict(inputs_of(model, signature, empty=empty))))
     texts = [(monomial, by) for monomial, by in peak.terms.items() if any(is_sent(name) for name, _ in monomial)]
     if any(monomial[1:] or monomial[0][1] > 1 or by > _MOST_COPIES for monomial, by in texts):
         raise DamagedError(f"it may need more than {_MOST_COPIES} times the bytes of the texts that a client sends")
@@ -114,6 +109,18 @@ def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple
     if not analysis.reasons and peak.terms.get((), 0) > _MOST_CONSTANT:
         raise DamagedError(f"it needs more than {_MOST_CONSTANT >> 30} GiB whatever the sizes of its inputs are")
     return tuple(analysis.reasons), peak
+
+
+def inputs_of(model: Model, signature: Signature, *, empty: bool) -> dict[str, Tensor]:
+    """Return the bounds of a graph's inputs; ``empty`` lets sizes be 0 where they may.
+
+    Raises:
+        DamagedError: the signature lacks an input of the graph.
+    """
+    tensors = {spec.name: _input(spec, signature, empty=empty) for spec in signature.inputs}
+    if any(name not in tensors and name not in model.graph.constants for name in model.graph.inputs):
+        raise DamagedError("it has an input that its signature lacks")
+    return tensors
 
 
 def _declared(model: Model) -> Signature:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from ingot.bounds.abstract import BOOL, INT64, Tensor, Text, UnboundedError
+from ingot.bounds.flow import Flow, Kind
 from ingot.bounds.graph import Attribute, Graph, Model, Node
 from ingot.bounds.interval import Interval
 from ingot.bounds.memory import depth_first, peak_of
@@ -35,13 +36,17 @@ class StoppedError(Exception):
 
 @dataclass
 class Scope:
-    """The tensors and nodes that are visible in a graph; inner graphs also see those of the outer ones."""
+    """The tensors and nodes that are visible in a graph; inner graphs also see those of the outer ones.
+
+    ``flows`` says how tensors depend on samples, in an analysis that follows them.
+    """
 
     tensors: dict[str, Tensor | None]
     makers: dict[str, Node] = field(default_factory=dict)
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     outer: Scope | None = None
     later: set[str] = field(default_factory=set)
+    flows: dict[str, Flow] = field(default_factory=dict)
 
     def find(self, name: str) -> Tensor | None:
         """Return a tensor, or None if nothing is known of it.
@@ -57,6 +62,15 @@ class Scope:
                 raise UnboundedError(f"its input '{name}' is made by a later node")
             scope = scope.outer
         raise UnboundedError(f"its input '{name}' does not exist")
+
+    def flow(self, name: str) -> Flow:
+        """Return how a tensor depends on samples."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.flows:
+                return scope.flows[name]
+            scope = scope.outer
+        return Flow(Kind.MIXED, reason=f"the graph: tensor '{name}' does not exist")
 
     def maker(self, name: str) -> Node | None:
         scope: Scope | None = self
@@ -136,12 +150,12 @@ class Analysis:
         self._visits += 1
         if self._visits > MAX_VISITS:
             raise StoppedError(f"it has more than {MAX_VISITS} nodes, with those of its functions for each call")
-        node = _resolved(node, scope)
+        node = resolved(node, scope)
         try:
             inputs = [scope.find(name) if name else None for name in node.inputs]
             if any(tensor is None and name for tensor, name in zip(inputs, node.inputs, strict=True)):
                 return [None] * len(node.outputs), ZERO  # the reason is known
-            op = Op(node, inputs, self._opset, scope.maker, _finder(scope), self._runner(node, scope))
+            op = Op(node, inputs, self._opset, scope.maker, finder(scope), self._runner(node, scope))
             outputs = with_texts(op, self._rule(node)(op))
             return [*outputs, *[None] * (len(node.outputs) - len(outputs))], op.workspace
         except UnboundedError as error:
@@ -159,8 +173,8 @@ class Analysis:
             raise UnboundedError("the file replaces a standard operator by a function")
         if function is not None:
             return lambda op: self._function(function, op)
-        if not node.domain and node.operator in _CONTROL:
-            return getattr(self, _CONTROL[node.operator])  # type: ignore[no-any-return]
+        if not node.domain and node.operator in CONTROL:
+            return getattr(self, CONTROL[node.operator])  # type: ignore[no-any-return]
         if key not in RULES:
             kind = "operator" if node.domain in ("", "ai.onnx.ml", "com.microsoft") else "custom operator"
             raise UnboundedError(f"no bounds are known for this {kind}")
@@ -314,7 +328,7 @@ def _uses(node: Node) -> set[str]:
     return found
 
 
-def _resolved(node: Node, scope: Scope) -> Node:
+def resolved(node: Node, scope: Scope) -> Node:
     """Return a node of a function with the attributes that refer to its caller's replaced by those."""
     if not any(attribute.reference for attribute in node.attributes.values()):
         return node
@@ -326,7 +340,9 @@ def _resolved(node: Node, scope: Scope) -> Node:
     return replace(node, attributes=found)
 
 
-def _finder(scope: Scope) -> Callable[[str], Tensor | None]:
+def finder(scope: Scope) -> Callable[[str], Tensor | None]:
+    """Return a function that finds a tensor that is visible in a scope."""
+
     def find(name: str) -> Tensor | None:
         return scope.find(name) if name else None
 
@@ -335,4 +351,4 @@ def _finder(scope: Scope) -> Callable[[str], Tensor | None]:
 
 _BUILT_IN = ("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten")
 _BRANCHES = {True: "then_branch", False: "else_branch"}
-_CONTROL = {"If": "_if", "Loop": "_loop", "Scan": "_scan"}
+CONTROL = {"If": "_if", "Loop": "_loop", "Scan": "_scan"}

@@ -1,0 +1,176 @@
+"""Samples that influence each other are found in the graph, whatever the values and the number of samples are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from ingot.bounds import inputs_of
+from ingot.bounds.analysis import Scope
+from ingot.bounds.flow import SHARED, Flow, Kind
+from ingot.bounds.graph import opened
+from ingot.bounds.poly import Poly
+from ingot.bounds.samples import mixings
+from ingot.bounds.samples.tracing import Tracing
+from ingot.export.lower import onnx as lower_onnx
+from ingot.export.lower.translations import TRANSLATIONS
+from ingot.tensors import DType, Range, Signature, TensorSpec
+from tests.bounds.samples.cases import APART, MIXING, Function
+from tests.bounds.test_random_graphs import Graph, run
+
+X = TensorSpec("x", DType.FP32, ("batch", "seq", 4))
+N = TensorSpec("n", DType.INT64, ("batch",))
+W = TensorSpec("w", DType.FP32, (4, 4))
+# One of each mechanism; the others run in the matrix.
+FEW_MIXING = ("any below -500", "capacity of experts", "division by n.max()", "rows beyond 500", "rows joined")
+FEW_APART = ("heads merged with the batch", "own value by position", "two copies, both taken", "masked by length")
+
+
+class All(nn.Module):
+    """Each function makes an output."""
+
+    def __init__(self, functions: Mapping[str, Function]):
+        super().__init__()
+        self.functions = list(functions.values())
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(x, n, w) * 1 for function in self.functions)
+
+
+def found(functions: Mapping[str, Function], path: Path) -> dict[str, str]:
+    """Return why samples influence each other, by the name of the function; those that keep them apart are left out."""
+    example = torch.randn(5, 7, 4), torch.tensor([0, 1, 2, 1, 0]), torch.randn(4, 4)
+    batch, seq = torch.export.Dim("batch", min=2, max=4096), torch.export.Dim("seq", min=3, max=512)
+    dims = {"x": {0: batch, 1: seq}, "n": {0: batch}, "w": None}
+    program = torch.export.export(All(functions), example, dynamic_shapes=dims, strict=False)
+    names = [f"o{index}" for index in range(len(functions))]
+    registry = lower_onnx.make_registry(None, TRANSLATIONS)
+    ir.save(lower_onnx._translate(program, ["x", "n", "w"], "", registry, names, optimize=True), path)
+    *_, last = program.graph.nodes
+    ranks = [len(node.meta["val"].shape) for node in last.args[0]]
+    outputs = [
+        TensorSpec(name, DType.FP32, ("batch", *[f"{name}_{axis}" for axis in range(1, rank)]))
+        for name, rank in zip(names, ranks, strict=True)
+    ]
+    signature = Signature((X, N, W), tuple(outputs), ranges={"seq": Range(3, 512)})
+    by_output = dict(zip(names, functions, strict=True))
+    return {by_output[mixing.output]: mixing.reason for mixing in mixings(path, signature, "batch")}
+
+
+def test_functions_of_each_mechanism(tmp_path: Path) -> None:
+    mixing, apart = ({name: MIXING[name] for name in FEW_MIXING}, {name: APART[name] for name in FEW_APART})
+    reasons = found({**mixing, **apart}, tmp_path / "graph.onnx")
+    assert set(reasons) == set(mixing)
+    assert reasons["any below -500"].endswith("(ReduceMax): it reduces over the samples")
+
+
+@pytest.mark.matrix
+def test_no_function_that_mixes_samples_passes(tmp_path: Path) -> None:
+    assert len(MIXING) >= 60
+    assert set(MIXING) - set(found(MIXING, tmp_path / "graph.onnx")) == set()
+
+
+@pytest.mark.matrix
+def test_no_function_that_keeps_them_apart_is_refused(tmp_path: Path) -> None:
+    assert len(APART) >= 40
+    assert found(APART, tmp_path / "graph.onnx") == {}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_samples_that_are_called_apart_are(name: str) -> None:
+    function = APART[name]
+    x, n, w = torch.randn(5, 7, 4), torch.tensor([0, 1, 2, 1, 0]), torch.randn(4, 4)
+    alone = torch.cat([function(x[index : index + 1], n[index : index + 1], w) for index in range(5)])
+    torch.testing.assert_close(function(x, n, w), alone)
+
+
+class Mixed(Graph):
+    """A random graph in which samples are moved, combined and selected too."""
+
+    def step(self) -> None:
+        if self.rng.random() < 0.4:
+            super().step()
+            return
+        source, other = self.rng.choice(self.data[-3:]), self.rng.choice(self.data[-3:])
+        axis = self.rng.randrange(2)
+        axes = self.constant([axis])
+        keep = self.rng.randrange(2)
+        steps = [
+            lambda: self.add("Transpose", [source]),
+            lambda: self.add("Softmax", [source], axis=axis),
+            lambda: self.add("ReduceMax", [source, axes], keepdims=1),
+            lambda: self.add("CumSum", [source, self.add("Squeeze", [axes])]),
+            lambda: self.add("Sub", [source, self.add("ReduceSum", [other, axes], keepdims=1)]),
+            lambda: self.add("Mul", [source, other]),
+            lambda: self.add("Concat", [source, other], axis=axis),
+            lambda: self.add("MatMul", [source, other]),
+            lambda: self.add("Gather", [source, self.constant([0])], axis=axis),
+            lambda: self.add("Reshape", [source, self.add("Shape", [other])]),
+            lambda: self.add("Reshape", [source, self.constant([-1, 1][:: 1 if keep else -1])]),
+            lambda: self.add("Reshape", [self.add("Unsqueeze", [source, axes]), self.add("Shape", [source])]),
+            lambda: self.add("GatherElements", [source, self.add("ArgMax", [source], axis=axis)], axis=axis),
+            lambda: self.add("TopK", [source, self.constant([1])], axis=axis),
+            lambda: self.add("Mul", [source, self.add("Cast", [self.element()], to=1)]),
+        ]
+        self.data.append(self.rng.choice(steps)())
+        self.lists.append(self.add("Shape", [self.data[-1]]))
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 100))])
+def test_random_graphs(tmp_path: Path, seed: int) -> None:
+    """Samples that are called apart are equal for each sample alone and in a batch, in all tensors of the graph."""
+    rng = random.Random(seed)
+    signature = Signature((TensorSpec("x", DType.FP32, ("batch", "width")), TensorSpec("v", DType.UINT8, (3,))), ())
+    checked = 0
+    for _ in range(80):
+        graph = Mixed(rng)
+        for _ in range(rng.randrange(2, 7)):
+            graph.step()
+        names = graph.save(tmp_path / "random.onnx")
+        flows = traced(tmp_path / "random.onnx", signature)
+        width, count = rng.choice([1, 3, 4]), rng.choice([2, 4, 5])
+        x = np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+        v = np.array([rng.choice([0, 1, 2, 3]) for _ in range(3)], np.uint8)
+        whole = run(tmp_path / "random.onnx", {"x": x, "v": v})
+        alone = [run(tmp_path / "random.onnx", {"x": x[index : index + 1], "v": v}) for index in range(count)]
+        if not whole or not all(alone):
+            continue
+        for place, name in enumerate(names):
+            flow = flows.get(name, SHARED)
+            if flow.kind in (Kind.SHARED, Kind.SAMPLES):
+                for index in range(count):
+                    part = sample(whole[place], flow, index, {"batch": count, "width": width})
+                    expected = sample(alone[index][place], flow, 0, {"batch": 1, "width": width})
+                    if flow.positions or flow.columns:
+                        continue
+                    same = part.shape == expected.shape and np.allclose(part, expected, 1e-4, 1e-4, equal_nan=True)
+                    assert same, f"{name} {flow}\n" + "\n".join(map(str, graph.nodes))
+                checked += flow.sampled
+    assert checked > 20
+
+
+def traced(path: Path, signature: Signature) -> dict[str, Flow]:
+    with opened(path) as model:
+        scope = Scope(dict(inputs_of(model, signature, empty=False)))
+        scope.flows = {"x": Flow(Kind.SAMPLES, 0, 2, Poly.symbol("batch")), "v": SHARED}
+        Tracing(model, "batch").graph(model.graph, scope)
+        return scope.flows
+
+
+def sample(array: Any, flow: Flow, index: int, sizes: dict[str, int]) -> Any:
+    """Return the part of an array that depends on one sample."""
+    if not flow.sampled:
+        return array
+    inner = flow.size.at(sizes) // sizes["batch"] if flow.inner is None else flow.inner.at(sizes)
+    shape = array.shape
+    outer = shape[flow.axis] // (sizes["batch"] * inner)
+    parts = array.reshape(*shape[: flow.axis], outer, sizes["batch"], inner, *shape[flow.axis + 1 :])
+    return parts.take(index, flow.axis + 1)
