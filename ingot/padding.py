@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,11 +25,14 @@ class Padding:
     """How inputs are enlarged along one named dimension.
 
     ``values`` has the fill value of every input with the dimension; for a mask, the value that masks. ``buckets`` are
-    the target sizes in ascending order; without buckets, or beyond the last one, any size is possible.
+    the target sizes in ascending order; without buckets, or beyond the last one, any size is possible. ``masks`` are
+    inputs of which a row must have another value than the fill value: models use a mask that hides every position in
+    other ways than one that hides some, so requests with such a row are not padded.
     """
 
     values: Mapping[str, int | float] = field(default_factory=dict)
     buckets: tuple[int, ...] = ()
+    masks: tuple[str, ...] = ()
 
     def check(self, dim: str, signature: Signature) -> None:
         """Check that a model's inputs can be padded this way.
@@ -57,6 +60,8 @@ class Padding:
             )
         for name, value in self.values.items():
             _check_value(specs[name], value)
+        if not set(self.masks) <= set(self.values):
+            raise InvalidArgument(f"padding of '{dim}' has masks that do not have it: {', '.join(self.masks)}")
         sizes = signature.range(dim)
         if list(self.buckets) != sorted(set(self.buckets)):
             raise InvalidArgument(f"the buckets of '{dim}' are not in ascending order: {self.buckets}")
@@ -118,7 +123,7 @@ def declared(paddings: Mapping[str, Padding], signature: Signature) -> dict[str,
     found = {}
     for dim, given in paddings.items():
         values = {spec.name: 0 for spec in signature.inputs if dim in spec.shape}
-        found[dim] = Padding({**values, **given.values}, given.buckets)
+        found[dim] = replace(given, values={**values, **given.values})
         found[dim].check(dim, signature)
     return found
 
@@ -173,6 +178,15 @@ class Padder:
             larger = -(-size // step) * step
         # The range of a dimension may end between two steps.
         return larger if larger is not None and larger in self.signature.range(dim) else size
+
+    def hidden(self, inputs: Mapping[str, Array]) -> bool:
+        """Return whether a mask hides all positions of a row, so that the inputs must not be padded."""
+        for place, dim in enumerate(self.dims):
+            for name in self.paddings[dim].masks:
+                axis = next(axis for at, axis in self._inputs[name] if at == place)
+                if (inputs[name] == self._values[name]).all(axis).any():
+                    return True
+        return False
 
     def shape(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of an input after padding to ``sizes``."""

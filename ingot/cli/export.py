@@ -67,6 +67,12 @@ def export(
     batch_dim: Annotated[
         str | None, typer.Option(help="The dimension along which requests are batched.", show_default="batch")
     ] = None,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            help="Promise that samples of a batch never influence each other, where the graph does not prove it."
+        ),
+    ] = False,
     pad: Annotated[
         list[str] | None,
         typer.Option(help="A dimension that the server may pad, such as seq, or seq:ids=1@64,128; repeatable."),
@@ -167,6 +173,7 @@ def export(
                 given,
                 name=name or _name(source),
                 batch_dim=batch_dim,
+                independent=independent,
                 rewrite=rules or "default",
                 target=target,
                 partition=partition,

@@ -27,7 +27,7 @@ from ingot.export.source.subject import Subject, check_batch_dim, describe, pars
 from ingot.export.source.tensor_plan import plan_of
 from ingot.export.stages.capture import capture_module
 from ingot.export.stages.context import Context, Options
-from ingot.export.stages.lower import TARGETS, lower_gradually, lower_to_onnx, lower_to_target
+from ingot.export.stages.lower import TARGETS, follow, lower_gradually, lower_to_onnx, lower_to_target
 from ingot.export.stages.pack import pack_archive, pack_onnx
 from ingot.export.stages.prove import prove_packed
 from ingot.export.stages.rewrite import rewrite_onnx, rewrite_program
@@ -45,6 +45,7 @@ def export_model(
     output_names: Sequence[str] = (),
     name: str | None = None,
     batch_dim: str | None = None,
+    independent: bool = False,
     opset: int | None = None,
     capture: str = "auto",
     rewrite: str | FxPass | OnnxPass | Sequence[str | FxPass | OnnxPass] = "default",
@@ -73,6 +74,8 @@ def export_model(
         output_names: names for the outputs, in order.
         name: the archive's; by default the module's class, or the file's stem.
         batch_dim: the named dimension along which requests are batched; by default ``batch``.
+        independent: your word that samples of a batch do not influence each other, where the graph does not prove it.
+            Samples are still compared, and the archive notes it.
         opset: the ONNX operator set; by default the exporter's.
         capture: the route, one of :data:`ingot.export.capture.ladder.ROUTES`; ``auto`` tries them in turn.
         rewrite: the rewrite rules, by name or as passes; see :func:`ingot.export.rewrite.rules.select`.
@@ -110,6 +113,7 @@ def export_model(
         name=name,
         source=source or name,
         batch_dim=batch_dim,
+        independent=independent,
         opset=opset,
         capture=capture,
         fx_rules=fx_rules,
@@ -187,6 +191,7 @@ def _packed(context: Context, subject: Subject, captured: Captured) -> Archive:
             if again is None:
                 raise
         return _finish_onnx(context, again, program.signature)
+    context.followed = follow(context, program)
     packed = lower_to_target(context, program)
     return _finish(context, packed, precision_of(program), program.signature)
 

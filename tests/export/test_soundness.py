@@ -240,3 +240,20 @@ def test_a_slice_that_small_sizes_do_not_reach_stays_in_the_graph(
             x = torch.randn([rows.get(dim, size) if isinstance(dim, str) else dim for dim in spec.shape])
             (actual,) = engine.run({"x": x.numpy()}).values()
             torch.testing.assert_close(torch.from_numpy(actual), function(x), rtol=1e-4, atol=1e-3)
+
+
+class Rare(nn.Module):
+    """A value that no example has changes all samples of a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where((x < -1e6).any(), torch.zeros_like(x), x * 2)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_samples_that_rare_values_join_are_not_batched_unless_declared(independent: bool) -> None:
+    archive = export_model(Rare(), inputs="x:float32[batch,4]", independent=independent)
+    note = next(text for text in archive.variant().serving.provenance.notes if "reduces over the samples" in text)
+    assert "(ReduceMax), from test_soundness.py:" in note
+    assert archive.signature.batch == ("batch" if independent else None)
+    start = "served in batches on the word of its author" if independent else "served without batching"
+    assert note.startswith(start)

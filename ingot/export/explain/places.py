@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir as ir
 import torch
 from torch import fx, nn
 
@@ -56,6 +57,14 @@ def of_node(node: fx.Node) -> Place | None:
     """Return the line of the user's code, or else of a library, that a node of a captured graph comes from."""
     frames = frames_in(node.meta.get("stack_trace") or "")
     return innermost(frames) or (frames[-1] if frames else None)
+
+
+def onnx_stacks(model: ir.Model) -> dict[str, str]:
+    """Return the stack traces that PyTorch's exporter left in an ONNX graph, by the outputs of its nodes."""
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    nodes = (node for body in bodies for node in body.all_nodes())
+    stacks = ((node, node.metadata_props.get("pkg.torch.onnx.stack_trace", "")) for node in nodes)
+    return {value.name: stack for node, stack in stacks if stack for value in node.outputs if value.name}
 
 
 def frames_in(text: str) -> list[Place]:

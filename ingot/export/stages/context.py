@@ -11,6 +11,7 @@ from ingot.export.proof.parity import prove
 from ingot.export.report import Journal, Rewrite
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
 from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence, ServingDefaults
+from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format.manifest import Division
 from ingot.padding import Padding
 from ingot.tensors import Array, Signature
@@ -23,6 +24,7 @@ class Options:
     name: str
     source: str
     batch_dim: str | None
+    independent: bool = False
     opset: int | None
     capture: str
     fx_rules: tuple[FxPass, ...]
@@ -48,6 +50,9 @@ class Context:
         conditions: conditions on sizes that held at every size tested, where not every declared size was tested.
         narrow: whether the captured graph has conditions that some declared sizes break.
         search_limit: a remark that the search for such sizes used up its budget, or empty.
+        followed: an ONNX graph of a model that is packed in another format,
+            to follow its samples in; None without one.
+        stacks: where the nodes of the ONNX graph come from, by their outputs: stack traces.
         memory: the plan of a call's memory; None where there is no captured graph, or it does not run without data.
     """
 
@@ -60,6 +65,8 @@ class Context:
     conditions: tuple[str, ...] = ()
     narrow: bool = False
     search_limit: str = ""
+    followed: tuple[BlobFolder, Descriptor] | None = None
+    stacks: Mapping[str, str] = field(default_factory=dict)
     memory: MemoryEvidence | None = None
 
     def prove(

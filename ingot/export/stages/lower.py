@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ingot import foreign
 from ingot.errors import ExportError
+from ingot.export.explain import places
 from ingot.export.lower import aoti, optimizer, partition
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
@@ -20,6 +21,7 @@ from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context, Options
 from ingot.export.stages.rewrite import prove_onnx, rewrite_program
 from ingot.model_store import BlobFolder
+from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import onnx_graph
 
 TARGETS: dict[str, Callable[[Program, BlobFolder, Options], Packed]] = {
@@ -78,6 +80,17 @@ def lower_gradually(context: Context, program: Program) -> ir.Model | None:
         stage.detail = ", ".join(rejected)
     journal.note(lower_onnx.left_out(rejected))
     return model if rejected else None
+
+
+def follow(context: Context, program: Program) -> tuple[BlobFolder, Descriptor] | None:
+    """Translate a program of another target to ONNX, to follow its samples there; None if ONNX cannot express it."""
+
+    def write() -> tuple[BlobFolder, Descriptor]:
+        model, blobs = lower_onnx.lower(program, context.options.opset, TRANSLATIONS), BlobFolder.scratch()
+        context.stacks = places.onnx_stacks(model)
+        return blobs, onnx_graph.pack(model, blobs)[0]
+
+    return foreign.attempt(write)
 
 
 def lower_to_target(context: Context, program: Program) -> Packed:

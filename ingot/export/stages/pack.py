@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ingot.export.explain import places
 from ingot.export.lower import packed as lowered
 from ingot.export.lower.packed import Packed
 from ingot.export.report import page, view
@@ -20,6 +21,7 @@ from ingot.tensors import Signature
 def pack_onnx(context: Context, model: ir.Model, signature: Signature) -> tuple[Packed, str]:
     """Put an ONNX model into the files of the archive, and return them with its precision."""
     precision = lowered.precision(_weights(model), signature)
+    context.stacks = places.onnx_stacks(model)
     graph, weights = onnx_graph.pack(model, context.blobs)
     requires = {"engine": "onnxruntime", "opset": str(model.opset_imports.get("", 0))}
     return Packed(graph, weights, "onnx", requires), precision

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ingot.bounds import bounds_of
+from ingot.bounds.samples import mixing_of
 from ingot.errors import ExportError, InvalidArgument
+from ingot.export.explain.places import frames_in, innermost
 from ingot.export.lower.packed import Packed
 from ingot.export.proof import extremes, misdeclared, padded
 from ingot.export.proof.parity import tolerance, unbatchable
@@ -44,7 +47,7 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
         InvalidArgument: the batch dimension or a padding does not fit the signature.
     """
     journal, examples = context.journal, context.examples
-    signature, notes = _with_batch(context, signature)
+    signature, notes = _with_batch(context, packed, signature)
     journal.note(*packed.notes, *notes)
     journal.conditions = context.conditions
     journal.note(*_conditional(context.conditions, context.search_limit))
@@ -52,7 +55,9 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     with contextlib.closing(_load(context, packed)) as engine:
         with journal.stage("pack", "Proving that the graph equals the model") as stage:
             stage.parity, goldens = context.prove(engine, signature)
-            journal.note(*padded.prove(engine, signature, paddings, examples))
+            graph = context.blobs.path(packed.graph) if packed.format == "onnx" else None
+            paddings, remarks = padded.prove(engine, signature, paddings, examples, graph)
+            journal.note(*remarks)
         journal.note(*extremes.remarks(context.reference, engine, examples, tolerance(signature)))
         with journal.stage("measure", "Measuring"):
             batches = [rows for rows in profile.BATCHES if _affordable(context, signature, rows)]
@@ -96,8 +101,11 @@ def _conditional(conditions: Sequence[str], limit: str) -> Iterator[str]:
         )
 
 
-def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tuple[str, ...]]:
-    """Return the signature with its batch dimension, or without one and the reason if samples affect each other."""
+def _with_batch(context: Context, packed: Packed, signature: Signature) -> tuple[Signature, tuple[str, ...]]:
+    """Return the signature with its batch dimension, or without one, and notes on why.
+
+    The graph decides whether samples affect each other; runs of the original only confirm it.
+    """
     batch = context.options.batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
     if batch is None:
         return signature, (f"served without batching: no input has a dimension named 'batch'{_advice(signature)}",)
@@ -107,7 +115,29 @@ def _with_batch(context: Context, signature: Signature) -> tuple[Signature, tupl
     reason = unbatchable(context.reference, signature, batch, context.examples)
     if reason is not None:
         return replace(signature, batch=None), (f"served without batching: {reason}",)
-    return replace(signature, batch=batch), ()
+    blobs, graph = (context.blobs, packed.graph) if packed.format == "onnx" else context.followed or (None, None)
+    reason = (
+        _mixing(blobs.path(graph), signature, batch, context.stacks)
+        if blobs is not None and graph is not None
+        else "its graph has no ONNX form, in which samples could be followed"
+    )
+    if reason is None:
+        return replace(signature, batch=batch), ()
+    if context.options.independent:
+        note = f"served in batches on the word of its author, as the graph does not prove that it may be: {reason}"
+        return replace(signature, batch=batch), (note,)
+    remedy = "if samples never influence each other, export it with --independent"
+    return replace(signature, batch=None), (f"served without batching: {reason}; {remedy}",)
+
+
+def _mixing(graph: Path, signature: Signature, batch: str, stacks: Mapping[str, str]) -> str | None:
+    """Return why samples of a graph may influence each other, with the line of the user's code; None if they do not."""
+    mixing = mixing_of(graph, signature, batch)
+    if mixing is None:
+        return None
+    place = innermost(frames_in(stacks.get(mixing.node, "")))
+    node, colon, text = mixing.reason.partition(": ")
+    return mixing.reason if place is None else f"{node}, from {place.short}{colon}{text}"
 
 
 def _advice(signature: Signature) -> str:

@@ -41,6 +41,7 @@ class PaddingPolicy:
         self.padder = padder
         self.worth = worth
         self._rounded = rounded
+        self._masked = any(padding.masks for padding in padder.paddings.values())
         self._axes = padder.signature.batch_axes(padder.signature.inputs)
         first = repeat(padder.signature, example, 1) if padder.signature.batch is not None else example
         sizes = padder.sizes(first)
@@ -81,7 +82,10 @@ class PaddingPolicy:
         return math.ceil(math.log2(size / base) - 1e-9)
 
     def target(self, entries: Iterable[Entry]) -> tuple[int, ...]:
-        """Return the sizes to which entries are padded when they run together."""
+        """Return the sizes to which entries are padded when they run together; one that must not be is alone."""
+        entries = list(entries)
+        if len(entries) == 1 and self.padder.hidden(entries[0].inputs):
+            return self.padder.sizes(entries[0].inputs)
         return self.padder.target({self.padder.sizes(entry.inputs) for entry in entries}, rounded=self._rounded)
 
     def padded(self, inputs: Mapping[str, Array]) -> dict[str, int]:
@@ -90,7 +94,11 @@ class PaddingPolicy:
         return dict(zip(self.padder.dims, target, strict=True))
 
     def parts(self, entries: Sequence[Entry]) -> list[list[Entry]]:
-        """Return a batch split into the calls with the lowest estimated total cost."""
+        """Return a batch split into the calls of least estimated cost; requests that must not be padded are alone."""
+        hidden = [entry for entry in entries if self.padder.hidden(entry.inputs)] if self._masked else []
+        if hidden:
+            rest = [entry for entry in entries if entry not in hidden]
+            return [*(self.parts(rest) if rest else []), *([entry] for entry in hidden)]
         sizes = {entry: self.padder.sizes(entry.inputs) for entry in entries}
         if self.worth is None or len(set(sizes.values())) < 2:
             return [list(entries)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,20 @@ from ingot.export import export_model
 from ingot.padding import Padding
 
 INPUTS = ["ids:int64[batch,seq=1..64]", "mask:int64[batch,seq=1..64]"]
+
+
+FLOATS = ["x:float32[batch,seq=1..512]", "mask:int64[batch,seq=1..512]"]
+
+
+class Pair(nn.Module):
+    """Any function of values and their mask."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.function(x, mask)
 
 
 class Mean(nn.Module):
@@ -43,6 +59,34 @@ def test_values_and_buckets_are_kept() -> None:
 def test_a_model_that_notices_padding_is_refused() -> None:
     with pytest.raises(ParityError, match=r"padding along 'seq' from \d+ to \d+ changes .*: 'output_0' differs"):
         export_model(Mean(masked=False), inputs=INPUTS, pad="seq")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, mask: (x * mask).sum(1) / (x.shape[1] // 256 + 1),
+        lambda x, mask: (x * mask).amax(1),
+    ],
+    ids=["a size beyond the examples", "a largest value below that of the padding"],
+)
+def test_padding_that_only_some_sizes_or_values_show_is_refused(function: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(ParityError, match="changes the model's outputs"):
+        export_model(Pair(function), inputs=FLOATS, pad="seq")
+
+
+def test_rows_that_a_mask_hides_whole_are_not_padded() -> None:
+    def pooled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x * (x + (1 - mask) * -1e9).softmax(1)).sum(1)
+
+    serving = export_model(Pair(pooled), inputs=FLOATS, pad="seq").variant().serving
+    assert serving.padding["seq"].masks == ("mask",)
+    assert any("except for rows that mask hides whole" in note for note in serving.provenance.notes)
+
+
+def test_the_graph_proves_padding_where_positions_never_meet() -> None:
+    serving = export_model(Pair(lambda x, mask: x.exp() * mask), inputs=FLOATS, pad="seq").variant().serving
+    note = "padding along 'seq' changes no output: its positions never influence each other"
+    assert note in serving.provenance.notes
 
 
 def test_a_value_that_unmasks_is_refused() -> None:

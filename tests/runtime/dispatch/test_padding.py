@@ -180,3 +180,12 @@ def test_the_memory_of_a_call_is_that_of_its_padded_sizes() -> None:
     checked = SignatureCheck(SIGNATURE, mixer(None, buckets), 8, limit).find(request(40))
     assert (checked.most, checked.peak) == (2, 64**2)
     assert SignatureCheck(SIGNATURE, mixer(None), 8, limit).find(request(40)).most == 5
+
+
+def test_a_request_whose_mask_hides_a_row_runs_alone_and_unpadded() -> None:
+    made = mixer(None, {"seq": Padding({"ids": 7, "mask": 0}, (8, 16), ("mask",))})
+    hidden = entry(5, 3)
+    hidden.inputs["mask"][1] = 0
+    engine, batcher = ask(made, [entry(3), hidden, entry(6)])
+    assert sorted(engine.calls) == [2, 3]
+    assert batcher.spent.padded == 2 * (2 * 8 + 3 * 5)
