@@ -201,6 +201,12 @@ class Metrics:
             (*_MODEL, "kind"),
             registry,
         )
+        self.batch_checks = Counter(
+            "ingot_batch_checks",
+            "Requests of batches that ran again alone, by result: agreed, differed, or dropped (not compared)",
+            (*_MODEL, "result"),
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "ingot_in_flight_requests",
             "Requests accepted and not answered yet, queued ones included",

@@ -18,6 +18,7 @@ from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.report import units
 from ingot.runtime.devices import cpu_count, kind_of
+from ingot.runtime.dispatch.batch_check import BatchCheck
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
@@ -397,9 +398,10 @@ class Model:
         if (placement := runnable.placement) is not None:
             most = min(most, placement.max_batch)
         limits = replace(settings.limits, max_batch=signature.max_samples(most))
+        batching = signature.batch is not None and not self._mixes(runnable, signature)
         scheduler = Scheduler(
             limits,
-            batching=signature.batch is not None and runnable.batchable,
+            batching=batching,
             latency=engines.warm(limits.max_batch, sizes, self._count_derived),
             engines=len(found),
             lanes=len(found) // engines.instances,
@@ -423,7 +425,17 @@ class Model:
             crowded=self.device == "cpu" and cpu_count() <= len(found) * engines.threads,
             inline=not runnable.doubt,
             lost=self._devices_lost,
+            batch_check=self._batch_check(runnable.tolerance) if batching and settings.verify_batches else None,
         )
+
+    def _mixes(self, runnable: Runnable, signature: Signature) -> bool:
+        """Return whether requests must not share a batch; log the reason if it is not the archive's."""
+        if reason := runnable.mixing(signature):
+            log.warning("model %s: requests run one at a time: %s; export it to say otherwise", self.name, reason)
+        return bool(reason) or not runnable.batchable
+
+    def _batch_check(self, tolerance: float) -> BatchCheck:
+        return BatchCheck(self._settings.verify_batches, tolerance, self._metrics, self.name, self.version)
 
     def _measure_memory(self) -> dict[str, str]:
         """Measure the memory of GPUs that the load has taken; return the properties that clients see."""

@@ -46,6 +46,7 @@ class Settings:
     next value, and ``sequences`` limits them. ``repeat`` is how the model runs again after each answer.
     ``labels`` is a file with the names of classes, in the order of an output's values.
     ``canary`` is how a new version is tried before it takes over; without steps, it takes over at once.
+    ``verify_batches`` is the share of batches whose requests run again, each alone, to compare the answers.
     ``cache_bytes`` is the memory for responses that answer equal requests again; 0 for none.
     ``memory_budget`` is the most memory of models in bytes, by kind of device.
     ``load_timeout`` is how many seconds such a process may take until its model is ready; None is unlimited.
@@ -77,6 +78,7 @@ class Settings:
     repeat: Repeat = field(default_factory=Repeat)
     labels: Path | None = None
     canary: Plan = field(default_factory=Plan)
+    verify_batches: float = 0.0
     cache_bytes: int = 0
     memory_budget: Mapping[str, int] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from typing import Any
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.report.units import duration, size, written
 from ingot.runtime import memory
+from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
 from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
@@ -66,6 +67,7 @@ class Dispatcher:
         crowded: whether engine calls occupy all available cores.
         inline: whether short calls may run in the event loop, which a call without bounds could block.
         lost: called with the reason when the devices of all engines have failed.
+        batch_check: runs requests of some batches again, while nothing else waits.
 
     Attributes:
         in_flight: number of requests that are accepted and not answered.
@@ -89,8 +91,10 @@ class Dispatcher:
         crowded: bool = False,
         inline: bool = True,
         lost: Callable[[str], None] | None = None,
+        batch_check: BatchCheck | None = None,
     ):
         self.in_flight = 0
+        self._batch_check = batch_check
         self._name = name
         self._signature = signature
         self._scheduler = scheduler
@@ -348,6 +352,8 @@ class Dispatcher:
             if not batch:
                 if scheduler.wake is not None and self._loop is not None:
                     self._linger = self._loop.call_later(scheduler.wake - now, self._pump)
+                elif self._batch_check is not None and not scheduler:
+                    self._check_batches(self._batch_check)
                 return
             self._queue_seconds.observe_all([now - entry.arrived for entry in batch])
             instance = self._pop_idle()
@@ -363,6 +369,13 @@ class Dispatcher:
         # repeatedly and evict its caches, so let them gather in their sockets for a moment.
         if self._crowded and self._scheduler and self._ended.acquire(timeout=self._rest):
             self._ended.release()
+
+    def _check_batches(self, check: BatchCheck) -> None:
+        """Run a request again, as no other waits. One that arrives meanwhile waits for this call at most."""
+        if not self.in_flight and (again := check.take()) is not None:
+            instance = self._pop_idle()
+            instance.expected, instance.reason = 0.0, "idle"
+            instance.start([again])
 
     def _pop_idle(self) -> Worker:
         """Return an idle worker: of several devices, on the least busy one.
@@ -414,6 +427,13 @@ class Dispatcher:
             self._retire(instance)
         else:
             self._idle.append(instance)
+        if isinstance(entries[0], Recheck):
+            if self._batch_check is not None:
+                self._batch_check.compare(entries[0], outcomes[0])
+            self._pump_soon()
+            return
+        if self._batch_check is not None:
+            self._batch_check.offer(entries, outcomes)
         now = time.perf_counter()
         samples = sum([entry.samples for entry in entries])
         self._last_batch = now, spent, len(entries), samples, instance.reason
@@ -427,9 +447,8 @@ class Dispatcher:
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.inputs = _NOTHING  # as above
             entry.settle(outcome)
-        if self._scheduler and not self._pump_due and self._loop is not None:
-            self._pump_due = True
-            self._loop.call_soon(self._pump)
+        if self._scheduler or self._batch_check is not None:
+            self._pump_soon()
         self._engine_seconds.observe(seconds)
         self._join_seconds.observe(spent.joining)
         self._compute_seconds.observe(spent.running)
@@ -444,6 +463,11 @@ class Dispatcher:
         if spent.padded:
             self._elements.inc(spent.elements)
             self._fill.inc(spent.padded - spent.elements)
+
+    def _pump_soon(self) -> None:
+        if not self._pump_due and self._loop is not None:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
 
     def _retire(self, worker: Worker) -> None:
         """Stop using workers whose device has failed; without others, fail what is queued."""

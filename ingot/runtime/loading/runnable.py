@@ -11,6 +11,7 @@ from typing import Any
 from ingot import arrays, tensors
 from ingot.bounds import LOOSE, Bounds, bounds_of, excess
 from ingot.bounds.randomness import random_of
+from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError
 from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.padding import Padding
@@ -189,6 +190,16 @@ class Runnable:
         if bounds is not None and self.graph is not None and not bounds.symbols <= set(signature.symbols):
             bounds = bounds_of(self.graph, signature)
         return bounds if bounds is not None and bounds.bounded and not self.loose else None
+
+    def mixing(self, signature: Signature) -> str:
+        """Return why requests of a bare file may influence each other in a batch; empty if they cannot.
+
+        An archive's export has decided it.
+        """
+        if self.variant or self.graph is None or signature.batch is None:
+            return ""
+        found = mixing_of(self.graph, signature, signature.batch)
+        return "" if found is None else found.reason
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""

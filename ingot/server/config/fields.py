@@ -275,6 +275,15 @@ class Fields:
         group=MODELS,
         per_model=True,
     )
+    verify_batches: float = _field(
+        0.001,
+        "Share of the batches whose requests run again, each alone, to compare the answers; 0 for none",
+        more="See [guard](batching.md#guard).",
+        group=BATCHING,
+        least=0,
+        most=1,
+        per_model=True,
+    )
     instances: int = _field(
         1, "Engines per model and device; they share the CPU cores", group=BATCHING, least=1, most=64, per_model=True
     )

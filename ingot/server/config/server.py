@@ -165,6 +165,7 @@ class ServerConfig(Fields):
             engine_memory_mb=self.engine_memory_mb,
             load_timeout=self.load_timeout or None,
             labels=self.labels,
+            verify_batches=self.verify_batches,
             cache_bytes=units.parse_size(self.cache or "0") or 0,
             memory_budget=self.memory_by_device,
             canary=Plan(

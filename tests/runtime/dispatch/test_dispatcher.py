@@ -13,7 +13,7 @@ import uvloop
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
-from ingot.runtime import Limits, Model, Settings
+from ingot.runtime import Limits, Metrics, Model, Settings
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import only
@@ -67,6 +67,31 @@ def test_parts_whose_outputs_do_not_fit_together_fail_their_request_and_no_other
         served.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(("mixes", "result"), [(True, "differed"), (False, "agreed")])
+def test_requests_of_batches_run_again_alone(mixes: bool, result: str, caplog: pytest.LogCaptureFixture) -> None:
+    def sum_up(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"] * (len(inputs["x"]) if mixes else 2)}
+
+    metrics = Metrics()
+    labels = {"model": "m", "version": "1", "result": result}
+
+    async def work() -> None:
+        settings = Settings(warm_time=0, verify_batches=0.5)
+        engine = FunctionEngine(sum_up)
+        served = Model("m", "1", only(Runnable(lambda *_: engine), settings), settings=settings, metrics=metrics)
+        served.load()
+        for _ in range(2):  # of two batches, one is chosen
+            await asyncio.gather(*[served.infer(ONE) for _ in range(3)])
+        await wait_until(lambda: metrics.registry.get_sample_value("ingot_batch_checks_total", labels) == 3)
+        assert sorted(engine.calls) == [1, 1, 1, 3, 3]
+        assert (served.statistics().samples, served.statistics().calls) == (6, 2)  # and not those that ran again
+        await served.drain()
+        served.close()
+
+    asyncio.run(work())
+    assert ("a request alone has another 'y' than in a batch of 3 requests" in caplog.text) is mixes
 
 
 def test_a_reply_that_fails_does_not_affect_other_replies(caplog: pytest.LogCaptureFixture) -> None:
