@@ -184,7 +184,8 @@ def _print(archive: Archive, *, verbose: bool) -> None:
     for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
         for spec in specs:
             say(f"{title:>7}  {spec}")
-    say(f"  batch  {archive.signature.batch or 'none: one request at a time'}")
+    why = archive.variants[0].serving.provenance.unbatched
+    say(f"  batch  {archive.signature.batch or 'none: one request at a time' + (f', as {why}' if why else '')}")
     for symbol, bounds in archive.signature.ranges.items():
         say(f"  range  {symbol} = {bounds}")
     if (defaults := archive.variants[0].serving.defaults) is not None:

@@ -70,7 +70,8 @@ def export(
     independent: Annotated[
         bool,
         typer.Option(
-            help="Promise that samples of a batch never influence each other, where the graph does not prove it."
+            "--independent",
+            help="Promise that samples of a batch never influence each other, where the graph does not prove it.",
         ),
     ] = False,
     pad: Annotated[

@@ -398,7 +398,7 @@ class Model:
         if (placement := runnable.placement) is not None:
             most = min(most, placement.max_batch)
         limits = replace(settings.limits, max_batch=signature.max_samples(most))
-        batching = signature.batch is not None and not self._mixes(runnable, signature)
+        batching = not self._mixes(runnable, signature) and signature.batch is not None
         scheduler = Scheduler(
             limits,
             batching=batching,
@@ -429,9 +429,9 @@ class Model:
         )
 
     def _mixes(self, runnable: Runnable, signature: Signature) -> bool:
-        """Return whether requests must not share a batch; log the reason if it is not the archive's."""
+        """Return whether requests must not share a batch, and log the reason."""
         if reason := runnable.mixing(signature):
-            log.warning("model %s: requests run one at a time: %s; export it to say otherwise", self.name, reason)
+            log.warning("model %s: requests run one at a time: %s", self.name, reason)
         return bool(reason) or not runnable.batchable
 
     def _batch_check(self, tolerance: float) -> BatchCheck:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import ingot
 from ingot.errors import InvalidArgument
 from ingot.server.main import RunningServer
+from tests import onnx_models
 
 CLIENTS = 32
 REQUESTS = 20
@@ -42,6 +45,28 @@ def test_32_clients_share_batches_and_get_their_own_answers(server: RunningServe
     assert requests == CLIENTS * REQUESTS
     assert batches < requests  # some were batched
     assert metric(http, "ingot_batch_size_sum", "affine") > metric(http, "ingot_batch_requests_sum", "affine")
+
+
+def test_a_bare_file_that_mixes_samples_runs_one_request_at_a_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [
+        helper.make_node("ReduceMin", ["x"], ["least"], keepdims=1),
+        helper.make_node("Mul", ["x", "least"], ["y"]),
+    ]
+    dims = ("batch", 3)
+    path = onnx_models.save(
+        tmp_path / "mixing.onnx", nodes, [("x", TensorProto.FLOAT, dims)], [("y", TensorProto.FLOAT, dims)]
+    )
+
+    def ask(number: int) -> bool:
+        x = np.full((1, 3), number, np.float32)
+        with ingot.Client(server.http_url) as client:
+            return all(np.array_equal(client.infer("mixing", {"x": x})["y"], x * number) for _ in range(REQUESTS))
+
+    with ingot.serve(str(path), http_port=0, grpc_port=0, device="cpu") as server, ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(1, 9)))
+    assert "requests run one at a time: node 'least' (ReduceMin): it reduces over the samples" in caplog.text
 
 
 def test_a_bad_request_fails_alone(server: RunningServer) -> None:

@@ -17,6 +17,7 @@ from ingot.export.proof.parity import tolerance, unbatchable
 from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
 from ingot.model_store import BoundsEvidence, CallBytes, Evidence, Golden
+from ingot.model_store.format.evidence import UNBATCHED
 from ingot.padding import Padding, declared
 from ingot.runtime import Engine, call_memory, devices, load_engine, profile
 from ingot.tensors import Signature, check_inputs
@@ -108,13 +109,13 @@ def _with_batch(context: Context, packed: Packed, signature: Signature) -> tuple
     """
     batch = context.options.batch_dim or ("batch" if "batch" in signature.symbols else signature.batch)
     if batch is None:
-        return signature, (f"served without batching: no input has a dimension named 'batch'{_advice(signature)}",)
+        return signature, (f"{UNBATCHED}no input has a dimension named 'batch'{_advice(signature)}",)
     check_batch_dim(batch, signature.inputs)
     if (step := signature.range(batch).step) > 1:
-        return replace(signature, batch=None), (f"served without batching: '{batch}' changes in steps of {step}",)
+        return replace(signature, batch=None), (f"{UNBATCHED}'{batch}' changes in steps of {step}",)
     reason = unbatchable(context.reference, signature, batch, context.examples)
     if reason is not None:
-        return replace(signature, batch=None), (f"served without batching: {reason}",)
+        return replace(signature, batch=None), (f"{UNBATCHED}{reason}",)
     blobs, graph = (context.blobs, packed.graph) if packed.format == "onnx" else context.followed or (None, None)
     reason = (
         _mixing(blobs.path(graph), signature, batch, context.stacks)
@@ -127,7 +128,7 @@ def _with_batch(context: Context, packed: Packed, signature: Signature) -> tuple
         note = f"served in batches on the word of its author, as the graph does not prove that it may be: {reason}"
         return replace(signature, batch=batch), (note,)
     remedy = "if samples never influence each other, export it with --independent"
-    return replace(signature, batch=None), (f"served without batching: {reason}; {remedy}",)
+    return replace(signature, batch=None), (f"{UNBATCHED}{reason}; {remedy}",)
 
 
 def _mixing(graph: Path, signature: Signature, batch: str, stacks: Mapping[str, str]) -> str | None:

@@ -226,6 +226,10 @@ def distributions() -> Mapping[str, Sequence[str]]:
     return packages_distributions()
 
 
+UNBATCHED = "served without batching: "
+"""How the note begins that says why requests must not share a batch."""
+
+
 class Provenance(Record):
     """The origin of a variant."""
 
@@ -233,6 +237,11 @@ class Provenance(Record):
     created: str
     versions: dict[str, str] = {}
     notes: tuple[str, ...] = ()
+
+    @property
+    def unbatched(self) -> str:
+        """Why the export found that requests must not share a batch; empty if it did not."""
+        return next((note.removeprefix(UNBATCHED) for note in self.notes if note.startswith(UNBATCHED)), "")
 
     @classmethod
     def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:

@@ -47,9 +47,10 @@ class Runnable:
 
     ``open`` opens an engine, given the device and its number of CPU threads. ``goldens`` are cases that must be
     reproduced within ``tolerance`` before the model is ready; see :func:`ingot.arrays.departure`. ``variant`` is its
-    name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it. ``prepacked``
-    describes how to open it through the derived cache. ``padding`` describes how its inputs may be padded, and
-    ``latency`` what was recorded on this machine. ``isolation`` is why and how engines run in separate processes,
+    name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it, and
+    ``unbatched`` is why the export found that they must not. ``prepacked`` describes how to open it through the
+    derived cache. ``padding`` describes how its inputs may be padded, and ``latency`` what was recorded on this
+    machine. ``isolation`` is why and how engines run in separate processes,
     and ``doubt`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
     them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance
@@ -62,6 +63,7 @@ class Runnable:
     tolerance: float = 1e-3
     variant: str = ""
     batchable: bool = True
+    unbatched: str = ""
     prepacked: Prepacked | None = None
     padding: Mapping[str, Padding] = field(default_factory=dict)
     latency: Mapping[int, float] = field(default_factory=dict)
@@ -159,6 +161,7 @@ class Runnable:
             tolerance=variant.serving.golden_tolerance,
             variant=variant.name,
             batchable=variant.serving.batchable,
+            unbatched=variant.serving.provenance.unbatched,
             prepacked=Prepacked.of_variant(variant, settings, isolation),
             padding=variant.serving.padding,
             # Recorded latencies are of one call on all cores.
@@ -192,14 +195,16 @@ class Runnable:
         return bounds if bounds is not None and bounds.bounded and not self.loose else None
 
     def mixing(self, signature: Signature) -> str:
-        """Return why requests of a bare file may influence each other in a batch; empty if they cannot.
+        """Return why requests may influence each other in a batch; empty if they cannot.
 
-        An archive's export has decided it.
+        The export has decided it for an archive, and noted the reason; a bare file is analysed here.
         """
-        if self.variant or self.graph is None or signature.batch is None:
+        if self.variant:
+            return "" if signature.batch is not None else self.unbatched
+        if self.graph is None or signature.batch is None:
             return ""
         found = mixing_of(self.graph, signature, signature.batch)
-        return "" if found is None else found.reason
+        return "" if found is None else f"{found.reason}; export the file with --independent if that is wrong"
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""

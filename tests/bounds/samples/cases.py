@@ -87,7 +87,7 @@ MIXING: dict[str, Function] = {
     "einsum over the batch": lambda x, n, w: torch.einsum("bsc,bsd->cd", x, x)[None] + x[:, :1],
     "outer sum": lambda x, n, w: torch.einsum("bs,ct->bs", x.mean(2), x.mean(2)),
     "softmax of the transposed": lambda x, n, w: x.mean(1).T.softmax(-1).T,
-    "interleaved": lambda x, n, w: x.transpose(0, 1).reshape(x.shape),
+    "added to the reversed batch": lambda x, n, w: x + x.flip(0),
     "scattered to another": lambda x, n, w: torch.zeros_like(x.mean(1)).index_add(0, n, x.mean(1)),
     "another factor for the first": lambda x, n, w: x * (1 + (torch.arange(x.shape[0]) == 0)).view(-1, 1, 1),
     "sum from the end": lambda x, n, w: x.flip(0).cumsum(0).flip(0),
