@@ -20,7 +20,8 @@ def elementwise(step: Step) -> Flow:
 
 
 def cast(step: Step) -> Flow:
-    return step.source
+    """Cast and the like; of a second input only the type counts."""
+    return step.flow(0)
 
 
 def apart(axes: Axes, does: str = "it combines the samples") -> Rule:
@@ -197,7 +198,7 @@ def reverse_sequence(step: Step) -> Flow:
         raise MixingError("it reverses the samples")
     if flow.axis != batch % flow.rank:
         step.share(1)
-    elif not lengths.sampled or lengths.plain.size != flow.size:
+    elif not lengths.sampled or not flow.at(0, 1).joined(lengths.plain).sampled:
         raise MixingError("it reverses each sample by a length of a certain position in the batch")
     return flow
 
@@ -213,7 +214,7 @@ def recurrent(step: Step) -> list[Flow]:
         found = step.flow(index)
         if not step.has(index):
             continue
-        if not found.sampled or found.plain.axis != axis or found.size != flow.size:
+        if not found.sampled or not flow.at(axis, found.rank).joined(found.plain).sampled:
             raise MixingError(f"its input {index} has values of certain positions in the batch")
     if not second:
         return [flow.at(0, 4 - (index > 0)) for index in range(step.op.outputs)]
@@ -346,6 +347,9 @@ def rotary(step: Step) -> list[Flow]:
 def affine_grid(step: Step) -> Flow:
     flow = step.source.plain
     step.size_only(1)
+    sizes = step.op[1].listed() or (Interval(),)
+    if step.flow(1).counted and any(step.counts(size.exact) for size in sizes[1:]):
+        raise MixingError("its size depends on the number of samples")
     if flow.axis:
         raise MixingError("it combines the dimension that holds the samples")
     return flow.at(0, step.result_rank())

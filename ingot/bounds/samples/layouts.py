@@ -60,6 +60,10 @@ def reshape(step: Step) -> Flow:
         return _free(step, target)
     source = _dims(step.op.get(0))
     axis = _sampled_axis(target, step.dim)
+    if step.flow(1).counted:
+        wanted = step.op.values(1, "shape") or (Interval(),)
+        if any(step.counts(size.exact) for place, size in enumerate(wanted) if place != axis):
+            raise MixingError(_REGROUPS)
     return _relaid(flow, step.batch, source, target, axis)
 
 
@@ -116,12 +120,12 @@ def transpose(step: Step) -> Flow:
     return flow.moved(order.index(flow.axis), flow.rank)
 
 
-def _uniform(step: Step, dims: Dims, tensor: Tensor | None) -> Flow:
-    """Return the flow of a constant that is repeated for each sample."""
+def _uniform(step: Step, dims: Dims, tensor: Tensor | None, source: int) -> Flow:
+    """Return the flow of a constant that is repeated for each sample; input ``source`` is the shape."""
     axis = _sampled_axis(dims, step.dim)
     others = [dim for place, dim in enumerate(dims) if place != axis]
     size = dims[axis].exact
-    if size is None or not _counts(size.over(step.batch)) or any(_may_count(dim, step) for dim in others):
+    if size is None or not _counts(size.over(step.batch)) or any(_may_count(dim, step, source) for dim in others):
         raise MixingError("the size of its output depends on the number of samples in another way than a batch")
     behind = 0 if tensor is None else len(_dims(tensor)) - len(dims) + axis
     if tensor is not None and behind >= 0 and _dims(tensor)[behind].constant != 1:
@@ -129,8 +133,9 @@ def _uniform(step: Step, dims: Dims, tensor: Tensor | None) -> Flow:
     return Flow(Kind.SAMPLES, axis, len(dims), size, None)
 
 
-def _may_count(dim: Interval, step: Step) -> bool:
-    return any(end is not None and mentions(end, step.dim) for end in (dim.low, dim.high))
+def _may_count(value: Interval, step: Step, *sources: int) -> bool:
+    """Return whether a size may depend on the number of samples, given the inputs that it comes from."""
+    return any(step.flow(source).counted for source in sources) and step.counts(value.exact)
 
 
 def expand(step: Step) -> Flow:
@@ -138,9 +143,9 @@ def expand(step: Step) -> Flow:
     step.size_only(1)
     flow, output = step.flow(0), step.outputs[0]
     if not flow.sampled:
-        if flow.counted or not any(_may_count(dim, step) for dim in _dims(output)):
+        if flow.counted or not any(_may_count(dim, step, 1) for dim in _dims(output)):
             return _free(step, _dims(output))
-        return _uniform(step, _dims(output), step.op.get(0))
+        return _uniform(step, _dims(output), step.op.get(0), 1)
     rank = step.result_rank()
     moved = replace(flow, axis=flow.axis + rank - flow.rank, rank=rank)
     _keep_batch(step, moved)
@@ -152,7 +157,7 @@ def _keep_batch(step: Step, flow: Flow) -> None:
     dims = _dims(step.outputs[0])
     if dims[flow.axis].exact != flow.size:
         raise MixingError("it repeats samples")
-    if any(_may_count(dim, step) for axis, dim in enumerate(dims) if axis != flow.axis):
+    if any(_may_count(dim, step, 1) for axis, dim in enumerate(dims) if axis != flow.axis):
         raise MixingError("it repeats each sample by their number")
 
 
@@ -160,7 +165,7 @@ def filled(step: Step) -> Flow:
     """ConstantOfShape."""
     step.size_only(0)
     dims = _dims(step.outputs[0])
-    return _uniform(step, dims, None) if any(_may_count(dim, step) for dim in dims) else SHARED
+    return _uniform(step, dims, None, 0) if any(_may_count(dim, step, 0) for dim in dims) else SHARED
 
 
 def counted(step: Step) -> Flow:
@@ -170,25 +175,26 @@ def counted(step: Step) -> Flow:
     start, by = (step.op[index].scalar.constant for index in (0, 2))
     if start == 0 and by == 1 and dims[0].exact == step.batch:
         return Flow(Kind.SAMPLES, 0, 1, step.batch, ONE, positions=True)
-    if any(_may_count(dim, step) for dim in dims):
+    if any(_may_count(dim, step, 0, 1, 2) for dim in dims):
         raise MixingError("its length depends on the number of samples")
     return COUNTED if any(step.flow(index).counted for index in range(3)) else SHARED
 
 
 def tile(step: Step) -> Flow:
     """Tile: the batch may be repeated as a whole, and a constant once for each sample."""
+    step.size_only(1)
     flow, repeats = step.flow(0), step.op.values(1, "repeats")
     dims = _dims(step.outputs[0])
     if repeats is None:
         raise MixingError("its number of repeats comes from values")
     if flow.sampled:
-        if any(_may_count(by, step) for by in repeats) or dims[flow.axis].exact is None:
+        if any(_may_count(by, step, 1) for by in repeats) or dims[flow.axis].exact is None:
             raise MixingError("it repeats samples by their number")
         return replace(flow.plain, size=dims[flow.axis].exact or ONE)
-    if flow.counted or not any(_may_count(by, step) for by in repeats):
+    if flow.counted or not any(_may_count(by, step, 1) for by in repeats):
         return _free(step, dims)
     axis = _sampled_axis(dims, step.dim)
-    if repeats[axis].exact is None or any(_may_count(dim, step) for at, dim in enumerate(dims) if at != axis):
+    if repeats[axis].exact is None or any(_may_count(dim, step, 1) for at, dim in enumerate(dims) if at != axis):
         raise MixingError(_REGROUPS)
     size, times = dims[axis].exact or ONE, repeats[axis].exact or ONE
     each = size.over(step.batch)
@@ -236,7 +242,7 @@ def _columns(step: Step, flows: Sequence[Flow], axis: int) -> frozenset[int]:
 def split(step: Step) -> list[Flow]:
     flow = step.source
     if step.op.axis(flow.rank) != flow.axis:
-        step.size_only(1)
+        step.share(1)
         return [flow.plain] * step.op.outputs
     found, start = [], Interval.exactly(0)
     for tensor in step.outputs:
@@ -261,7 +267,7 @@ def slice_(step: Step) -> Flow:
     kept = flow
     for start, end, axis, by in zip(starts, ends, axes_of(axes, flow.rank), steps, strict=False):
         if axis != flow.axis:
-            if any(_may_count(value, step) for value in (start, end, by)):
+            if any(_may_count(value, step, 1, 2, 3, 4) for value in (start, end, by)):
                 raise MixingError("it cuts each sample by their number")
             continue
         if by.constant != 1:
@@ -315,7 +321,7 @@ def resize(step: Step) -> Flow:
     for axis, dim in enumerate(_dims(step.outputs[0])):
         if (axis == flow.axis) and dim.exact != flow.size:
             raise MixingError("it resizes the dimension of samples")
-        if axis != flow.axis and _may_count(dim, step):
+        if axis != flow.axis and _may_count(dim, step, 1, 2, 3):
             raise MixingError("it resizes samples by their number")
     return flow.plain
 
