@@ -134,7 +134,8 @@ class Tracing(Analysis):
         runs = self._runs[before:]
         if len(runs) > 1 and condition != SHARED:
             why = "the number of samples decides" if condition == COUNTED else "its condition depends on samples"
-            self._made = self._mixed(op, f"which of its branches runs is one choice for all samples, and {why}")
+            reason = f"which of its branches runs is one choice for all samples, and {why}"
+            self._made = self._mixed(op, reason, condition)
         else:
             self._made = [reduce(Flow.joined, flows) for flows in zip(*runs, strict=True)]
         return found
@@ -190,8 +191,10 @@ class Tracing(Analysis):
             states = joined
         else:
             states = self._mixed(op, "what it carries cannot be followed")[: len(states)]
-        if any(flow != SHARED for flow in (*deciding, *left[: int(loop)])):
-            self._made = self._mixed(op, "how often it repeats is one number for all samples, and depends on them")
+        decided = [flow for flow in (*deciding, *left[: int(loop)]) if flow != SHARED]
+        if decided:
+            reason = "how often it repeats is one number for all samples, and depends on them"
+            self._made = self._mixed(op, reason, *decided)
             return found
         ends = [0] * len(left) if loop else op.integers("scan_output_axes", [0] * len(left))
         scanned = [_stacked(flow, axis) for flow, axis in zip(left[loop + len(states) :], ends, strict=False)]
@@ -199,9 +202,11 @@ class Tracing(Analysis):
         return found
 
     @staticmethod
-    def _mixed(op: Op, reason: str) -> list[Flow]:
+    def _mixed(op: Op, reason: str, *causes: Flow | None) -> list[Flow]:
+        """Return the flows of the outputs of a node; an earlier node that mixes samples is named instead of it."""
         outputs = op.node.outputs
-        return [Flow(Kind.MIXED, reason=f"{op.node}: {reason}", node=next(iter(outputs), ""))] * len(outputs)
+        own = Flow(Kind.MIXED, reason=f"{op.node}: {reason}", node=next(iter(outputs), ""))
+        return [next((flow for flow in causes if flow is not None and flow.kind is Kind.MIXED), own)] * len(outputs)
 
 
 def _joined(op: Op, one: Flow, two: Flow) -> Flow:

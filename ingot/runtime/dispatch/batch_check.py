@@ -75,6 +75,11 @@ class BatchCheck:
             again.answer, again.together = _copied(outcome), len(entries)
             self._waiting.append(again)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether requests wait to run again."""
+        return bool(self._waiting)
+
     def take(self) -> Recheck | None:
         """Return a request to run again, or None."""
         return self._waiting.popleft() if self._waiting else None

@@ -447,7 +447,7 @@ class Dispatcher:
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.inputs = _NOTHING  # as above
             entry.settle(outcome)
-        if self._scheduler or self._batch_check is not None:
+        if self._scheduler or (self._batch_check is not None and self._batch_check.waiting):
             self._pump_soon()
         self._engine_seconds.observe(seconds)
         self._join_seconds.observe(spent.joining)

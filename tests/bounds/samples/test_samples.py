@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -174,3 +176,69 @@ def sample(array: Any, flow: Flow, index: int, sizes: dict[str, int]) -> Any:
     outer = shape[flow.axis] // (sizes["batch"] * inner)
     parts = array.reshape(*shape[: flow.axis], outer, sizes["batch"], inner, *shape[flow.axis + 1 :])
     return parts.take(index, flow.axis + 1)
+
+
+GRAPHS = {
+    "a branch that one condition chooses": (
+        """c = Constant<value_float = 0.0>() m = ReduceMax<keepdims = 0>(x) b = Greater(m, c)
+        y = If(b) <then_branch = t () => (float[batch, seq, 4] p) {p = Neg(x)},
+                   else_branch = e () => (float[batch, seq, 4] q) {q = Identity(x)}>""",
+        "(ReduceMax): it reduces over the samples",
+    ),
+    "a branch that the number of samples chooses": (
+        """c = Constant<value_ints = [8]>() s = Shape<start = 0, end = 1>(x) b = Greater(s, c)
+        y = If(b) <then_branch = t () => (float[batch, seq, 4] p) {p = Neg(x)},
+                   else_branch = e () => (float[batch, seq, 4] q) {q = Identity(x)}>""",
+        "(If): which of its branches runs is one choice for all samples, and the number of samples decides",
+    ),
+    "a branch that a weight chooses": (
+        """c = Constant<value_float = 0.0>() m = ReduceMax<keepdims = 0>(w) b = Greater(m, c)
+        y = If(b) <then_branch = t () => (float[batch, seq, 4] p) {p = Neg(x)},
+                   else_branch = e () => (float[batch, seq, 4] q) {q = Softmax<axis = 1>(x)}>""",
+        "",
+    ),
+    "a loop that a weight ends": (
+        """n = Constant<value_int = 3>() t = Constant<value_int = 1>() k = Cast<to = 9>(t)
+        y = Loop(n, k, x) <body = b (int64 i, bool c, float[batch, seq, 4] h)
+            => (bool d, float[batch, seq, 4] o) {d = Identity(c) o = MatMul(h, w)}>""",
+        "",
+    ),
+    "a loop that all samples end": (
+        """n = Constant<value_int = 3>() t = Constant<value_int = 1>() k = Cast<to = 9>(t)
+        z = Constant<value_float = 9.0>()
+        y = Loop(n, k, x) <body = b (int64 i, bool c, float[batch, seq, 4] h)
+            => (bool d, float[batch, seq, 4] o) {m = ReduceMax<keepdims = 0>(h) d = Less(m, z) o = MatMul(h, w)}>""",
+        "(ReduceMax): it reduces over the samples",
+    ),
+    "a loop that the number of samples ends": (
+        """s = Shape<start = 0, end = 1>(x) n = Squeeze(s) t = Constant<value_int = 1>() k = Cast<to = 9>(t)
+        y = Loop(n, k, x) <body = b (int64 i, bool c, float[batch, seq, 4] h)
+            => (bool d, float[batch, seq, 4] o) {d = Identity(c) o = MatMul(h, w)}>""",
+        "(Loop): how often it repeats is one number for all samples, and depends on them",
+    ),
+    "a loop over the samples": (
+        """y = Scan(x) <num_scan_inputs = 1, body = b (float[seq, 4] h) => (float[seq, 4] o) {o = Neg(h)}>""",
+        "it goes from sample to sample",
+    ),
+    "a custom operator": ("""y = my.domain.Mystery(x)""", "whether this custom operator combines samples is not known"),
+    "a sum in the body of a loop over the sequence": (
+        """a = Constant<value_ints = [1]>() s = ReduceSum<keepdims = 0>(x, a) z = Sub(s, s)
+        f, g = Scan(z, x) <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],
+            body = b (float[batch, 4] h, float[batch, 4] v) => (float[batch, 4] o, float[batch, 4] u)
+            {o = Add(h, v) u = Identity(o)}> y = Identity(g)""",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_control_flow(tmp_path: Path, name: str) -> None:
+    text, reason = GRAPHS[name]
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "my.domain": 1]> '
+        f"g (float[batch, seq, 4] x, float[4, 4] w) => (float[batch, seq, 4] y) {{{text}}}"
+    )
+    onnx.save(model, tmp_path / "graph.onnx")
+    signature = Signature((X, W), (TensorSpec("y", DType.FP32, ("batch", "seq", 4)),))
+    found = [mixing.reason for mixing in mixings(tmp_path / "graph.onnx", signature, "batch")]
+    assert found == [] if not reason else found[0].endswith(reason), found
