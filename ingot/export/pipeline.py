@@ -16,6 +16,7 @@ from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export.capture.ladder import Captured, Legacy
 from ingot.export.estimate import cost
 from ingot.export.lower.packed import Packed, precision_of
+from ingot.export.proof import edges
 from ingot.export.proof.parity import Remembered
 from ingot.export.proof.probe import unchanged
 from ingot.export.report import Journal, Progress
@@ -144,6 +145,9 @@ def export_model(
             description = describe(model, example_inputs, inputs, constants)
             journal.note(*description.notes)
             subject = prepare(model, description, output_names, lift_state=lift_state)
+            examples, notes = edges.chosen(subject.eager, subject.examples)
+            journal.note(*notes)
+            subject = replace(subject, examples=examples)
         examples = subject.examples.signed() if capture == "trace" else subject.examples
         reference = Remembered(subject.eager)
         context = Context(options=options, journal=journal, reference=reference, examples=examples, eager=subject.eager)

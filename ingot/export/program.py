@@ -27,6 +27,10 @@ NEXT = "_next"
 """The suffix of a state's new value: the input ``count`` has the output ``count_next``."""
 
 
+Within = Callable[[Sequence[torch.Tensor]], contextlib.AbstractContextManager[Any]]
+"""Returns a context for a call of a module with the given tensors."""
+
+
 class Runner(Protocol):
     """Named arrays in, named arrays out: the original model, and every later form that is compared with it."""
 
@@ -111,8 +115,12 @@ class Eager:
         """Return copies of the inputs on the module's device, in order."""
         return tuple(to_torch(inputs[name]).to(self.device) for name in self.names)
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array], within: Within | None = None) -> dict[str, Array]:
         """Run the module without gradients.
+
+        Args:
+            inputs: the inputs by name.
+            within: returns a context for the call of the module.
 
         Raises:
             ExportError: the module fails on these inputs, or its outputs cannot be named; see :func:`name_outputs`.
@@ -123,7 +131,8 @@ class Eager:
             shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
             return f"the model does not run on the example inputs ({shapes}): {foreign.typed(error)}"
 
-        with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad():
+        context = contextlib.nullcontext() if within is None else within(tensors)
+        with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad(), context:
             named = self._call(tensors)
         return {name: from_torch(tensor) for name, tensor in named.items()}
 

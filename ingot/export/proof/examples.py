@@ -39,6 +39,23 @@ class Limit:
         return max(min(sides), 1)
 
 
+@dataclass(frozen=True)
+class Edge:
+    """A case whose values are chosen for what the model does.
+
+    Attributes:
+        inputs: the inputs by name.
+        numbers: constants of the model that are among the values, as the model has them.
+        ordered: whether the model defines its outputs; False if it sorts values, of which some may be equal.
+        extreme: whether the values are at the ends of their datatype, where a difference is noted and refuses nothing.
+    """
+
+    inputs: Mapping[str, Array]
+    numbers: tuple[float, ...] = ()
+    ordered: bool = True
+    extreme: bool = False
+
+
 class Examples:
     """A source of valid inputs for a signature.
 
@@ -68,6 +85,7 @@ class Examples:
         self._related = False
         self._opposite: frozenset[str] = frozenset()
         self._more: list[dict[str, int]] = []
+        self.edges: tuple[Edge, ...] = ()
         own = replace(self._signature, inputs=tuple(spec for spec in inputs if spec.name in self._given))
         self._own_sizes = tensors.check_inputs(own, self._given)
 
@@ -88,6 +106,18 @@ class Examples:
     def limited(self, limits: Mapping[str, Limit]) -> Examples:
         """Return examples with further limits of indices."""
         return self._changed(_limits={**self._limits, **limits})
+
+    def limit(self, name: str) -> int:
+        """Return the exclusive upper bound of an index at the default sizes."""
+        return self._limits[name].at(self.default_sizes)
+
+    def with_edges(self, edges: Sequence[Edge]) -> Examples:
+        """Return examples with further cases at given values, which come last in the proof."""
+        return self._changed(edges=tuple(edges))
+
+    def fitted(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return inputs with each value replaced by the nearest one of its declared range."""
+        return {spec.name: _within(spec, inputs[spec.name]) for spec in self.inputs}
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -194,7 +224,7 @@ class Examples:
             sign = -1 if seed % 2 else 1
             made = {name: sign * np.abs(array) if DType.of(array).is_float else array for name, array in made.items()}
         made |= {name: (1 - made[name]).astype(made[name].dtype) for name in self._opposite}
-        return {spec.name: _within(spec, made[spec.name]) for spec in self.inputs}
+        return self.fitted(made)
 
     def _make(
         self, spec: TensorSpec, sizes: Mapping[str, int], seed: int, rng: np.random.Generator, varied: bool

@@ -16,7 +16,7 @@ from ingot.export.proof.examples import Examples
 from ingot.tensors import Array, DType
 
 Change = Callable[[Array, np.random.Generator], Array]
-WIDE = (-5, -2, -1, 0, 1, 2, 3, 7, 100, (1 << 24) + 1, (1 << 31) + 3, (1 << 33) + 7)
+WIDE = (-5, -2, -1, 0, 1, 2, 3, 7, 100, (1 << 24) + 1, (1 << 31) + 3, (1 << 33) + 7, (1 << 53) + 1)
 """Integers that include some that float16, float32 and int32 cannot represent."""
 
 
@@ -89,5 +89,5 @@ def wide(array: Array, rng: np.random.Generator) -> Array:
 KINDS: dict[str, tuple[Callable[[DType], bool], Change]] = {
     "at inputs 50 times as large": (lambda dtype: dtype.is_float, larger),
     "with a NaN among the inputs": (lambda dtype: dtype.is_float, with_nan),
-    "at integers up to 2^33": (lambda dtype: dtype.is_integer, wide),
+    "at integers up to 2^53": (lambda dtype: dtype.is_integer, wide),
 }

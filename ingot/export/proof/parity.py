@@ -16,7 +16,7 @@ from ingot import arrays
 from ingot.errors import ExportError, IngotError, InvalidArgument, ParityError
 from ingot.export.program import NEXT, Runner
 from ingot.export.proof import draws, extremes
-from ingot.export.proof.examples import Examples
+from ingot.export.proof.examples import Edge, Examples
 from ingot.model_store import Golden, ParityEvidence
 from ingot.tensors import Array, DType, Signature
 
@@ -110,10 +110,23 @@ def prove(
         if len(goldens) < 2:
             goldens.append(Golden(inputs, actual))
     _check_varied(examples, proved, most)
+    compared = 0
+    for edge in examples.edges if most is None else ():
+        if time.monotonic() > end:
+            break
+        try:
+            found = _at_edge(reference, candidate, edge, states, limit, exact)
+        except ParityError as failure:
+            if not edge.extreme:
+                raise
+            remark(f"with infinities, NaN, 1e-38 or the largest integers among the inputs, {failure}")
+            continue
+        worst = {name: max(error, found.get(name, error)) for name, error in worst.items()}
+        compared += bool(found)
     for text in _remarks(unshared, skipped, examples.default_sizes):
         remark(text)
     evidence = tuple(
-        ParityEvidence(tensor=name, error=error, tolerance=allowed, cases=len(proved))
+        ParityEvidence(tensor=name, error=error, tolerance=allowed, cases=len(proved) + compared)
         for name, (error, allowed) in worst.items()
     )
     return evidence, tuple(goldens)
@@ -136,6 +149,83 @@ def _run(candidate: Runner, inputs: Mapping[str, Array]) -> dict[str, Array]:
             f"the exported graph fails where the model does not ({_shapes(inputs)}): {failure}"
             + (f": {cause}" if cause and cause not in str(failure) else "")
         ) from failure
+
+
+def _at_edge(
+    reference: Runner,
+    candidate: Runner,
+    edge: Edge,
+    states: Mapping[str, Array],
+    limit: float,
+    exact: Runner | None,
+) -> dict[str, tuple[float, float]]:
+    """Return the error of each output at chosen values, or nothing where the original does not define its outputs.
+
+    Raises:
+        ParityError: an output differs by more than the tolerance.
+    """
+    inputs = {**edge.inputs, **states}
+    try:
+        expected = reference.run(inputs)
+    except InvalidArgument:  # a later call than the one that accepted these values
+        return {}
+    try:
+        actual = _run(candidate, inputs)
+        return {
+            name: _error(name, inputs, draws.defined(inputs, value, actual[name]), actual[name], limit, exact)
+            for name, value in expected.items()
+        }
+    except ParityError:
+        if edge.ordered and _is_certain(reference, exact, edge, inputs, expected, limit):
+            raise
+        return {}
+
+
+def _is_certain(
+    reference: Runner,
+    exact: Runner | None,
+    edge: Edge,
+    inputs: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    limit: float,
+) -> bool:
+    """Return whether rounding does not decide the original's outputs.
+
+    They are the same in double precision, or if the model does not run in that, at inputs that differ by the rounding.
+    """
+    try:
+        if exact is None:
+            return True
+        other = exact.run({name: _unrounded(array, edge.numbers) for name, array in inputs.items()})
+    except ExportError:
+        try:
+            other = reference.run({name: _nudged(array, edge.numbers) for name, array in inputs.items()})
+        except InvalidArgument:
+            return False
+    values = ((value, other[name].astype(value.dtype)) for name, value in expected.items())
+    return all(arrays.departure(draws.defined(inputs, value, same), same) <= limit for value, same in values)
+
+
+def _unrounded(array: Array, numbers: Sequence[float]) -> Array:
+    """Return floats in double precision, those that are rounded constants of the model without the rounding."""
+    if not DType.of(array).is_float:
+        return array
+    values = array.astype(np.float64)
+    for number in numbers:
+        values[array == array.dtype.type(number)] = number
+    return values
+
+
+def _nudged(array: Array, numbers: Sequence[float]) -> Array:
+    """Return floats that differ a little from the given ones, except those close to one of the numbers."""
+    if not DType.of(array).is_float:
+        return array
+    values = array.astype(np.float64)
+    kept = np.isin(values, (0, *numbers))
+    for number in numbers:
+        kept |= np.abs(values - number) <= 1e-4 * abs(number)
+    noise = np.random.default_rng(17).choice([-1e-6, 1e-6], array.shape)
+    return np.where(kept, values, values * (1 + noise)).astype(array.dtype)
 
 
 def _error(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ingot.errors import ExportError, ParityError
-from ingot.export.program import Eager, Runner, States
+from ingot.export.program import Eager, Runner, States, Within
 from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.parity import unrepeated
 from ingot.export.torch_internals import own_buffers, version
@@ -225,10 +225,10 @@ class Forgetful(Eager):
         super().__init__(eager.module, eager.arguments, eager.output_names, eager.states, eager.caches)
         self._before = before
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array], within: Within | None = None) -> dict[str, Array]:
         """Run the module as for the first time."""
         reset(self.module, self._before)
-        return super().run(inputs)
+        return super().run(inputs, within)
 
 
 def output_specs(runner: Runner, examples: Examples, budget: float = 60.0) -> tuple[TensorSpec, ...]:
