@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 
 from torch import fx
-from torch.nn import functional
 
-from ingot.export.rewrite.passes.fx_function import Elementwise
+from ingot.export.rewrite.passes.fx_function import Elementwise, X, add, function, multiply, number, tanh
 from ingot.export.rewrite.passes.fx_graph import Memory, aten, insert, tensor
 from ingot.export.rewrite.passes.fx_pattern import ANY, Either, Match, Op, PatternPass, Var
 
-WRITTEN_OUT = Elementwise(none=functional.gelu, tanh=partial(functional.gelu, approximate="tanh"))
+HALF = multiply(number(0.5), X)
+CUBIC = add(X, multiply(number(0.044715), multiply(X, multiply(X, X))))
+WRITTEN_OUT = Elementwise(
+    none=add(HALF, multiply(HALF, function("erf", multiply(number(math.sqrt(0.5)), X)))),
+    tanh=add(HALF, multiply(HALF, tanh(multiply(number(math.sqrt(2 / math.pi)), CUBIC)))),
+)
 LINEAR = Op(aten.linear.default, Var("input"), Var("weight"))
 BIASED = Op(aten.gelu.default, Op(aten.add.Tensor, LINEAR, Var("bias"), name="sum"), approximate=ANY)
 

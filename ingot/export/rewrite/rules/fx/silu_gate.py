@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch import fx
-from torch.nn import functional
 
-from ingot.export.rewrite.passes.fx_function import Elementwise
+from ingot.export.rewrite.passes.fx_function import Elementwise, X, function, multiply
 from ingot.export.rewrite.passes.fx_graph import Memory, aten, insert, tensor
 from ingot.export.rewrite.passes.fx_pattern import Either, Match, Op, PatternPass, Var
 
@@ -17,7 +16,7 @@ class SiluGate(PatternPass):
     """Replaces any formula of SiLU (``x * sigmoid(x)``, ``x / (1 + exp(-x))``), and ``gate * up * sigmoid(gate)``."""
 
     name = "silu-gate"
-    pattern = Either(Elementwise(silu=functional.silu), GATED)
+    pattern = Either(Elementwise(silu=multiply(X, function("sigmoid", X))), GATED)
 
     def replace(self, root: fx.Node, match: Match, memory: Memory) -> fx.Node | None:
         if "x" in match.values:
