@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import fx
 
-from ingot.export.rewrite.passes.fx_graph import Memory, arguments, aten, insert, same_sizes, tensor
+from ingot.export.rewrite.passes.fx_graph import Memory, arguments, aten, insert, same_sizes, source, tensor
 from ingot.export.rewrite.passes.fx_pattern import ANY, Dim, Either, Match, Number, Op, PatternPass, Var
 
-# A masked score at most this large stays the same when the score is added to it, in any datatype.
-LEAST = -1e30
+# Operators that choose between numbers, with the names of these arguments.
+_CHOICES = {
+    aten.where.Scalar: ("self", "other"),
+    aten.where.ScalarOther: ("self", "other"),
+    aten.where.ScalarSelf: ("self", "other"),
+    aten.where.self: ("self", "other"),
+    aten.masked_fill.Scalar: ("self", "value"),
+    aten.zeros.default: (),
+    aten.zeros_like.default: (),
+}
+# Operators whose rows are those of their input.
+_PARTS = {aten.unsqueeze.default, aten.expand.default, aten.select.int, aten.clone.default}
 SDPA = aten.scaled_dot_product_attention.default
 
 SCORES = Op(aten.matmul.default, Var("q"), Var("keys"))
@@ -20,8 +33,6 @@ SCALED = Either(
 )
 MASKED = Either(
     Op((aten.add.Tensor, aten.add_.Tensor), SCALED, Var("mask")),
-    Op((aten.masked_fill.Scalar, aten.masked_fill_.Scalar), SCALED, Var("hidden"), Number("fill")),
-    Op(aten.where.ScalarOther, Var("shown"), SCALED, Number("fill")),
     SCALED,
 )
 WEIGHTS = Op(aten.softmax.int, MASKED, Dim(-1), ANY, name="softmax")
@@ -30,9 +41,10 @@ WEIGHTS = Op(aten.softmax.int, MASKED, Dim(-1), ANY, name="softmax")
 class Attention(PatternPass):
     """Replaces ``softmax(q @ k.T * scale + mask) @ v`` over ``[batch, heads, sequence, size]``.
 
-    A Boolean mask becomes an additive one. The two are equal if masked scores become minus infinity or the minimum of
-    single precision; with -10000, for example, a row in which everything is masked would change. The formula is left if
-    the model also returns the weights, or computes softmax in another datatype.
+    Of a row in which the mask is minus infinity everywhere, the formula returns NaN and the operator zeros, so a mask
+    must be finite where the graph chooses between two numbers, or constant with a finite number in each row. A mask
+    that replaces scores (``masked_fill``) also hides scores that are NaN, which a sum does not: it is left. So is the
+    formula if the model also returns the weights, or computes softmax in another datatype.
     """
 
     name = "attention"
@@ -49,36 +61,34 @@ class Attention(PatternPass):
             return None
         if not same_sizes(softmax.shape, (*q.shape[:3], keys.shape[3])):
             return None
-        if not _is_mask(match, q.dtype):
+        if "mask" in match.values and not _is_mask(match["mask"], q.dtype, memory):
             return None
         scale = float(match.values.get("factor", 1 / match.values.get("divisor", 1)))
-        mask = _additive_mask(root, match, q.dtype)
-        new = insert(root, SDPA, match["q"], _untransposed(root, match["keys"]), match["v"], mask, scale=scale)
+        straight = _untransposed(root, match["keys"])
+        new = insert(root, SDPA, match["q"], straight, match["v"], match.values.get("mask"), scale=scale)
         # Its result may have another memory layout than a product's, which matters to views only.
         views = any(user.target is aten.view.default for user in root.users)
         return insert(root, aten.contiguous.default, new) if views else new
 
 
-def _is_mask(match: Match, dtype: torch.dtype) -> bool:
-    """Return whether the mask of the scores, if there is one, may be added to them."""
-    if "mask" in match.values:
-        mask = tensor(match["mask"])
-        return mask is not None and mask.dtype is dtype and 2 <= mask.dim() <= 4
-    if "fill" in match.values:
-        mask = tensor(match.values.get("hidden", match.values.get("shown")))
-        return mask is not None and mask.dtype is torch.bool and 2 <= mask.dim() <= 4 and match["fill"] <= LEAST
-    return True
+def _is_mask(node: fx.Node, dtype: torch.dtype, memory: Memory) -> bool:
+    """Return whether a mask may be added to the scores, and hides no row for certain."""
+    mask = tensor(node)
+    return mask is not None and mask.dtype is dtype and 2 <= mask.dim() <= 4 and _shows_a_key(node, memory)
 
 
-def _additive_mask(root: fx.Node, match: Match, dtype: torch.dtype) -> fx.Node | None:
-    if "fill" not in match.values:
-        return match.values.get("mask")
-    hidden = match.values.get("hidden")
-    if hidden is None:
-        hidden = insert(root, aten.logical_not.default, match["shown"], val=match["shown"].meta["val"])
-    zeros = hidden.meta["val"].to(dtype)
-    mask = insert(root, aten.zeros_like.default, hidden, dtype=dtype, val=zeros)
-    return insert(root, aten.masked_fill.Scalar, mask, hidden, match["fill"], val=zeros)
+def _shows_a_key(node: Any, memory: Memory) -> bool:
+    """Return whether each row of a mask has a number above minus infinity."""
+    if isinstance(node, int | float):
+        return node > -math.inf
+    node = source(node)
+    constant = memory.constant(node)
+    if constant is not None:
+        return bool((constant.amax(-1) if constant.dim() else constant).gt(-math.inf).all())
+    named = arguments(node)
+    if node.target in _CHOICES:
+        return all(_shows_a_key(named[name], memory) for name in _CHOICES[node.target])
+    return node.target in _PARTS and _shows_a_key(named["self"], memory)
 
 
 def _untransposed(root: fx.Node, keys: fx.Node) -> fx.Node:

@@ -32,12 +32,14 @@ def attention(
     The exporter's own form before opset 23 computes shapes to transpose the keys, which doubles the nodes; lets a row
     in which a Boolean mask hides everything attend to all keys, and makes a row of NaN where a mask of numbers is -inf
     everywhere, where PyTorch returns zeros; and supports 4-D queries only
-    (https://github.com/microsoft/onnxscript/pull/2558). It is still used for grouped heads and dropout.
+    (https://github.com/microsoft/onnxscript/pull/2558). It is still used for dropout.
     """
-    if enable_gqa or dropout_p:
+    if dropout_p:
         return nn.aten_scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    if enable_gqa:
+        key, value = (_repeated(x, query) for x in (key, value))
     rank = len(key.shape)
     product = op.MatMul(query, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
     scores = op.Mul(product, _scale(query, scale))
@@ -51,6 +53,17 @@ def attention(
         return op.Where(hidden, zero, op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value))
     weights = op.Softmax(op.Where(attn_mask, scores, least), axis=-1)
     return op.MatMul(op.Where(op.IsNaN(weights), zero, weights), value)
+
+
+def _repeated(x: Any, query: Any) -> Any:
+    """Return keys or values with each of their heads repeated, so that there are as many as of the queries."""
+    place = len(x.shape) - 3
+    heads, groups = (op.Shape(tensor, start=place, end=place + 1) for tensor in (query, x))
+    before, rest = op.Shape(x, end=place), op.Shape(x, start=place + 1)
+    wide = op.Concat(before, groups, op.Div(heads, groups), rest, axis=0)
+    repeated = op.Reshape(op.Expand(op.Unsqueeze(x, [place + 1]), wide), op.Concat(before, heads, rest, axis=0))
+    repeated.dtype, repeated.shape = x.dtype, ir.Shape([*x.shape[:place], query.shape[place], *x.shape[place + 1 :]])
+    return repeated
 
 
 def _scale(query: Any, scale: float | None) -> Any:

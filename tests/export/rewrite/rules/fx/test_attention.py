@@ -73,6 +73,11 @@ def gpt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -
     return functional.softmax(found.masked_fill(~mask, -math.inf), -1) @ v
 
 
+def endless(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns NaN for a row that the mask hides, where the operator returns zeros."""
+    return torch.softmax(scores(q, k) + torch.where(mask, 0.0, -math.inf), -1) @ v
+
+
 def late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Scales the queries, permutes the keys, and masks by ``where``."""
     found = torch.matmul(q * 0.5, k.permute(0, 1, 3, 2))
@@ -87,7 +92,7 @@ def test_attention_without_a_mask_becomes_one_operator() -> None:
     assert node.meta["val"].shape[1] == HEADS
 
 
-@pytest.mark.parametrize("formula", [llama, t5, late])
+@pytest.mark.parametrize("formula", [llama, t5])
 def test_masks_of_every_kind_are_added(formula: Formula) -> None:
     graph = rewrite(Attention(), Masked(formula), X, MASK, matches=1)
     assert operators(graph)[str(SDPA)] == 1
@@ -95,7 +100,7 @@ def test_masks_of_every_kind_are_added(formula: Formula) -> None:
 
 @pytest.mark.matrix
 def test_it_lowers_to_two_products_in_onnx() -> None:
-    found = onnx_operators(lower(Attention(), Masked(gpt), X, MASK, matches=1))
+    found = onnx_operators(lower(Attention(), Masked(t5), X, MASK, matches=1))
     assert found["Softmax"] == 1
     assert found["MatMul"] == 4
     assert "Slice" not in found
@@ -103,11 +108,11 @@ def test_it_lowers_to_two_products_in_onnx() -> None:
 
 def test_a_row_in_which_all_is_masked_stays_as_it_was() -> None:
     x, mask = torch.randn(2, 5, HEADS * SIZE), torch.zeros(2, 5, dtype=torch.bool)
-    for formula in (llama, late):
+    for formula, matches in ((llama, 1), (gpt, 0), (late, 0), (endless, 0)):
         layer = Masked(formula).eval()
         result = Attention()(trace(layer, x, mask))
-        assert result.matches == 1
-        torch.testing.assert_close(result.graph(x, mask), layer(x, mask), rtol=1e-5, atol=1e-5)
+        assert result.matches == matches
+        torch.testing.assert_close(result.graph(x, mask), layer(x, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def changed(found: torch.Tensor) -> torch.Tensor:
@@ -166,12 +171,14 @@ def test_views_of_the_result_still_work() -> None:
 class Fused(nn.Module):
     """Calls the fused operator directly, with a Boolean mask and with one of numbers, as ``nn.Transformer`` does."""
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q = x.view(x.shape[0], x.shape[1], HEADS, SIZE).transpose(1, 2)
         keys = mask[:, None, None, :]
         numbers = torch.zeros_like(keys, dtype=q.dtype).masked_fill(~keys, -math.inf)
         attend = functional.scaled_dot_product_attention
-        return attend(q, q, q, keys), attend(q, q, q, numbers)
+        one = q[:, :1]
+        grouped = (attend(q, one, one, hidden, enable_gqa=True) for hidden in (keys, numbers))
+        return attend(q, q, q, keys), attend(q, q, q, numbers), *grouped
 
 
 def test_in_onnx_a_row_in_which_all_is_masked_is_zero_as_in_pytorch() -> None:
@@ -180,6 +187,6 @@ def test_in_onnx_a_row_in_which_all_is_masked_is_zero_as_in_pytorch() -> None:
     inputs["mask"][0] = False
     actual = Session(lower_onnx.lower(case.program, translations=TRANSLATIONS)).run(inputs)
     expected = case.eager.run(inputs)
-    for name in ("output_0", "output_1"):
+    for name in expected:
         assert not actual[name][0].any()
         np.testing.assert_allclose(actual[name], expected[name], atol=1e-5)
