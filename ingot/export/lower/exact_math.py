@@ -1,11 +1,12 @@
 """ONNX forms of functions that PyTorch's exporter approximates at the ends of their domains.
 
-At exact multiples, at zeros with a sign, at infinities and where a sum loses small terms, the exporter's forms differ
-from PyTorch's kernels. The forms here agree with these kernels for all values.
+At exact multiples, at zeros with a sign and at infinities, the exporter's forms differ from PyTorch's kernels. The
+forms here agree with these kernels for all values.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,24 @@ from ingot.export.lower.size_arithmetic import is_integer
 aten = torch.ops.aten
 op: Any = opset18
 
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
-def _like(value: Any, x: Any) -> Any:
+
+def in_single(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a form that computes narrower floating-point types in single precision, as PyTorch's kernels do."""
+
+    @functools.wraps(function)
+    def apply(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype not in _NARROW:
+            return function(x, *args, **kwargs)
+        wide = op.Cast(x, to=ir.DataType.FLOAT)
+        wide.dtype, wide.shape = ir.DataType.FLOAT, x.shape
+        return op.CastLike(function(wide, *args, **kwargs), x)
+
+    return apply
+
+
+def like(value: Any, x: Any) -> Any:
     """Return a number, or a tensor, in the datatype of ``x``. Values made by ``op`` have none until it is set."""
     if isinstance(value, bool | int | float):
         made = op.Constant(value=ir.tensor(value, x.dtype))
@@ -34,7 +51,7 @@ def _like(value: Any, x: Any) -> Any:
 
 def _is_negative(x: Any) -> Any:
     """Return where a floating-point number has its sign set, as that of -0.0 is; NaN has none."""
-    zero = _like(0.0, x)
+    zero = like(0.0, x)
     return op.Less(op.Where(op.Equal(x, zero), op.Reciprocal(x), x), zero)
 
 
@@ -49,12 +66,12 @@ def remainder(x: Any, y: Any) -> Any:
         y = op.Cast(y, to=ir.DataType.FLOAT)
         y.dtype = ir.DataType.FLOAT
     if not isinstance(x, ir.Value):
-        x = _like(x, y)
+        x = like(x, y)
     if is_integer(x):
-        return core.aten_remainder(x, _like(y, x))
-    y = _like(y, x)
+        return core.aten_remainder(x, like(y, x))
+    y = like(y, x)
     rest = op.Mod(x, y, fmod=1)
-    return op.Where(_has_other_sign(rest, y, _like(0.0, x)), op.Add(rest, y), rest)
+    return op.Where(_has_other_sign(rest, y, like(0.0, x)), op.Add(rest, y), rest)
 
 
 def floor_divide(x: Any, y: Any) -> Any:
@@ -64,12 +81,12 @@ def floor_divide(x: Any, y: Any) -> Any:
     as that of 1.0 by 0.1. So the remainder is subtracted before the division, as PyTorch's kernel does.
     """
     if not isinstance(x, ir.Value):
-        x = _like(x, y)
-    y = _like(y, x)
+        x = like(x, y)
+    y = like(y, x)
     if x.dtype.is_integer():
         return core.aten_floor_divide(x, y)
     rest = op.Mod(x, y, fmod=1)
-    one, zero, half = (_like(number, x) for number in (1.0, 0.0, 0.5))
+    one, zero, half = (like(number, x) for number in (1.0, 0.0, 0.5))
     quotient = op.Div(op.Sub(x, rest), y)
     quotient = op.Where(_has_other_sign(rest, y, zero), op.Sub(quotient, one), quotient)
     down = op.Floor(quotient)
@@ -83,7 +100,7 @@ def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return floor_divide(x, y)
     if rounding_mode == "trunc" and is_integer(x) and is_integer(y):
-        return op.Div(x, _like(y, x))
+        return op.Div(x, like(y, x))
     return core.aten_div_mode(x, y, rounding_mode)
 
 
@@ -114,7 +131,7 @@ def atan2(y: Any, x: Any) -> Any:
     height, width = op.Abs(y), op.Abs(x)
     slope = op.Where(op.Equal(height, width), op.Sign(width), op.Div(height, width))  # also 0 / 0 and inf / inf
     angle = op.Atan(slope)
-    angle = op.Where(_is_negative(x), op.Sub(_like(math.pi, x), angle), angle)
+    angle = op.Where(_is_negative(x), op.Sub(like(math.pi, x), angle), angle)
     return op.Where(_is_negative(y), op.Neg(angle), angle)
 
 
@@ -123,63 +140,44 @@ def sign(x: Any) -> Any:
 
     See https://github.com/microsoft/onnxruntime/pull/25280.
     """
-    zero = _like(0, x) if x.dtype.is_integer() else _like(0.0, x)
+    zero = like(0, x) if x.dtype.is_integer() else like(0.0, x)
     return op.Sub(op.CastLike(op.Greater(x, zero), x), op.CastLike(op.Less(x, zero), x))
 
 
-def log1p(x: Any) -> Any:
-    """Express ``aten.log1p``."""
-    return _log1p(x, x)
+def is_negative(x: Any) -> Any:
+    """Express ``aten.signbit``; the exporter's comparison is false for -0.0."""
+    if x.dtype is ir.DataType.BOOL:
+        return op.And(x, op.Not(x))
+    return op.Less(x, like(0, x)) if is_integer(x) else _is_negative(x)
 
 
-def _log1p(x: Any, like: Any) -> Any:
-    """Return ``log(1 + x)``, which loses the digits of a small x; the quotient restores them (Kahan)."""
-    one = _like(1.0, like)
-    total = op.Add(one, x)
-    gained = op.Sub(total, one)
-    log = op.Log(total)
-    exact = op.Mul(log, op.Div(x, gained))
-    exact = op.Where(op.Equal(gained, _like(0.0, like)), x, exact)
-    return op.Where(op.Equal(total, _like(math.inf, like)), log, exact)
+def angle(x: Any) -> Any:
+    """Express ``aten.angle`` of real numbers, which is NaN for NaN."""
+    if is_integer(x):
+        x = op.Cast(x, to=ir.DataType.FLOAT)
+        x.dtype = ir.DataType.FLOAT
+    zero = like(0.0, x)
+    return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, zero), like(math.pi, x), zero))
 
 
-def log_sigmoid(x: Any) -> Any:
-    """Express ``aten.log_sigmoid``; the exporter's logarithm of a sigmoid is infinite below -20."""
-    return op.Sub(op.Min(x, _like(0.0, x)), _log1p_exp(op.Neg(op.Abs(x)), x))
+def x_log_y(x: Any, y: Any) -> Any:
+    """Express ``aten.xlogy``, which is 0 where x is 0, but NaN where y is NaN."""
+    kinds = {value.dtype for value in (x, y) if isinstance(value, ir.Value) and not is_integer(value)}
+    kind = kinds.pop() if len(kinds) == 1 else ir.DataType.FLOAT
+    x, y = (_as_float(value, kind) for value in (x, y))
+    zero = _as_float(0.0, kind)
+    known = op.And(op.Equal(x, zero), op.Not(op.IsNaN(y)))
+    return op.Where(known, zero, op.Mul(x, op.Log(y)))
 
 
-def log_add_exp(x: Any, y: Any) -> Any:
-    """Express ``aten.logaddexp``; the exporter's sum of exponentials overflows."""
-    distance = op.Where(op.Equal(x, y), _like(0.0, x), op.Abs(op.Sub(x, y)))  # equal infinities have none
-    return op.Add(op.Max(x, y), _log1p_exp(op.Neg(distance), x))
+def _as_float(value: Any, kind: ir.DataType) -> Any:
+    return op.Cast(value, to=kind) if isinstance(value, ir.Value) else op.Constant(value=ir.tensor(float(value), kind))
 
 
-def log_add_exp2(x: Any, y: Any) -> Any:
-    """Express ``aten.logaddexp2``; see :func:`log_add_exp`."""
-    distance = op.Where(op.Equal(x, y), _like(0.0, x), op.Abs(op.Sub(x, y)))
-    added = _log1p_exp(op.Mul(op.Neg(distance), _like(math.log(2), x)), x)
-    return op.Add(op.Max(x, y), op.Mul(added, _like(1 / math.log(2), x)))
-
-
-def log_cum_sum_exp(x: Any, dim: int) -> Any:
-    """Express ``aten.logcumsumexp``; each prefix is scaled by its largest value, so that it does not overflow."""
-    rank = len(x.shape)
-    last = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
-    values = op.Transpose(x, perm=last)
-    place = op.Range(op.Constant(value_int=0), op.Squeeze(op.Shape(values, start=rank - 1)), op.Constant(value_int=1))
-    seen = op.GreaterOrEqual(op.Unsqueeze(place, [1]), op.Unsqueeze(place, [0]))
-    each = op.Where(seen, op.Unsqueeze(values, [-2]), _like(-math.inf, x))
-    largest = op.ReduceMax(each, op.Constant(value_ints=[-1]), keepdims=1)
-    infinite = op.Equal(op.Abs(largest), _like(math.inf, x))
-    shift = op.Where(infinite, _like(0.0, x), largest)  # infinities minus themselves are NaN
-    total = op.ReduceSum(op.Exp(op.Sub(each, shift)), op.Constant(value_ints=[-1]), keepdims=0)
-    result = op.Add(op.Log(total), op.Squeeze(shift, [-1]))
-    return op.Transpose(result, perm=[last.index(axis) for axis in range(rank)])
-
-
-def _log1p_exp(x: Any, like: Any) -> Any:
-    """Return ``log(1 + exp(x))`` for ``x`` of at most 0. ONNX Runtime's kernel has one datatype."""
-    return op.Softplus(x) if like.dtype == ir.DataType.FLOAT else _log1p(op.Exp(x), like)
+def heaviside(x: Any, at_zero: Any) -> Any:
+    """Express ``aten.heaviside``, which is 0 for NaN."""
+    zero = like(0, x) if is_integer(x) else like(0.0, x)
+    return op.Where(op.Equal(x, zero), at_zero, op.CastLike(op.Greater(x, zero), x))
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
@@ -192,10 +190,12 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.pow.Tensor_Scalar: power,
     aten.atan2.default: atan2,
     aten.sign.default: sign,
-    aten.log1p.default: log1p,
-    aten.log_sigmoid.default: log_sigmoid,
-    aten.logaddexp.default: log_add_exp,
-    aten.logaddexp2.default: log_add_exp2,
-    aten.logcumsumexp.default: log_cum_sum_exp,
+    aten.signbit.default: is_negative,
+    torch.ops.prims.signbit.default: is_negative,
+    aten.heaviside.default: heaviside,
+    aten.angle.default: angle,
+    aten.xlogy.Tensor: x_log_y,
+    aten.xlogy.Scalar_Self: x_log_y,
+    aten.xlogy.Scalar_Other: x_log_y,
 }
 """By operator, for :func:`ingot.export.lower.onnx.lower`."""

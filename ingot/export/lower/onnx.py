@@ -19,7 +19,7 @@ from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
 from ingot.export.explain import places
-from ingot.export.lower import complex_numbers, optimizer
+from ingot.export.lower import complex_numbers, optimizer, sigmoids
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
@@ -146,6 +146,7 @@ def _translate(
         with quiet(), torch_internals.precise_sizes():
             model: ir.Model = torch_internals.export_onnx(program, registry)
         onnx_graph.inline(model)
+        sigmoids.keep_small(model)
         return model
 
     def unexpressed(error: Exception) -> str:
@@ -153,12 +154,21 @@ def _translate(
         return f"{subject} has no ONNX form: {_explain(error, exported, registry, remedy)}"
 
     with foreign.reported_as(ExportError, unexpressed):
+        _check_results(exported)
         try:
             return export(exported)
         except torch.onnx.OnnxExporterError as error:
             if VIEW_ERROR not in str(error):
                 raise
             return export(with_contiguous_views(exported))
+
+
+def _check_results(exported: torch.export.ExportedProgram) -> None:
+    """Raise ExportError if the graph uses a result of an operator that ONNX has only without it."""
+    for node in exported.graph.nodes:
+        used = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+        if node.target is torch.ops.aten.linalg_inv_ex.default and 1 in used:
+            raise ExportError(f"{_shown(node)}: which matrix is singular has no ONNX form; return the inverse only")
 
 
 def with_contiguous_views(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -47,7 +47,7 @@ def is_integer(x: Any) -> bool:
 
 def _function(operator_name: str) -> Callable[..., Any]:
     """Return a form of a function of floats that ONNX has as an operator."""
-    return _named(operator_name, lambda *numbers: _computed(operator_name, *numbers))
+    return named(operator_name, lambda *numbers: _computed(operator_name, *numbers))
 
 
 def _arithmetic(operator_name: str) -> Callable[..., Any]:
@@ -58,14 +58,15 @@ def _arithmetic(operator_name: str) -> Callable[..., Any]:
             return getattr(op, operator_name)(*(op.Constant(value_int=n) if isinstance(n, int) else n for n in (x, y)))
         return _computed(operator_name, x, y)
 
-    return _named(operator_name, apply)
+    return named(operator_name, apply)
 
 
 def _rounding(operator_name: str) -> Callable[..., Any]:
-    return _named(operator_name, lambda x: _to_integer(operator_name, x))
+    return named(operator_name, lambda x: _to_integer(operator_name, x))
 
 
-def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a form that was made by a function, with a name."""
     function.__name__ = name  # the exporter's registry reads it
     return function
 

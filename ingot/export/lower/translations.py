@@ -5,6 +5,7 @@ Most of them are of operators that the capture and the rewrite rules insert into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
-from ingot.export.lower import exact_math, missing_forms, size_arithmetic
+from ingot.export.lower import exact_math, missing_forms, reductions, resizing, size_arithmetic, tails
+from ingot.export.lower.exact_math import like
 from ingot.export.lower.size_arithmetic import is_integer
 from ingot.export.rewrite.rules.fx import onnx_forms
 
@@ -39,16 +41,25 @@ def subtract_from_scalar(x: Any, number: float, alpha: float = 1) -> Any:
 def clamp(x: Any, least: Any = None, most: Any = None) -> Any:
     """Express ``aten.clamp``, for integers by comparisons: ONNX Runtime's kernels are wrong beyond 32 bits.
 
-    See https://github.com/microsoft/onnxruntime/pull/25280.
+    See https://github.com/microsoft/onnxruntime/pull/25280. Without both bounds, ``Clip`` replaces infinities by the
+    extreme finite numbers.
     """
     if not x.dtype.is_integer():
-        return core.aten_clamp(x, least, most)
+        if least is None and most is None:
+            return op.Identity(x)
+        bounds = (like(-math.inf if least is None else least, x), like(math.inf if most is None else most, x))
+        return op.Clip(x, *bounds)
     for bound, beyond in ((least, op.Less), (most, op.Greater)):
         if bound is not None:
             is_number = isinstance(bound, int | float)
             limit = op.Constant(value=ir.tensor(int(bound), x.dtype)) if is_number else op.CastLike(bound, x)
             x = op.Where(beyond(x, limit), limit, x)
     return x
+
+
+def clamp_max(x: Any, most: Any) -> Any:
+    """Express ``aten.clamp_max``."""
+    return clamp(x, None, most)
 
 
 def minimum(x: Any, y: Any) -> Any:
@@ -64,9 +75,16 @@ def maximum(x: Any, y: Any) -> Any:
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.rsub.Scalar: subtract_from_scalar,
     aten.clamp.default: clamp,
+    aten.clamp_min.default: clamp,
+    aten.clamp_max.default: clamp_max,
+    aten.clamp_min.Tensor: maximum,
+    aten.clamp_max.Tensor: minimum,
     aten.minimum.default: minimum,
     aten.maximum.default: maximum,
     **exact_math.TRANSLATIONS,
+    **tails.TRANSLATIONS,
+    **reductions.TRANSLATIONS,
+    **resizing.TRANSLATIONS,
     **missing_forms.TRANSLATIONS,
     **size_arithmetic.TRANSLATIONS,
     **recurrent.TRANSLATIONS,

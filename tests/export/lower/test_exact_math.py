@@ -34,6 +34,28 @@ UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "logsigmoid": functional.logsigmoid,
     "logcumsumexp": lambda x: torch.logcumsumexp(x, 0),
 }
+TAILS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "expm1": torch.expm1,
+    "elu": lambda x: functional.elu(x, 2.0),
+    "selu": functional.selu,
+    "celu": lambda x: functional.celu(x, 0.5),
+    "erfc": torch.erfc,
+    "erfcx": torch.special.erfcx,
+    "log_ndtr": torch.special.log_ndtr,
+    "logit with a bound": lambda x: torch.logit(x, 1e-6),
+    "logarithm of a probability": lambda x: torch.log(torch.sigmoid(x)),
+    "logarithm of a probability and a small number": lambda x: torch.log(torch.sigmoid(x).clamp(0, 1) + 1e-9),
+    "signbit": torch.signbit,
+    "angle": torch.angle,
+    "copysign": lambda x: torch.copysign(torch.tensor(1.0), x),
+    "heaviside": lambda x: torch.heaviside(x, torch.tensor(0.5)),
+    "clamp(min)": lambda x: x.clamp(min=-1),
+    "clamp(max)": lambda x: x.clamp(max=1),
+    "clamp_min": lambda x: x.clamp_min(-1),
+    "disjoint bounds": lambda x: x.clamp(0, 1).clamp(2, 3),
+    "relu of numbers below zero": lambda x: functional.relu(x.clamp(max=-1)),
+    "xlogy(0, x)": lambda x: torch.xlogy(torch.zeros(()), x),
+}
 BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x // y": torch.floor_divide,
     "x % y": torch.remainder,
@@ -80,8 +102,12 @@ def check(
     inputs: Mapping[str, Tensor],
     declared: list[str],
     near: float = 1e-3,
+    room: float = 4,
 ) -> None:
-    """Check that each function's exported form agrees with PyTorch at all values, relative to those above ``near``."""
+    """Check that each function's exported form agrees with PyTorch at all values, relative to those above ``near``.
+
+    ``room`` is the tolerance in units of the datatype's rounding.
+    """
     module = OfOne(functions) if len(inputs) == 1 else OfTwo(functions)
     archive = export_model(module, inputs=declared)
     outputs = load_engine(archive.variants[0].path()).run({name: value.numpy() for name, value in inputs.items()})
@@ -92,8 +118,8 @@ def check(
         assert found.dtype == expected.dtype
         equal = expected == found
         if expected.is_floating_point():
-            room = 4 * torch.finfo(expected.dtype).eps
-            equal = torch.isclose(found, expected, rtol=room, atol=room * near, equal_nan=True)
+            close = room * torch.finfo(expected.dtype).eps
+            equal = torch.isclose(found, expected, rtol=close, atol=close * near, equal_nan=True)
         for index in torch.nonzero(~equal).flatten().tolist():
             at = tuple(value[index].item() for value in inputs.values())
             wrong[name, at] = (expected[index].item(), found[index].item())
@@ -103,6 +129,11 @@ def check(
 @pytest.mark.parametrize("dtype", matrix(torch.float32, torch.float64))
 def test_functions_of_one_number(dtype: torch.dtype) -> None:
     check(UNARY, {"x": torch.tensor(VALUES, dtype=dtype)}, [f"x:{str(dtype)[6:]}[n]"])
+
+
+def test_tails_and_signs() -> None:
+    more = [1e-4, 0.5, -0.7, 2.0, 4.0, 9.0, 12.0, -5.0, -13.0, -17.5, 88.0, -1e-20]
+    check(TAILS, {"x": torch.tensor(VALUES + more)}, ["x:float32[n]"], 1e-30, 32)
 
 
 @pytest.mark.parametrize("dtype", matrix(torch.float32, torch.float64))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.export.lower import onnx as lower
 from ingot.runtime import load_engine
@@ -195,3 +196,8 @@ def test_a_fault_of_the_optimizer_costs_the_optimization_only() -> None:
     x = torch.randn(7, 4)
     torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), GhostNorm().eval()(x))
     engine.close()
+
+
+def test_the_index_of_a_singular_matrix_is_refused() -> None:
+    with pytest.raises(ExportError, match="which matrix is singular has no ONNX form; return the inverse only"):
+        export_model(Function(lambda x: torch.linalg.inv_ex(x)[1]), inputs="x:float32[4,4]")

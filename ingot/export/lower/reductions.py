@@ -1,0 +1,197 @@
+"""ONNX forms of reductions and of pooling whose kernels are wrong for no values at all, or for infinite ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from onnxscript import ir, opset18
+from onnxscript.function_libs.torch_lib.ops import nn
+
+from ingot.export.lower.exact_math import in_single, like
+from ingot.export.lower.size_arithmetic import to_double
+
+aten = torch.ops.aten
+op: Any = opset18
+
+# Operators whose results are finite or +inf for all inputs but NaN, and those that pass on this property.
+_BOUNDED = {
+    "Relu",
+    "Sigmoid",
+    "HardSigmoid",
+    "Softmax",
+    "Exp",
+    "Abs",
+    "Softplus",
+    "Tanh",
+    "Erf",
+    "Gelu",
+    "HardSwish",
+    "Sqrt",
+}
+_PASSING = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "MaxPool", "Dropout"}
+# A number below all of float32, in double precision.
+_LOWEST = -1e300
+
+
+def _axes(x: Any, dim: Sequence[int] | int | None) -> list[int]:
+    """Return the reduced dimensions; all of them if none are named."""
+    rank = len(x.shape)
+    named = [dim] if isinstance(dim, int) else list(dim or ())
+    return [axis % rank for axis in named] if rank and named else list(range(rank))
+
+
+def _flags(reduce: Any, x: Any, dim: Sequence[int] | int | None, keepdim: bool) -> Any:
+    """Reduce truth values as bytes: the extreme of none is that of the type, 0 or 255, which is the right result."""
+    truth = x if x.dtype is ir.DataType.BOOL else op.Cast(x, to=ir.DataType.BOOL)
+    axes = _axes(x, dim)
+    if not axes:
+        return op.Identity(truth)
+    found = reduce(op.Cast(truth, to=ir.DataType.UINT8), op.Constant(value_ints=axes), keepdims=int(keepdim))
+    return op.Cast(found, to=ir.DataType.BOOL)
+
+
+def any_of(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Any:
+    """Express ``aten.any``; in the exporter's form, the largest of no 64-bit integers is true."""
+    return _flags(op.ReduceMax, x, dim, keepdim)
+
+
+def all_of(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Any:
+    """Express ``aten.all``."""
+    return _flags(op.ReduceMin, x, dim, keepdim)
+
+
+def _extreme(x: Any, dim: Sequence[int] | int | None, keepdim: bool, reduce: Any) -> Any:
+    axes = _axes(x, dim)
+    if x.dtype is ir.DataType.BOOL:
+        return _flags(reduce, x, dim, keepdim)
+    return reduce(x, op.Constant(value_ints=axes), keepdims=int(keepdim)) if axes else op.Identity(x)
+
+
+def largest(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Any:
+    """Express ``aten.amax``, also of all values."""
+    return _extreme(x, dim, keepdim, op.ReduceMax)
+
+
+def least(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Any:
+    """Express ``aten.amin``, also of all values."""
+    return _extreme(x, dim, keepdim, op.ReduceMin)
+
+
+def least_and_largest(x: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.aminmax``."""
+    return least(x, dim, keepdim), largest(x, dim, keepdim)
+
+
+def mean(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False, dtype: int | None = None) -> Any:
+    """Express ``aten.mean``: a sum and a division where the number of values may be 0, because their mean is NaN."""
+    kind = x.dtype if dtype in (None, -1) else ir.DataType(dtype)
+    if kind is not x.dtype:
+        shape, x = x.shape, op.Cast(x, to=kind)
+        x.dtype, x.shape = kind, shape
+    return _mean(x, _axes(x, dim), keepdim)
+
+
+@in_single
+def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
+    if not axes:
+        return op.Identity(x)
+    names = op.Constant(value_ints=axes)
+    if all(isinstance(x.shape[axis], int) and x.shape[axis] > 0 for axis in axes):
+        return op.ReduceMean(x, names, keepdims=int(keepdim))
+    count = op.ReduceProd(op.Gather(op.Shape(x), names), keepdims=0)
+    return op.Div(op.ReduceSum(x, names, keepdims=int(keepdim)), op.CastLike(count, x))
+
+
+def mean_of_all(x: Any, dtype: int | None = None) -> Any:
+    """Express ``aten.mean`` of all values."""
+    return mean(x, None, False, dtype)
+
+
+@in_single
+def log_sum_exp(x: Any, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
+    """Express ``aten.logsumexp``; ONNX Runtime's kernel returns -inf or NaN if the first value is -inf."""
+    axes = _axes(x, dim)
+    if not axes:
+        return op.Identity(x)
+    names = op.Constant(value_ints=axes)
+    most = op.ReduceMax(x, names, keepdims=1)
+    # Infinities minus themselves are NaN.
+    shift = op.Where(op.Equal(op.Abs(most), like(math.inf, x)), like(0.0, x), most)
+    total = op.Log(op.ReduceSum(op.Exp(op.Sub(x, shift)), names, keepdims=int(keepdim)))
+    return op.Add(total, shift if keepdim else op.Squeeze(shift, names))
+
+
+def _has_lower_bound(value: Any) -> bool:
+    """Return whether a value is known not to be -inf."""
+    node = value.producer() if isinstance(value, ir.Value) else None
+    if node is None or node.domain != "":
+        return False
+    if node.op_type in _BOUNDED:
+        return True
+    if node.op_type == "Clip":
+        bound = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None
+        return bound is not None and bool((bound.numpy() > -math.inf).all())
+    if node.op_type == "Mul":  # x * sigmoid(x), which is NaN for -inf
+        left, right = node.inputs
+        return _is_gate(left, right) or _is_gate(right, left)
+    if node.op_type == "Concat":
+        return all(map(_has_lower_bound, node.inputs))
+    return node.op_type in _PASSING and _has_lower_bound(node.inputs[0])
+
+
+def _is_gate(value: Any, x: Any) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Sigmoid" and node.inputs[0] is x
+
+
+def _pooling(form: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a form of max pooling that keeps -inf.
+
+    ONNX Runtime's kernels start from the least finite number. In double precision this number is below those of
+    narrower types, also below the number that stands for -inf. Values that cannot be -inf need no conversion.
+    """
+
+    def apply(
+        x: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] | int = 0,
+        dilation: Sequence[int] | int = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        options = (kernel_size, stride, padding, dilation, ceil_mode)
+        if not x.dtype.is_floating_point() or x.dtype is ir.DataType.DOUBLE or _has_lower_bound(x):
+            return form(x, *options)
+        wide = op.Max(to_double(x), to_double(_LOWEST))
+        wide.dtype, wide.shape = ir.DataType.DOUBLE, x.shape
+        found = form(wide, *options)
+        return (op.CastLike(found[0], x), found[1]) if isinstance(found, tuple) else op.CastLike(found, x)
+
+    apply.__name__ = form.__name__  # the exporter's registry reads it
+    return apply
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.any.default: any_of,
+    aten.any.dim: any_of,
+    aten.any.dims: any_of,
+    aten.all.default: all_of,
+    aten.all.dim: all_of,
+    aten.all.dims: all_of,
+    aten.amax.default: largest,
+    aten.amin.default: least,
+    aten.aminmax.default: least_and_largest,
+    aten.mean.default: mean_of_all,
+    aten.mean.dim: mean,
+    aten.logsumexp.default: log_sum_exp,
+    aten.max_pool1d.default: _pooling(nn.aten_max_pool1d),
+    aten.max_pool2d.default: _pooling(nn.aten_max_pool2d),
+    aten.max_pool3d.default: _pooling(nn.aten_max_pool3d),
+    aten.max_pool1d_with_indices.default: _pooling(nn.aten_max_pool1d_with_indices),
+    aten.max_pool2d_with_indices.default: _pooling(nn.aten_max_pool2d_with_indices),
+    aten.max_pool3d_with_indices.default: _pooling(nn.aten_max_pool3d_with_indices),
+}
+"""By operator, for :func:`ingot.export.lower.onnx.lower`."""

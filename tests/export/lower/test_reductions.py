@@ -1,0 +1,101 @@
+"""Reductions, pooling and interpolation: of nothing, of infinite numbers, and at sizes where products are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ingot.export import export_model
+from ingot.runtime import load_engine
+from tests.export.lower.test_exact_math import INF, NAN, OfOne
+
+Functions = Mapping[str, Callable[[Tensor], Tensor]]
+
+OF_ROWS: Functions = {
+    "logsumexp": lambda x: torch.logsumexp(x, 1),
+    "logsumexp of all": lambda x: torch.logsumexp(x, (0, 1), keepdim=True),
+    "any": lambda x: (x > 1).any(1),
+    "all": lambda x: x.isfinite().all(1),
+    "variance": lambda x: x.var(1),
+    "deviation": lambda x: x.std(1, correction=0),
+    "mean": lambda x: x.mean(1),
+    "least of all": lambda x: torch.amin(x.nan_to_num()),
+    "least and largest": lambda x: torch.aminmax(x.nan_to_num()).max,
+}
+ROWS = [
+    [-INF, 1, 2, 3],
+    [-INF, -INF, -INF, -INF],
+    [INF, 1, -INF, 3],
+    [-INF, -100, -101, -132],
+    [1, NAN, 2, 3],
+    [1, 2, 3, 4],
+]
+OF_CHOSEN: Functions = {
+    "any": lambda x: (x[x > 50] > 1).any(),
+    "all": lambda x: (x[x > 50] > 1).all(),
+    "mean": lambda x: x[x > 50].mean(),
+    "mean of wide numbers": lambda x: x[x > 50].mean(dtype=torch.float64),
+    "deviation": lambda x: x[x > 50].std(),
+    "variance": lambda x: x[x > 50].var(correction=0),
+    "product": lambda x: x[x > 50].prod(),
+}
+POOLS: Functions = {
+    "1-D": lambda x: functional.max_pool1d(x[:, :, 0], 2),
+    "2-D": lambda x: functional.max_pool2d(x, 3, 2, 1),
+    "2-D, indices": lambda x: functional.max_pool2d(x, 2, return_indices=True)[1],
+    "3-D": lambda x: functional.max_pool3d(x, 2),
+    "after relu": lambda x: functional.max_pool2d(functional.relu(x), 2),
+}
+RESIZED: Functions = {
+    "bilinear": lambda x: functional.interpolate(x, scale_factor=0.7, mode="bilinear"),
+    "bilinear, corners": lambda x: functional.interpolate(x, scale_factor=0.7, mode="bilinear", align_corners=True),
+    "bicubic": lambda x: functional.interpolate(x, scale_factor=1.7, mode="bicubic"),
+    "nearest": lambda x: functional.interpolate(x, scale_factor=0.7),
+    "nearest, size": lambda x: functional.interpolate(x, size=(7, x.shape[3] * 2)),
+    "nearest, twice": lambda x: functional.interpolate(x, scale_factor=2),
+    "places beyond the image": lambda x: functional.grid_sample(x, x.permute(0, 2, 3, 1) * 1e9, align_corners=False),
+    "places beyond the image, border": lambda x: functional.grid_sample(
+        x, x.permute(0, 2, 3, 1) * 1e9, "nearest", "border", align_corners=True
+    ),
+    "nearest-exact": lambda x: functional.interpolate(x, scale_factor=1.3, mode="nearest-exact"),
+}
+
+
+def check(functions: Functions, declared: str, *inputs: Tensor, close: float = 1e-6) -> None:
+    archive = export_model(OfOne(functions), inputs=declared)
+    engine = load_engine(archive.variants[0].path())
+    for x in inputs:
+        outputs = engine.run({"x": x.numpy()})
+        for (name, function), actual in zip(functions.items(), outputs.values(), strict=True):
+            expected = function(x)
+            found = torch.from_numpy(actual)
+            assert found.shape == expected.shape, name
+            assert torch.allclose(found.double(), expected.double(), close, close, equal_nan=True), (
+                name,
+                found,
+                expected,
+            )
+
+
+def test_rows_of_infinite_numbers() -> None:
+    check(OF_ROWS, "x:float32[n,4]", torch.tensor(ROWS))
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_selections_of_nothing() -> None:
+    check(OF_CHOSEN, "x:float32[n]", torch.tensor([1.0, 2, 3]), torch.tensor([60.0, 1, 2]), torch.tensor([60.0, 70]))
+
+
+def test_pooling_keeps_minus_infinity() -> None:
+    rows = torch.tensor([[-INF] * 8, [1, -INF, -INF, -INF, 2, -INF, INF, -INF], [torch.finfo().min] * 4 + [-INF] * 4])
+    check(POOLS, "x:float32[batch,3,8,8]", rows[None, :, None].repeat(2, 1, 8, 1))
+
+
+def test_sizes_and_pixels_of_interpolation() -> None:
+    generator = torch.Generator().manual_seed(1)
+    images = (torch.randn(1, 2, *shape, generator=generator) for shape in ((180, 50), (7, 10), (33, 21)))
+    check(RESIZED, "x:float32[batch,2,height,width]", *images, close=1e-3)
