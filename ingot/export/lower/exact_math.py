@@ -163,7 +163,7 @@ def angle(x: Any) -> Any:
 def x_log_y(x: Any, y: Any) -> Any:
     """Express ``aten.xlogy``, which is 0 where x is 0, but NaN where y is NaN."""
     kinds = {value.dtype for value in (x, y) if isinstance(value, ir.Value) and not is_integer(value)}
-    kind = kinds.pop() if len(kinds) == 1 else ir.DataType.FLOAT
+    kind = (kinds.pop() if len(kinds) == 1 else None) or ir.DataType.FLOAT
     x, y = (_as_float(value, kind) for value in (x, y))
     zero = _as_float(0.0, kind)
     known = op.And(op.Equal(x, zero), op.Not(op.IsNaN(y)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from onnxscript import ir, opset18
-from onnxscript.function_libs.torch_lib.ops import nn
+from onnxscript.function_libs.torch_lib.ops import nn, prims
 
 from ingot.export.lower.exact_math import in_single, like
 from ingot.export.lower.size_arithmetic import to_double
@@ -99,10 +99,30 @@ def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
     if not axes:
         return op.Identity(x)
     names = op.Constant(value_ints=axes)
-    if all(isinstance(x.shape[axis], int) and x.shape[axis] > 0 for axis in axes):
+    if _has_values(x, axes):
         return op.ReduceMean(x, names, keepdims=int(keepdim))
-    count = op.ReduceProd(op.Gather(op.Shape(x), names), keepdims=0)
-    return op.Div(op.ReduceSum(x, names, keepdims=int(keepdim)), op.CastLike(count, x))
+    return op.Div(op.ReduceSum(x, names, keepdims=int(keepdim)), _count(x, names))
+
+
+def _has_values(x: Any, axes: list[int]) -> bool:
+    """Return whether there is a value to reduce, whatever the dynamic sizes are."""
+    return all(isinstance(x.shape[axis], int) and x.shape[axis] > 0 for axis in axes)
+
+
+def _count(x: Any, axes: Any) -> Any:
+    return op.CastLike(op.ReduceProd(op.Gather(op.Shape(x), axes), keepdims=0), x)
+
+
+@in_single
+def variance(x: Any, dims: Sequence[int] | None, correction: float = 1.0, output_dtype: int | None = None) -> Any:
+    """Express ``prims.var``; that of no values is NaN."""
+    axes = _axes(x, dims)
+    if not axes or _has_values(x, axes):
+        return prims.prims_var(x, dims, correction, output_dtype)
+    names = op.Constant(value_ints=axes)
+    distance = op.Sub(x, _mean(x, axes, True))
+    total = op.ReduceSum(op.Mul(distance, distance), names, keepdims=0)
+    return op.Div(total, op.Max(op.Sub(_count(x, names), like(float(correction), x)), like(0.0, x)))
 
 
 def mean_of_all(x: Any, dtype: int | None = None) -> Any:
@@ -184,6 +204,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.amax.default: largest,
     aten.amin.default: least,
     aten.aminmax.default: least_and_largest,
+    torch.ops.prims.var.default: variance,
     aten.mean.default: mean_of_all,
     aten.mean.dim: mean,
     aten.logsumexp.default: log_sum_exp,
