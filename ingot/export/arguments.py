@@ -77,24 +77,28 @@ class Arguments:
         return args, kwargs
 
 
-def from_names(module: nn.Module, names: Sequence[str], constants: Mapping[str, Any]) -> Arguments:
+def from_names(
+    module: nn.Module, names: Sequence[str], constants: Mapping[str, Any], *, by_keyword: bool = False
+) -> Arguments:
     """Return a call of ``module`` made from flat names.
 
-    Names whose first parts are parameters of ``forward`` are passed by keyword, as tuples where all keys are positions
-    and as dicts otherwise. If no name is a parameter, all are passed by position. The arguments of a TorchScript
-    module are always passed by position.
+    Names whose first parts are parameters of ``forward`` are passed as tuples where all keys are positions and as dicts
+    otherwise: by position, as in most calls, up to a parameter that is left out, then by keyword. If no name is a
+    parameter, all are passed by position, except to a ``forward`` that accepts keywords only. With ``by_keyword`` none
+    is passed by position, unless the module requires that.
 
     Raises:
         InvalidArgument: only some names are parameters, or a constant is not a parameter.
     """
     known = parameters(module)
     slots = {name: _Slot(index) for index, name in enumerate(names)}
-    if not _fit_by_name(module, names, known):
+    if not _fit_by_name(module, names, known) and not (by_keyword and takes_any_keyword(module)):
         _check_constants(module, constants, known)
         return _build(names, (tuple(slots.values()), dict(constants)))
     _check_constants(module, constants, known)
     kwargs = {**_nest(slots), **constants}
-    return _build(names, _split(module, kwargs, known))
+    leading = 0 if by_keyword else _leading(module, kwargs, constants)
+    return _build(names, _split(module, kwargs, known, leading))
 
 
 def from_example(
@@ -188,7 +192,7 @@ def _fit_by_name(module: nn.Module, names: Sequence[str], known: Sequence[str]) 
         return True
     if len(strange) < len(tops):
         raise InvalidArgument(f"the model has no parameter '{strange[0]}'; its parameters are {', '.join(known)}")
-    return takes_any_keyword(module) and not known
+    return takes_any_keyword(module) and not known and not _takes_any_position(module)
 
 
 def takes_any_keyword(module: nn.Module) -> bool:
@@ -244,12 +248,36 @@ def _as_call(module: nn.Module, example: Any, known: Sequence[str]) -> tuple[Seq
     return known, args, {}
 
 
-def _split(module: nn.Module, kwargs: Mapping[str, Any], known: Sequence[str]) -> Call:
+def calls_other_code(module: nn.Module) -> bool:
+    """Return whether a call runs code that may treat arguments by position and by keyword differently.
+
+    This is code of hooks, decorators, and classes that replace ``__call__``.
+    """
+    if isinstance(module, torch.jit.ScriptModule | fx.GraphModule):
+        return False
+    hooked = any(value for name, value in vars(module).items() if name in ("_forward_hooks", "_forward_pre_hooks"))
+    replaced = type(module).__call__ is not nn.Module.__call__ or "forward" in vars(module)
+    return hooked or replaced or hasattr(module.forward, "__wrapped__") or _takes_any_position(module)
+
+
+def _leading(module: nn.Module, kwargs: Mapping[str, Any], constants: Mapping[str, Any]) -> int:
+    """Return how many arguments a usual call passes by position."""
+    if isinstance(module, torch.jit.ScriptModule | fx.GraphModule):
+        return 0
+    count = 0
+    for item in inspect.signature(module.forward).parameters.values():
+        if item.kind is not item.POSITIONAL_OR_KEYWORD or item.name not in kwargs or item.name in constants:
+            break
+        count += 1
+    return count
+
+
+def _split(module: nn.Module, kwargs: Mapping[str, Any], known: Sequence[str], leading: int = 0) -> Call:
     """Split keywords into arguments by position, which some kinds of module require, and by keyword."""
     if isinstance(module, torch.jit.ScriptModule):
         count = len(kwargs)
     else:
-        count = positional_arguments(module.graph) if isinstance(module, fx.GraphModule) else 0
+        count = positional_arguments(module.graph) if isinstance(module, fx.GraphModule) else leading
     first = known[:count]
     if not set(first) <= set(kwargs):
         raise ExportError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch import nn
 
 from ingot import foreign, padding
@@ -18,10 +20,11 @@ from ingot.export.estimate import cost
 from ingot.export.lower.packed import Packed, precision_of
 from ingot.export.proof import edges
 from ingot.export.proof.parity import Remembered
-from ingot.export.proof.probe import unchanged
+from ingot.export.proof.states import Watched
 from ingot.export.report import Journal, Progress
 from ingot.export.rewrite import rules
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass
+from ingot.export.snapshot import Snapshot, untouched
 from ingot.export.source import defaults
 from ingot.export.source import onnx as onnx_source
 from ingot.export.source.subject import Subject, check_batch_dim, describe, parse_inputs, prepare
@@ -140,18 +143,27 @@ def export_model(
         journal.note(*file.notes)
         context = Context(options=options, journal=journal, reference=file.file, examples=file.examples)
         return _finish_onnx(context, file.model, file.signature)
-    with evaluating(model), unchanged(model):
+    with evaluating(model) as (model, snapshot):
         with journal.stage("probe", "Running the model on example inputs"):
             description = describe(model, example_inputs, inputs, constants)
             journal.note(*description.notes)
-            subject = prepare(model, description, output_names, lift_state=lift_state)
+            subject = prepare(model, description, output_names, snapshot=snapshot, lift_state=lift_state)
+            watched = Watched(subject.eager, subject.example)  # what the search changes is new, too
             examples, notes = edges.chosen(subject.eager, subject.examples)
             journal.note(*notes)
             subject = replace(subject, examples=examples)
         examples = subject.examples.signed() if capture == "trace" else subject.examples
-        reference = Remembered(subject.eager)
-        context = Context(options=options, journal=journal, reference=reference, examples=examples, eager=subject.eager)
-        return _export_module(context, subject)
+        context = Context(
+            options=options,
+            journal=journal,
+            reference=Remembered(watched),
+            examples=examples,
+            eager=subject.eager,
+            watched=watched,
+        )
+        archive = _export_module(context, subject)
+        watched.check(thorough=True)
+        return archive
 
 
 def _export_module(context: Context, subject: Subject) -> Archive:
@@ -212,17 +224,18 @@ def _finish(context: Context, packed: Packed, precision: str, signature: Signatu
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a module into the form that is exported, and restore the mode of each of its parts afterwards."""
-    modes = [(part, part.training) for part in model.modules()]
-    try:
+def evaluating(model: nn.Module) -> Iterator[tuple[nn.Module, Snapshot]]:
+    """Yield a module in the form that is exported, and a snapshot of it; at the end the module is as it was before.
+
+    Of a TorchScript module it is a copy, because its attributes cannot all be restored.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        model = copy.deepcopy(model)
+    with untouched(model) as snapshot:
         with contextlib.suppress(NotImplementedError):  # an exported program has no modes
             model.eval()
         with defaults.exportable(model):
-            yield
-    finally:
-        for part, training in modes:
-            part.training = training
+            yield model, Snapshot(model, snapshot)
 
 
 def _target(target: str, partition: bool) -> str:

@@ -19,6 +19,7 @@ from torch import nn
 from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.arguments import Arguments, to_torch
+from ingot.export.snapshot import Change, Snapshot, same
 from ingot.export.torch_internals import pytree
 from ingot.runtime.engines.torch_arrays import from_torch
 from ingot.tensors import Array, Signature
@@ -73,19 +74,23 @@ class States:
 
 
 class Eager:
-    """A PyTorch module called with named arrays.
+    """A PyTorch module called with named arrays, each time as for the first time.
 
     Outputs are flattened: one tensor is ``output``; a tuple becomes ``output_0``, ``output_1``; a dict or a dataclass
     keeps its keys; an output with the name of an input has ``_next`` after its name. With ``states``, their values are
-    read from the inputs and returned as outputs, and the module keeps its own values.
+    read from the inputs and returned as outputs.
 
     Args:
         module: in evaluation mode; inputs are moved to its device.
         arguments: how named tensors become a call of it.
         output_names: overrides the outputs' names.
         states: the state to lift into inputs and outputs.
-        caches: buffers that it fills when it is called, with their values before the call; each call starts with these.
-        scratch: buffers that it overwrites before it reads them; they keep their values.
+        scratch: buffers that it overwrites before it reads them.
+        snapshot: the module's state before each call; without one, calls leave their traces.
+
+    Attributes:
+        caches: attributes and buffers that its first call fills.
+        written: the inputs that calls have changed in place.
     """
 
     def __init__(
@@ -94,15 +99,17 @@ class Eager:
         arguments: Arguments,
         output_names: Sequence[str] = (),
         states: States | None = None,
-        caches: Mapping[str, torch.Tensor | None] | None = None,
         scratch: Sequence[str] = (),
+        snapshot: Snapshot | None = None,
     ):
         self.module = module
         self.arguments = arguments
         self.states = states or States()
-        self.caches = caches or {}
         self.scratch = tuple(scratch)
         self.output_names = output_names
+        self.snapshot = snapshot
+        self.caches: tuple[str, ...] = ()
+        self.written: set[str] = set()
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
         self.device = first.device if first is not None else torch.device("cpu")
 
@@ -125,6 +132,52 @@ class Eager:
         Raises:
             ExportError: the module fails on these inputs, or its outputs cannot be named; see :func:`name_outputs`.
         """
+        return self.run_in_a_row([inputs], within=within)[0][0]
+
+    def run_in_a_row(
+        self,
+        calls: Sequence[Mapping[str, Array]],
+        start: Mapping[str, Any] | None = None,
+        within: Within | None = None,
+    ) -> tuple[list[dict[str, Array]], tuple[Change, ...]]:
+        """Run the module several times, and return the outputs of each call and what all calls changed.
+
+        Args:
+            calls: the inputs of each.
+            start: values of attributes and buffers, by path, before the first call.
+            within: returns a context for each call of the module.
+
+        Raises:
+            ExportError: as :meth:`run`.
+        """
+        changes: tuple[Change, ...] = ()
+        with self.undone():
+            for path, value in (start or {}).items():
+                owner, _, name = path.rpartition(".")
+                setattr(self.module.get_submodule(owner), name, value)
+            outputs = [self._run(inputs, within) for inputs in calls]
+            if self.snapshot is not None:
+                changes = self.snapshot.undo()
+                self.snapshot.changed |= {change.path: change.kind for change in changes}
+        return outputs, changes
+
+    def undone(self) -> contextlib.AbstractContextManager[None]:
+        """Undo at the end what a block changes in the module; see :class:`ingot.export.snapshot.Snapshot`."""
+        return contextlib.nullcontext() if self.snapshot is None else self.snapshot.undone()
+
+    @contextlib.contextmanager
+    def filled(self, inputs: Mapping[str, Array]) -> Iterator[None]:
+        """Hold what a first call fills, such as tables, during a block, which may capture the module."""
+        changes: tuple[Change, ...] = ()
+        if self.snapshot is not None and self.snapshot.changed:
+            changes = self.run_in_a_row([inputs])[1]
+        with self.undone():
+            for change in changes:
+                if change.path not in self.scratch:
+                    change.put()
+            yield
+
+    def _run(self, inputs: Mapping[str, Array], within: Within | None) -> dict[str, Array]:
         tensors = self.tensors(inputs)
 
         def failed(error: Exception) -> str:
@@ -132,33 +185,36 @@ class Eager:
             return f"the model does not run on the example inputs ({shapes}): {foreign.typed(error)}"
 
         context = contextlib.nullcontext() if within is None else within(tensors)
-        with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad(), context:
-            named = self._call(tensors)
+        with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad():
+            named = self._call(tensors, context)
         return {name: from_torch(tensor) for name, tensor in named.items()}
 
-    def _call(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _call(
+        self, tensors: Sequence[torch.Tensor], context: contextlib.AbstractContextManager[Any]
+    ) -> dict[str, torch.Tensor]:
         own = tensors[: len(self.arguments.names)]
+        before = [tensor.clone() for tensor in own]
         args, kwargs = self.arguments.bind(own)
-        empty = [None if value is None else value.clone() for value in self.caches.values()]
-        copies = [self.module.get_buffer(name).clone() for name in self.scratch]
-        held = (*self.states.buffers, *self.caches, *self.scratch)
-        with _holding(self.module, held, (*tensors[len(own) :], *empty, *copies)):
+        with _holding(self.module, self.states.buffers, tensors[len(own) :]), context:
             named = name_outputs(self.module(*args, **kwargs), self.output_names)
             if not self.output_names:  # a cache goes in and comes out under one name
                 _check_names(names := [f"{name}{NEXT}" if name in self.names else name for name in named])
                 named = dict(zip(names, named.values(), strict=True))
             buffers = [self.module.get_buffer(name).clone() for name in self.states.buffers]
+        written = zip(self.arguments.names, before, own, strict=True)
+        self.written |= {name for name, old, new in written if not same(old, new)}
         changed = [own[self.arguments.names.index(name)] for name in self.states.inputs]
         return named | _next_values(self.states, [*buffers, *changed])
 
     def in_double(self) -> Eager:
-        """Return a copy of the model in double precision, which also accepts inputs in single precision."""
-        caches = {
-            name: value.double() if value is not None and value.is_floating_point() else value
-            for name, value in self.caches.items()
-        }
-        module = copy.deepcopy(self.module).double()
-        return _Double(module, self.arguments, self.output_names, self.states, caches, self.scratch)
+        """Return a copy of the model in double precision, which also accepts inputs in single precision.
+
+        Raises:
+            ExportError: the module cannot be copied.
+        """
+        with foreign.reported_as(ExportError, "the model cannot be copied"):
+            module = copy.deepcopy(self.module).double()
+        return _Double(module, self.arguments, self.output_names, self.states, self.scratch)
 
     def flat(self, constants: Mapping[str, tuple[Any, torch.dtype]] | None = None) -> nn.Module:
         """Return a module of flat tensors, as :class:`Program` has them, for tracing.

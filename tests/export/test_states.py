@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,11 @@ from torch import nn
 
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
-from ingot.runtime import load_engine
-from tests.export import models
+from ingot.model_store import Archive
+from ingot.runtime import Engine, load_engine
+from ingot.tensors import Array, parse_spec
+from tests.export import fingerprint, models
+from tests.export.stateful import CASES, Case
 from tests.support import RunIngot
 
 ROWS = ["x:float32[batch,4]"]
@@ -142,3 +147,73 @@ def test_a_buffer_that_is_overwritten_first_is_not_a_state(lift_state: bool) -> 
 def test_a_buffer_that_is_read_on_rare_inputs_is_a_state() -> None:
     with pytest.raises(ExportError, match="changes total while it runs, and may read the value of an earlier call"):
         export_model(Scratch(reads=True), inputs=ROWS)
+
+
+# The cases that `make test` runs: one for each mechanism.
+_USUAL = {
+    "peak that large values raise",
+    "counter written through a view",
+    "one buffer lifted, one attribute dropped",
+    "counter in a closure",
+    "peak in a Python number",
+    "ActNorm with a flag",
+    "buffer registered by the first call",
+    "lazy layer",
+    "parameter multiplied by 1 in .data",
+    "parameter that decays",
+    "LoRA that merges in eval",
+    "hook before the root",
+    "decorator without the names",
+    "environment and warnings",
+    "frozen by the first call",
+}
+# Ordinary values, others, large ones and small ones at another size: the seed, the scale and the batch.
+_CALLS = ((0, 1.0, 3), (1, 1.0, 3), (2, 1000.0, 2), (3, 0.01, 5))
+_ORDERS = ((0, 1, 2, 3, 0, 1), (2, 0, 1, 3, 0))
+
+
+@pytest.mark.parametrize("lift_state", [False, True], ids=["", "lifted"])
+@pytest.mark.parametrize(
+    "title", [title if title in _USUAL else pytest.param(title, marks=pytest.mark.matrix) for title in CASES]
+)
+def test_a_module_is_served_as_it_answers_or_refused_and_stays_as_it_was(title: str, lift_state: bool) -> None:
+    case = CASES[title]
+    refused = case.refused if not lift_state or case.lifted is None else case.lifted or None
+    torch.manual_seed(0)
+    module = case.make()
+    before = fingerprint.of_module(module), fingerprint.of_process()
+    archive: Archive | None = None
+    with pytest.raises(ExportError, match=refused) if refused is not None else contextlib.nullcontext():
+        archive = export_model(module, inputs=case.inputs, lift_state=lift_state)
+    after = fingerprint.of_module(module), fingerprint.of_process()
+    assert before == after
+    if archive is not None:
+        with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+            for order in _ORDERS:
+                _check_served(engine, archive, case, order)
+
+
+def _check_served(engine: Engine, archive: Archive, case: Case, order: Sequence[int]) -> None:
+    """Compare calls in a row of a module that was never exported with those of its graph."""
+    torch.manual_seed(0)
+    module = case.make().eval()
+    first = archive.variant().goldens()[0].inputs
+    state = {name: first[name] for name in first if f"{name}_next" in {spec.name for spec in archive.signature.outputs}}
+    for call in order:
+        inputs = _drawn(case, *_CALLS[call])
+        with torch.no_grad():
+            expected = module(*map(torch.tensor, inputs.values())).detach().numpy()
+        answer = engine.run({**state, **inputs})
+        state |= {name.removesuffix("_next"): value for name, value in answer.items() if name.endswith("_next")}
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(answer[archive.signature.outputs[0].name], expected, rtol=1e-4, atol=1e-6 * scale)
+
+
+def _drawn(case: Case, seed: int, scale: float, rows: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    drawn: dict[str, Array] = {}
+    for spec, _ in map(parse_spec, case.inputs):
+        shape = [dim if isinstance(dim, int) else {"batch": rows}.get(dim, 7 * rows) for dim in spec.shape]
+        values = rng.standard_normal(shape) * scale if spec.values is None else rng.integers(0, 5, shape)
+        drawn[spec.name] = values.astype(spec.dtype.numpy)
+    return drawn

@@ -17,6 +17,7 @@ from ingot.export import torch_internals
 from ingot.export.capture import numbers
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.passes.dead_code import drop_unused
+from ingot.export.rewrite.passes.fx_graph import written
 from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
 
 
@@ -128,13 +129,39 @@ def program(
     Raises:
         ExportError: a dimension declared dynamic became fixed, or the program changes a buffer or an input.
     """
+    if mutated := _mutated(exported, inputs):
+        raise ExportError(
+            f"the captured graph changes {', '.join(mutated)}, which a served graph would silently drop; return the "
+            "new value as an output and accept the old one as an input"
+        )
+    return Program(exported, _signature(exported, inputs, ranges, output_names), tuple(log))
+
+
+def _mutated(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> list[str]:
+    """Return the names of the parameters, buffers, constants and inputs that a program writes to, sorted.
+
+    The signature names only those that the code replaces. Writes in place are nodes, until the program is decomposed:
+    for some, such as a write to a detached parameter, PyTorch ends the process there.
+    """
     graph = exported.graph_signature
     kinds = (graph.buffers_to_mutate, graph.user_inputs_to_mutate, graph.parameters_to_mutate)
-    mutated = [name for kind in kinds for name in kind.values()]
-    if mutated:
-        shown = ", ".join(sorted(user_path(name) for name in mutated))
-        raise ExportError(f"the captured graph changes {shown}, which a served graph would silently drop")
-    return Program(exported, _signature(exported, inputs, ranges, output_names), tuple(log))
+    found = {name for kind in kinds for name in kind.values()}
+    own = {**graph.inputs_to_parameters, **graph.inputs_to_buffers, **graph.inputs_to_lifted_tensor_constants}
+    own |= {str(name): spec.name for name, spec in zip(graph.user_inputs, inputs, strict=True)}
+    unnamed = set(graph.inputs_to_lifted_tensor_constants.values())  # .data and detached tensors may be among these
+    memory: dict[int | None, str] = {}
+    for node in exported.graph.nodes:
+        if node.op == "placeholder" and node.name in own and (place := _memory(node)) is not None:
+            memory.setdefault(place, own[node.name])
+        changed = [_memory(item) for item in written(node)]
+        found |= {memory[place] for place in (*changed, _memory(node) if changed else None) if place in memory}
+    return sorted(map(user_path, found - unnamed or found))
+
+
+def _memory(node: fx.Node) -> int | None:
+    """Return what identifies the memory of a node's result, which it shares with views of it; None if unknown."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 _aten = torch.ops.aten

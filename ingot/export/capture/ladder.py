@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from ingot.export.capture import constants, exported, functions, numbers, torchs
 from ingot.export.explain import explain
 from ingot.export.program import Eager, Program, quiet
 from ingot.export.proof.examples import Examples
-from ingot.export.proof.probe import output_specs, unchanged
+from ingot.export.proof.probe import output_specs
 from ingot.export.report import Attempt
 from ingot.export.torch_internals import violates_constraints
 from ingot.tensors import Array, Range, Signature, TensorSpec
@@ -174,8 +173,7 @@ def capture(
         name = routes.pop(0)
         progress("Capturing the graph" if not attempts else f"Capturing the graph another way: {name}")
         try:
-            module = task.eager.module
-            with foreign.reported_as(_Failed, str), unchanged(module) if task.eager.caches else nullcontext():
+            with foreign.reported_as(_Failed, str), task.eager.filled(task.example):
                 captured = ROUTES[name](task)
             prove(captured)
         except (_Failed, ExportError) as failure:

@@ -15,7 +15,6 @@ from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.pipeline import evaluating
 from ingot.export.program import Program
 from ingot.export.proof.parity import tolerance
-from ingot.export.proof.probe import unchanged
 from ingot.export.report import Progress
 from ingot.export.source.subject import describe, prepare
 from ingot.tensors import TensorSpec
@@ -41,10 +40,10 @@ def bisect_model(
     Raises:
         ExportError: the model cannot be captured or lowered, or its graph has no operations to compare.
     """
-    with evaluating(model), unchanged(model):
+    with evaluating(model) as (model, snapshot):
         progress("Running the model on example inputs")
         description = describe(model, example_inputs, inputs, constants)
-        subject = prepare(model, description, output_names, lift_state=lift_state)
+        subject = prepare(model, description, output_names, snapshot=snapshot, lift_state=lift_state)
         task = ladder.Task(subject.eager, subject.inputs, subject.ranges, subject.example, subject.output_names, opset)
         captured, _ = ladder.capture(task, capture, lambda captured: None, progress)
         if not isinstance(captured, Program):

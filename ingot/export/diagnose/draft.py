@@ -20,6 +20,7 @@ from ingot.export.diagnose.deep import ANSWER, REQUEST, Recipe
 from ingot.export.explain import Explanation, explain, explain_at
 from ingot.export.explain.causes import BRANCHES, Cause, Kind
 from ingot.export.explain.places import Place, innermost
+from ingot.export.snapshot import Snapshot
 from ingot.export.source import load_example, load_source
 from ingot.export.source.subject import Description, Subject, bind, describe, prepare
 from ingot.export.torch_internals import draft_report
@@ -48,7 +49,7 @@ def _prepared(module: nn.Module, description: Description) -> tuple[Subject, Exp
         ExportError: the model does not run, so there is nothing to search.
     """
     try:
-        return prepare(module, description, lift_state=True), None
+        return prepare(module, description, snapshot=Snapshot(module), lift_state=True), None
     except ExportError as error:
         first: BaseException = error
         while first.__cause__ is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from ingot.export.lower import program as lower_program
 from ingot.export.lower.onnx import outside
 from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Program
+from ingot.export.snapshot import untouched
 from ingot.export.source.subject import Subject, bind, describe
 from ingot.export.torch_internals import FakeTensorMode
 from ingot.report.text import table
@@ -103,11 +105,10 @@ def plan(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module, built = cost.build(make, mode)
-    modes = [(part, part.training) for part in module.modules()]
     notes = []
     if built == "real":
         notes.append("the weights were allocated: the model cannot be built on fake tensors, or existed already")
-    try:
+    with untouched(module) if built == "real" else contextlib.nullcontext():
         module.eval()
         description = describe(module, example_inputs, inputs, constants)
         notes += description.notes
@@ -122,9 +123,6 @@ def plan(
             costs = ()
         notes += cost.writes(subject, mode)
         routes, formats = _try(subject, mode, opset)
-    finally:
-        for part, training in modes:
-            part.training = training
     return Estimate(
         built=built,
         weights=_weigh(module),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export import arguments
 from ingot.export.arguments import Arguments
-from ingot.export.program import Eager, States
-from ingot.export.proof import caches, draws, indices, misdeclared, probe, sizes
+from ingot.export.program import Eager
+from ingot.export.proof import draws, indices, misdeclared, probe, sizes, states
 from ingot.export.proof.examples import Examples, infer_specs
+from ingot.export.snapshot import Snapshot
 from ingot.export.source import defaults
 from ingot.runtime.engines.torch_arrays import from_torch
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec, symbols
@@ -123,58 +126,92 @@ def check_batch_dim(batch: str, inputs: Sequence[TensorSpec]) -> None:
 
 
 def prepare(
-    module: nn.Module, description: Description, output_names: Sequence[str] = (), *, lift_state: bool = False
+    module: nn.Module,
+    description: Description,
+    output_names: Sequence[str] = (),
+    *,
+    snapshot: Snapshot,
+    lift_state: bool = False,
 ) -> Subject:
-    """Bind a description to a module, and run it. Caches that the module fills stay filled.
+    """Bind a description to a module, and run it. Each call starts from the state in ``snapshot``.
 
     Raises:
         InvalidArgument: the description does not fit the module, or contradicts itself.
-        ExportError: the module does not run, or changes its state and ``lift_state`` is not set.
+        ExportError: the module has no weights yet, does not run, or changes its state and ``lift_state`` is not set.
         ParityError: its outputs differ for the same input.
     """
     inputs, ranges, constants = description.inputs, description.ranges, description.constants
+    if empty := next((name for name, weight in module.named_parameters() if is_lazy(weight)), None):
+        raise ExportError(
+            f"the parameter {empty} gets its size and values from the first call: call the module once on real inputs "
+            "before it is exported, for example in the function that returns it"
+        )
     given: dict[str, Array] | None = None
+    remarks: tuple[str, ...] = ()
     if description.example is None:
-        call = arguments.from_names(module, [spec.name for spec in inputs], constants)
+        call, remarks = _called(module, description, snapshot)
         described = inputs
     else:
         call, tensors = arguments.from_example(module, description.example, constants)
         call, given = _called_as_described(call, tensors, inputs, by_name=isinstance(description.example, Mapping))
         described = _in_order(inputs, call.names) if inputs else infer_specs(call.names, given, "batch")
-    eager = Eager(module, call, output_names)
-    examples, notes = Examples(described, ranges, given), list[str]()
-    before = probe.attributes(module)
-    with probe.unchanged(module):
-        if given is None:
-            try:
-                examples, notes = _fitted(eager, examples)
-            except ExportError as error:
-                raise _caused_by_state(eager, examples, before, error) or error from error.__cause__
-        else:  # first of all, so that a failure on the user's inputs is reported by itself
-            examples = _weighed(eager, examples)
-    example = examples.make(examples.default_sizes)
-    found = caches.find(eager, examples)
-    states, scratch = _states(eager, example, found, lift_state)
-    if scratch:
-        eager = Eager(module, call, output_names, scratch=scratch)
+    eager = Eager(module, call, output_names, snapshot=snapshot)
+    examples, notes = Examples(described, ranges, given), [*remarks]
+    if given is None:
+        examples, more = _fitted(eager, examples)
+        notes += more
+    else:  # first of all, so that a failure on the user's inputs is reported by itself
+        examples = _weighed(eager, examples)
+    calls = states.Calls(eager, examples)
+    kept = states.find(calls)
+    if kept.states and not lift_state:
+        raise states.refused(calls, kept.states)
+    if kept.scratch:
         notes.append(
-            f"the model overwrites {', '.join(scratch)} before it reads the value, so the graph does not keep it"
+            f"the model overwrites {', '.join(kept.scratch)} before it reads the value, so the graph does not keep it"
         )
-    if states:
-        values = {name: from_torch(module.get_buffer(name)) for name in states.buffers}
+    if kept.states:
+        values = {name: from_torch(module.get_buffer(name)) for name in kept.states.buffers}
         described += tuple(TensorSpec(name, DType.of(value), value.shape) for name, value in values.items())
-        eager = Eager(module, call, output_names, states, scratch=scratch)
         examples = examples.with_states(described, values)
-    if found:
-        eager = caches.fill(eager, found, examples.make(examples.default_sizes))
-        notes.append(f"the model fills {', '.join(found)} on its first call; the graph contains the result")
-    probe.check_repeats(eager, examples)
-    named = eager.run(examples.make(examples.default_sizes))
+    if kept.states or kept.scratch:
+        eager = Eager(module, call, output_names, kept.states, kept.scratch, snapshot)
+        calls = states.Calls(eager, examples)
+    if kept.filled:
+        notes.append(f"the model fills {', '.join(kept.filled)} on its first call; the graph contains the result")
+    notes += states.check(calls, kept)
+    eager.caches = kept.filled
+    named = calls.outputs[0]
     shared = {spec.name for spec in described} & set(named)
     if shared:
         raise InvalidArgument(f"'{min(shared)}' names an input and an output; choose other names of the outputs")
     ranges = {dim: bounds for dim, bounds in examples.ranges.items() if dim in ranges or bounds != Range()}
     return Subject(eager, described, ranges, examples, tuple(named), tuple(notes))
+
+
+def _called(module: nn.Module, description: Description, snapshot: Snapshot) -> tuple[Arguments, tuple[str, ...]]:
+    """Return how a module is called with inputs that have names only, and a remark if it matters.
+
+    Raises:
+        ExportError: the order of the inputs is not known, and matters.
+    """
+    names, constants = [spec.name for spec in description.inputs], description.constants
+    call = arguments.from_names(module, names, constants)
+    if not arguments.calls_other_code(module):
+        return call, ()
+    other = arguments.from_names(module, names, constants, by_keyword=True)
+    examples = Examples(description.inputs, description.ranges)
+    inputs = examples.make(examples.default_sizes)
+    ways = [foreign.attempt(lambda: Eager(module, way, snapshot=snapshot).run(inputs)) for way in (call, other)]  # noqa: B023
+    positional, keyword = ways
+    if keyword is None or (positional is not None and states.alike(positional, keyword)):
+        return call, ()
+    if positional is None:
+        return other, ()
+    choice = "pass example inputs: a sequence to call it by position, or a mapping to call it by keyword"
+    if len(names) > 1 and not arguments.parameters(module):
+        raise ExportError(f"the model returns other values by position ({', '.join(names)}) than by keyword; {choice}")
+    return call, (f"the model is called by position; by keyword it returns other values, for which {choice}",)
 
 
 def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
@@ -219,26 +256,6 @@ def _check_flags(eager: Eager, examples: Examples) -> None:
         raise ExportError(f"the model does not run on some values of its inputs: {reason}; {advice}")
 
 
-def _caused_by_state(
-    eager: Eager, examples: Examples, before: probe.Attributes, error: ExportError
-) -> ExportError | None:
-    """Return a better error for a model that runs at all sizes on its first call, or None; restore its attributes."""
-    kept = probe.reset(eager.module, before)
-    if not kept:
-        return None
-    try:
-        _fitted(probe.Forgetful(eager, before), examples)
-    except ExportError:
-        return None
-    finally:
-        probe.reset(eager.module, before)
-    reason = str(error).partition(": declare")[0]
-    return ExportError(
-        f"the model's attribute '{kept[0]}' keeps a state between calls, so that it does not run at other sizes after "
-        f"its first call ({reason}): accept the state as an input of forward and return its new value"
-    )
-
-
 def _weighed(eager: Eager, examples: Examples) -> Examples:
     """Run a model at the examples' default sizes, and return examples with the FLOPs of that call."""
     with probe.counting(eager.module) as flops:
@@ -270,23 +287,3 @@ def _called_as_described(
 def _in_order(inputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorSpec, ...]:
     by_name = {spec.name: spec for spec in inputs}
     return tuple(by_name[name] for name in names)
-
-
-def _states(
-    eager: Eager, example: Mapping[str, Array], constant: Collection[str], lift: bool
-) -> tuple[States, tuple[str, ...]]:
-    """Return the states that the module changes, without its caches, and the buffers that it only overwrites.
-
-    Raises:
-        ExportError: there are states and ``lift`` is not set.
-    """
-    found = probe.find_states(eager, example)
-    buffers = [name for name in found.buffers if name not in constant]
-    scratch = probe.overwritten(eager, buffers, example)
-    states = States(tuple(name for name in buffers if name not in scratch), found.inputs)
-    if states and not lift:
-        raise ExportError(
-            f"the model changes {', '.join(sorted(states.names))} while it runs, which a served graph would silently "
-            "drop; return the new value as an output and accept the old one as an input, or use --lift-state"
-        )
-    return states, scratch

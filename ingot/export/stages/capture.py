@@ -15,7 +15,7 @@ from ingot.export import arguments
 from ingot.export.capture import assumptions, counterexamples, exported, functions, ladder
 from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
-from ingot.export.proof import caches
+from ingot.export.proof import states
 from ingot.export.proof.examples import LARGEST
 from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context
@@ -76,7 +76,7 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
         except ExportError as error:
             if isinstance(error, ParityError) and _nested(subject.eager.module):
                 raise ParityError(f"{error}; {_NESTED}") from error
-            remedy = caches.remedy(subject.eager, subject.examples) if subject.eager.caches else ""
+            remedy = states.remedy(subject.eager, subject.examples) if subject.eager.caches else ""
             if not remedy:
                 raise
             raise ExportError(f"{remedy} ({error})") from error
@@ -153,7 +153,7 @@ def _captured_at(program: Program, subject: Subject, sizes: Mapping[str, int]) -
     example = tuple(_unbacked(spec, sizes) for spec in subject.inputs)
     module = subject.eager.flat()
     options = {**program.options, "strict": False}  # strict mode copies the example, for which there is no memory
-    with functions.dynamic(module):
+    with functions.dynamic(module), subject.eager.filled(subject.example):
         traced = exported.trace(module, subject.inputs, subject.ranges, example, **options)
     exported.check_scratch(traced, subject.eager.scratch)
     return Captured(exported.unguarded(traced), program.signature, subject.eager.device)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from ingot.export.program import Eager, Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove
+from ingot.export.proof.states import Watched
 from ingot.export.report import Journal, Rewrite
 from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
 from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence, ServingDefaults
@@ -53,6 +54,7 @@ class Context:
         followed: an ONNX graph of a model that is packed in another format,
             to follow its samples in; None without one.
         stacks: where the nodes of the ONNX graph come from, by their outputs: stack traces.
+        watched: the original, which notes state that it changes; None for an ONNX file.
         memory: the plan of a call's memory; None where there is no captured graph, or it does not run without data.
     """
 
@@ -67,15 +69,24 @@ class Context:
     search_limit: str = ""
     followed: tuple[BlobFolder, Descriptor] | None = None
     stacks: Mapping[str, str] = field(default_factory=dict)
+    watched: Watched | None = None
     memory: MemoryEvidence | None = None
 
     def prove(
         self, candidate: Runner, signature: Signature, most: int | None = None
     ) -> tuple[tuple[ParityEvidence, ...], tuple[Golden, ...]]:
-        """Compare a candidate with the original; see :func:`ingot.export.proof.parity.prove`."""
+        """Compare a candidate with the original; see :func:`ingot.export.proof.parity.prove`.
+
+        Raises:
+            ParityError: it differs, or the original changes a state that is not lifted.
+        """
         exact = _InDouble(self.eager) if self.eager is not None else None
         remark = self._remark if most is None else lambda text: None
-        return prove(self.reference, candidate, signature, self.examples, exact=exact, most=most, remark=remark)
+        try:
+            return prove(self.reference, candidate, signature, self.examples, exact=exact, most=most, remark=remark)
+        finally:
+            if self.watched is not None:
+                self.watched.check()
 
     def _remark(self, text: str) -> None:
         if text not in self.journal.notes:

@@ -246,6 +246,11 @@ class Memory:
         return node
 
 
+def written(node: fx.Node) -> list[fx.Node]:
+    """Return the inputs of a node that it writes to."""
+    return _effects(node)[1] if node.op == "call_function" else []
+
+
 def _effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return the inputs that a call's result may share memory with, and those that the call writes to."""
     target = node.target
