@@ -340,7 +340,8 @@ def equal(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return same(left.detach(), right.detach())
     if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and left.tobytes() == right.tobytes() and left.shape == right.shape
+        alike = (left.dtype, left.shape) == (right.dtype, right.shape)
+        return alike and left.tobytes() == right.tobytes()
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(equal(value, right[key]) for key, value in left.items())
     if isinstance(left, list | tuple | deque):

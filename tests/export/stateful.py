@@ -198,7 +198,9 @@ def _(self: Any, x: Tensor) -> Any:
     return self.norm(x)
 
 
-@case("one buffer lifted, one attribute dropped", "total", both(buffer(count=0.0), plain(total=0.0)), lifted="total")
+@case(
+    "one buffer lifted, one attribute dropped", "count|total", both(buffer(count=0.0), plain(total=0.0)), lifted="total"
+)
 def _(self: Any, x: Tensor) -> Any:
     self.count += 1
     self.total = self.total + 1.0
@@ -554,7 +556,7 @@ CASES["LoRA that merges in eval"] = Case(lambda: nn.Sequential(_LoRA(), nn.ReLU(
 # Caches
 
 
-@case("mask cached in an attribute by its size", None, plain(mask=None), inputs=("x:float32[batch,seq,4]",))
+@case("mask cached in an attribute by its size", "mask", plain(mask=None), inputs=("x:float32[batch,seq,4]",))
 def _(self: Any, x: Tensor) -> Any:
     if self.mask is None or len(self.mask) != x.shape[1]:
         self.mask = torch.ones(x.shape[1], x.shape[1]).tril()

@@ -80,8 +80,9 @@ def test_positional_arguments_have_the_names_of_their_parameters() -> None:
 def test_names_alone_describe_the_structure() -> None:
     arguments = from_names(Decoder(), ["batch.tokens", "past.0.0", "past.0.1", "mask"], {"doubled": True})
     args, kwargs = arguments.bind([X, X + 1, X + 2, X + 3])
-    assert args == ()
-    assert torch.equal(kwargs["past"][0][1], X + 2)
+    assert torch.equal(args[0]["tokens"], X)
+    assert torch.equal(args[1][0][1], X + 2)
+    assert {*kwargs} == {"doubled", "mask"}
     assert torch.equal(kwargs["mask"], X + 3)
     assert kwargs["doubled"] is True
 

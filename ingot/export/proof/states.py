@@ -202,6 +202,8 @@ def check(calls: Calls, kept: Kept) -> Iterator[str]:
             "changes at each call; register it as a buffer and use --lift-state"
         )
     if kept.filled:
+        if advice := remedy(eager, calls.examples, kept.filled):
+            raise ExportError(advice)
         raise ParityError(
             f"the model returns different '{name}' for the same input once {_listed(kept.filled)} are filled; compute "
             "them when it is built, or at each call"
@@ -293,9 +295,9 @@ def overwritten(eager: Eager, buffers: Sequence[str], inputs: Inputs) -> tuple[s
     return tuple(name for name in buffers if len(buffers) > 1 and has_no_effect([name]))
 
 
-def remedy(eager: Eager, examples: Examples) -> str:
+def remedy(eager: Eager, examples: Examples, filled: Sequence[str]) -> str:
     """Return the dynamic dimensions that caches depend on, with a remedy, for a capture that failed; or ''."""
-    default, filled = examples.default_sizes, eager.caches
+    default = examples.default_sizes
 
     def at(sizes: Mapping[str, int]) -> dict[str, Any]:
         try:

@@ -76,7 +76,7 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
         except ExportError as error:
             if isinstance(error, ParityError) and _nested(subject.eager.module):
                 raise ParityError(f"{error}; {_NESTED}") from error
-            remedy = states.remedy(subject.eager, subject.examples) if subject.eager.caches else ""
+            remedy = states.remedy(subject.eager, subject.examples, subject.eager.caches)
             if not remedy:
                 raise
             raise ExportError(f"{remedy} ({error})") from error

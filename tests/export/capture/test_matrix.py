@@ -16,6 +16,7 @@ from ingot.export import export_model
 from ingot.export.capture.ladder import ROUTES
 from ingot.export.program import name_outputs
 from ingot.model_store import Archive
+from tests.export import fingerprint
 from tests.export.capture.kinds import KINDS
 from tests.support import matrix
 
@@ -64,9 +65,13 @@ def disagreement(archive: Archive, module: nn.Module) -> float:
 def test_it_is_equal_or_refused(kind: str, route: str) -> None:
     torch.manual_seed(0)
     module = KINDS[kind]().eval()
+    before = fingerprint.of_module(module)
     if route in REFUSED.get(kind, ()):
         with pytest.raises(ExportError) as caught:
             export_model(module, inputs=SPEC, capture=route)
         assert len(str(caught.value)) > 40  # an explanation, not an error code
+        assert fingerprint.of_module(module) == before
         return
-    assert disagreement(export_model(module, inputs=SPEC, capture=route), module) < 1e-5
+    archive = export_model(module, inputs=SPEC, capture=route)
+    assert fingerprint.of_module(module) == before
+    assert disagreement(archive, module) < 1e-5

@@ -72,7 +72,7 @@ class Once(nn.Module):
 
 
 class Calibrated(nn.Module):
-    """A scale that the first batch sets, as ActNorm's: a state, although later calls do not change it."""
+    """A scale that the first batch sets, as ActNorm's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,9 +126,12 @@ def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     engine.close()
 
 
-def test_a_buffer_set_by_the_first_values_is_a_state() -> None:
-    with pytest.raises(ExportError, match=r"changes known, scale while it runs.*--lift-state"):
-        export_model(Calibrated().eval(), inputs="x:float32[batch,seq,4]")
+def test_a_buffer_set_by_the_first_values_is_refused_with_a_remedy_that_works() -> None:
+    module = Calibrated().eval()
+    with pytest.raises(ExportError, match=r"sets scale from the inputs of its first call.*call the module once"):
+        export_model(module, inputs="x:float32[batch,seq,4]")
+    module(torch.randn(3, 5, 4))
+    assert export_model(module, inputs="x:float32[batch,5,4]")
 
 
 @pytest.mark.matrix
