@@ -197,6 +197,12 @@ def check(calls: Calls, kept: Kept) -> Iterator[str]:
         raise _initializing(first)
     changing = [path for path in attributes if path not in kept.filled]
     if changing:
+        before = getattr(_owner(eager.module, changing[0]), changing[0].rpartition(".")[2], None)
+        if torch.is_tensor(value := calls.last.get(changing[0])) and value.shape != getattr(before, "shape", None):
+            raise ParityError(
+                f"the model's attribute '{changing[0]}' keeps a state between calls, whose size is not known before "
+                "the first: accept the state as an input of forward and return its new value"
+            )
         raise ParityError(
             f"the model returns different '{name}' for the same input each time; its attribute '{changing[0]}' "
             "changes at each call; register it as a buffer and use --lift-state"
