@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -258,9 +259,12 @@ def _check_flags(eager: Eager, examples: Examples) -> None:
 
 def _weighed(eager: Eager, examples: Examples) -> Examples:
     """Run a model at the examples' default sizes, and return examples with the FLOPs of that call."""
-    with probe.counting(eager.module) as flops:
-        eager.run(examples.make(examples.default_sizes))
-    return examples.with_work(sum(flops))
+    example = examples.make(examples.default_sizes)
+    with probe.counting(eager.module) as flops, contextlib.suppress(ExportError):
+        eager.run(example)
+        return examples.with_work(sum(flops))
+    eager.run(example)  # torch.cond accepts no hooks of layers in its branches
+    return examples
 
 
 def _running(eager: Eager, examples: Examples) -> Examples | None:

@@ -326,3 +326,17 @@ def test_a_model_that_runs_on_nothing_made_up() -> None:
     assert all(str(caught.value).count(remedy) == 1 for remedy in ("n=2..", "n=..512:32", "--example"))
     with pytest.raises(ExportError, match="not unit vectors; the values were generated: pass real ones with --example"):
         export_model(Function(refuse), inputs=["x:float32[3,4]"])
+
+
+def test_a_layer_in_a_branch_of_torch_cond_is_not_counted_and_runs() -> None:
+    layer = nn.Linear(3, 3)
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: self.layer(x), lambda x: x.clone(), (x,))  # type: ignore[no-any-return]
+
+    assert export_model(Branches(), inputs="x:float32[batch,3]").variants
