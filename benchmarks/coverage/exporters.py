@@ -44,18 +44,10 @@ _FLAGS = {"use_cache", "return_dict", "output_attentions", "output_hidden_states
 def run(case: Case, exporter: str) -> Verdict:
     """Export a case and judge the result."""
     verdict = Verdict(case.name, case.family, exporter)
-    began, spent = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            start = EXPORTERS[exporter](case, verdict, Path(folder))
-        except Exception as error:  # noqa: BLE001 - exporters may raise anything, which is measured
-            verdict.message = _message(error)
-            verdict.status = "explained" if _explains(error, exporter) else "unexplained"
+        start = export(case, verdict, Path(folder))
+        if start is None:
             return verdict
-        finally:
-            verdict.seconds = round(time.perf_counter() - began, 1)
-            verdict.cpu = round(time.process_time() - spent, 1)
-        verdict.captured = verdict.lowered = True
         try:
             verdict.error = judge(case, start)
             verdict.status = "correct"
@@ -64,6 +56,22 @@ def run(case: Case, exporter: str) -> Verdict:
         except Broken as error:
             verdict.status, verdict.message = "broken", str(error)
     return verdict
+
+
+def export(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate] | None:
+    """Export a case by the verdict's exporter, and return what starts the exported form, or None if it is refused."""
+    began, spent = time.perf_counter(), time.process_time()
+    try:
+        start = EXPORTERS[verdict.exporter](case, verdict, folder)
+    except Exception as error:  # noqa: BLE001 - exporters may raise anything, which is measured
+        verdict.message = _message(error)
+        verdict.status = "explained" if _explains(error, verdict.exporter) else "unexplained"
+        return None
+    finally:
+        verdict.seconds = round(time.perf_counter() - began, 1)
+        verdict.cpu = round(time.process_time() - spent, 1)
+    verdict.captured = verdict.lowered = True
+    return start
 
 
 def plain(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]:
@@ -139,7 +147,8 @@ def ingot(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
     own = {spec.name for spec in case.specs}
     signature = archive.signature
     states = {spec.name: case.module().get_buffer(spec.name) for spec in signature.inputs if spec.name not in own}
-    bounds = archive.variant().serving.evidence.bounds
+    serving = archive.variant().serving
+    verdict.notes, bounds = list(serving.provenance.notes), serving.evidence.bounds
 
     def start() -> Candidate:
         # Servers limit neither requests nor batches by such a bound: it is a fault of the export.

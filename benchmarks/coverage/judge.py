@@ -64,27 +64,48 @@ def judge(case: Case, start: Callable[[], Candidate]) -> float:
 def _compare(expected: Sequence[Array], actual: Sequence[Array], where: str) -> float:
     if len(expected) != len(actual):
         raise Wrong(f"{len(actual)} outputs instead of {len(expected)} {where}")
-    worst = 0.0
-    for index, (left, right) in enumerate(zip(expected, actual, strict=True)):
-        if left.shape != right.shape:
-            raise Wrong(f"output {index} has shape {list(right.shape)} instead of {list(left.shape)} {where}")
-        if left.dtype != right.dtype:
-            raise Wrong(f"output {index} is {right.dtype} instead of {left.dtype} {where}")
-        error = _error(left, right)
-        if not error <= TOLERANCE:
-            raise Wrong(f"output {index} departs by {error:.1e} of its largest value {where}")
-        worst = max(worst, error)
-    return worst
+    return max(
+        (compare(f"output {index}", *pair, where) for index, pair in enumerate(zip(expected, actual, strict=True))),
+        default=0.0,
+    )
 
 
-def _error(expected: Array, actual: Array) -> float:
+def compare(
+    name: str, expected: Array, actual: Array, where: str, tolerance: float = TOLERANCE, *, each: bool = False
+) -> float:
+    """Return the error of an output.
+
+    Args:
+        name: what the message calls the output.
+        expected: the module's.
+        actual: the exported form's.
+        where: the sizes and values, for the message.
+        tolerance: the largest error.
+        each: errors are shares of each element instead of the largest one.
+
+    Raises:
+        Wrong: the shape or datatype differs, or the error exceeds the tolerance.
+    """
+    if expected.shape != actual.shape:
+        raise Wrong(f"{name} has shape {list(actual.shape)} instead of {list(expected.shape)} {where}")
+    if expected.dtype != actual.dtype:
+        raise Wrong(f"{name} is {actual.dtype} instead of {expected.dtype} {where}")
+    error = _error(expected, actual, each)
+    if not error <= tolerance:
+        raise Wrong(f"{name} departs by {error:.1e} of its {'own' if each else 'largest'} value {where}")
+    return error
+
+
+def _error(expected: Array, actual: Array, each: bool) -> float:
     if expected.dtype.kind != "f":
         return 0.0 if np.array_equal(expected, actual) else np.inf
     finite = np.isfinite(expected)
     if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True):
         return np.inf
-    scale = max(float(np.abs(expected[finite]).max(initial=0.0)), _FLOOR)
-    return float(np.abs(expected[finite] - actual[finite]).max(initial=0.0)) / scale
+    left, right = expected[finite].astype(np.float64), actual[finite].astype(np.float64)
+    largest = max(float(np.abs(left).max(initial=0.0)), _FLOOR)
+    scale = np.maximum(np.abs(left), np.finfo(expected.dtype).smallest_normal) if each else largest
+    return float((np.abs(left - right) / scale).max(initial=0.0))
 
 
 def _copies(inputs: Tensors) -> Tensors:

@@ -44,7 +44,7 @@ def _run(case: Case, exporter: str, limit: float) -> Verdict:
         out, log = Path(folder, "verdict.json"), Path(folder, "log")
         command = [sys.executable, "-m", "benchmarks.coverage.exporters", case.name, exporter, str(out)]
         with log.open("wb") as stream:
-            code = _wait(command, stream.fileno(), limit)
+            code = wait(command, stream.fileno(), limit)
         if out.exists():
             return Verdict(**json.loads(out.read_text()))
         verdict = Verdict(case.name, case.family, exporter, seconds=limit if code is None else 0.0)
@@ -56,7 +56,7 @@ def _run(case: Case, exporter: str, limit: float) -> Verdict:
         return verdict
 
 
-def _wait(command: list[str], output: int, limit: float) -> int | None:
+def wait(command: list[str], output: int, limit: float) -> int | None:
     """Return a process's exit code, or None if it had to be stopped together with its children."""
     environment = {**os.environ, **_ENVIRONMENT}
     process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)

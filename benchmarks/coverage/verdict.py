@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 STATUSES = {
     "correct": "equal to the module at every unseen size",
@@ -18,7 +18,8 @@ class Verdict:
     """A status of :data:`STATUSES` and the exporter's last step.
 
     ``error`` is the largest difference, as a share of an output's largest magnitude. ``seconds`` is what the export
-    took, without the judging; ``cpu`` the processor's share of it, of all threads.
+    took, without the judging; ``cpu`` the processor's share of it, of all threads. ``notes`` are
+    those of the export itself.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Verdict:
     seconds: float = 0.0
     cpu: float = 0.0
     message: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, str]:

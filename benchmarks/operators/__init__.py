@@ -1,0 +1,1 @@
+"""PyTorch's own operator and module databases, exported and judged by eager."""

@@ -1,0 +1,149 @@
+"""Judge an exported group of samples by eager, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from benchmarks.coverage.case import Case, Fill, Tensors
+from benchmarks.coverage.judge import Broken, Candidate, Wrong, compare
+from benchmarks.operators import accepted, values
+from benchmarks.operators.samples import Sample, run
+from ingot.tensors import Array, DType
+
+# As in the proofs of most exporters, and small against the errors that matter.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+SIZES = (4, 7, 3, 33, 1)
+"""Sizes of the dynamic dimension: the example's, then those of the first values; attacks have the largest."""
+LEAST = 4
+
+
+class Group(nn.Module):
+    """Samples that are exported together: a module with the outputs of all of them."""
+
+    def __init__(self, samples: Sequence[Sample]):
+        super().__init__()
+        self.parts = nn.ModuleList(sample.build() for sample in samples)
+        self.counts = [len(sample.tensors) for sample in samples]
+
+    def forward(self, x: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Call every sample with its own tensors."""
+        rest = iter(x)
+        outputs: list[torch.Tensor] = []
+        for part, count in zip(self.parts, self.counts, strict=True):
+            outputs += part(*(next(rest) for _ in range(count)))
+        return tuple(outputs)
+
+
+def case(name: str, samples: Sequence[Sample]) -> Case:
+    """Return samples as one case of the exporters; its seeds are the places of :data:`values.VARIANTS`."""
+    specs: list[str] = []
+    fills: dict[str, Fill] = {}
+    for sample in samples:
+        for index, (tensor, axis) in enumerate(zip(sample.tensors, sample.axes, strict=True)):
+            symbol = f"m={LEAST}..64" if sample.symbol == "m" else "n"
+            shape = (symbol if place == axis else str(size) for place, size in enumerate(tensor.shape))
+            flat = f"x.{len(specs)}"
+            specs.append(f"{flat}:{DType.of(tensor.numpy()).torch_name}[{','.join(shape)}]")
+            fills[flat] = _fill(sample, index)
+    return Case(name, "operators", lambda: Group(samples), tuple(specs), fills, sizes={"n": SIZES, "m": SIZES})
+
+
+def _fill(sample: Sample, index: int) -> Fill:
+    def fill(shape: tuple[int, ...], sizes: object, generator: torch.Generator) -> torch.Tensor:
+        axis = next((axis for axis in sample.axes if axis is not None), None)
+        place = sample.axes[index]
+        size = shape[place] if place is not None else SIZES[0] if axis is None else _size(sample, sizes)
+        return values.make(sample, values.VARIANTS[generator.initial_seed()], size)[index]
+
+    return fill
+
+
+def _size(sample: Sample, sizes: object) -> int:
+    return int(sizes[sample.symbol]) if isinstance(sizes, dict) else SIZES[0]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A difference of one sample, and the reason why it is accepted, if it is."""
+
+    sample: int
+    text: str
+    reason: str = ""
+
+
+def faults(name: str, samples: Sequence[Sample], dtype: torch.dtype, start: Callable[[], Candidate]) -> Iterator[Fault]:
+    """Yield the differences between an exported group and eager.
+
+    Raises:
+        Broken: the exported form fails on values that eager accepts.
+    """
+    module = case(name, samples).module()
+    parts = list(module.get_submodule("parts").children())
+    candidate = start()
+    for size, variant in _plan(samples):
+        at = [max(size, LEAST) if sample.symbol == "m" else size for sample in samples]
+        drawn, expected = [], []
+        for sample, part, own in zip(samples, parts, at, strict=True):
+            tensors = values.make(sample, variant, own)
+            answer = run(part, tensors)
+            expected.append(answer)
+            drawn.append(values.make(sample, "example", own) if answer is None else tensors)
+        flat: Tensors = {f"x.{index}": tensor for index, tensor in enumerate(t for own in drawn for t in own)}
+        where = f"for values '{variant}'" + (f", size {size}" if any(sample.symbol for sample in samples) else "")
+        actual = iter(_called(candidate, flat, where))
+        for index, (sample, part, answer) in enumerate(zip(samples, parts, expected, strict=True)):
+            known = answer if answer is not None else run(part, drawn[index]) or []
+            outputs = [next(actual) for _ in known]
+            if answer is not None:
+                yield from _compared(name, index, sample, dtype, variant, answer, outputs, drawn[index], where)
+
+
+def _plan(samples: Sequence[Sample]) -> Iterator[tuple[int, str]]:
+    yield SIZES[0], "example"
+    for size, variant in zip(SIZES[1:], ("redrawn", "mixed", "scaled", "redrawn"), strict=True):
+        yield size, variant
+    for variant in values.ATTACKS:
+        if any(values.applies(sample, variant) for sample in samples):
+            yield SIZES[3], variant
+
+
+def _called(candidate: Candidate, inputs: Tensors, where: str) -> list[Array]:
+    try:
+        return list(candidate(inputs))
+    except Exception as error:  # an engine may raise anything
+        raise Broken(f"{type(error).__name__} {where}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _compared(
+    name: str,
+    index: int,
+    sample: Sample,
+    dtype: torch.dtype,
+    variant: str,
+    answer: Sequence[torch.Tensor],
+    outputs: Sequence[Array],
+    inputs: Sequence[torch.Tensor],
+    where: str,
+) -> Iterator[Fault]:
+    if not values.applies(sample, variant):
+        return
+    for output, (expected, actual) in enumerate(zip(answer, outputs, strict=True)):
+        try:
+            each = sample.each and variant == "special"
+            compare(f"output {output}", expected.numpy(), actual, where, TOLERANCES.get(dtype, 1e-4), each=each)
+        except Wrong as error:
+            reason = accepted.reason(name, dtype, variant, expected.numpy(), actual)
+            yield Fault(index, f"({sample.text}): {error}{_element(sample, expected.numpy(), actual, inputs)}", reason)
+
+
+def _element(sample: Sample, expected: Array, actual: Array, inputs: Sequence[torch.Tensor]) -> str:
+    """Describe the element that differs most, with the elements of the inputs that it was computed from."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return ""
+    place = accepted.worst(expected, actual)
+    own = [str(tensor.broadcast_to(expected.shape)[place].item()) for tensor in inputs] if sample.each else []
+    return f": {expected[place]!s} became {actual[place]!s}" + (f" for {', '.join(own)}" if own else "")

@@ -1,0 +1,92 @@
+"""Export and judge some operators in this process; :mod:`benchmarks.operators.__main__` starts it.
+
+``python -m benchmarks.operators.worker EXPORTER DTYPE SAMPLES SEED SECONDS FILE OPERATOR...`` appends an outcome to
+``FILE`` as each operator ends. An operator that takes more CPU seconds than that ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.coverage import exporters
+from benchmarks.coverage.judge import Broken
+from benchmarks.coverage.verdict import Verdict
+from benchmarks.operators.judging import Fault, case, faults
+from benchmarks.operators.outcome import Outcome
+from benchmarks.operators.samples import Sample, samples
+
+
+def outcome(name: str, dtype: torch.dtype, exporter: str, most: int, seed: int) -> Outcome:
+    """Export the samples of an operator together, and in ever smaller groups as long as a group is refused."""
+    began = time.perf_counter()
+    result = Outcome(name, str(dtype).removeprefix("torch."), exporter)
+    found, left = samples(name, dtype, most, seed)
+    if left:
+        result.add("unjudged", left)
+    groups = [found] if found else []
+    while groups:
+        group = groups.pop()
+        halves = _judged(result, group, dtype)
+        if halves:
+            groups += halves
+    result.seconds = round(time.perf_counter() - began, 1)
+    return result
+
+
+def _judged(result: Outcome, group: list[Sample], dtype: torch.dtype) -> list[list[Sample]]:
+    """Export and judge a group, or return its halves if it is refused as a whole."""
+    name, exporter = result.operator, result.exporter
+    verdict = Verdict(name, "operators", exporter)
+    halves = [group[len(group) // 2 :], group[: len(group) // 2]] if len(group) > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
+        start = exporters.export(case(name, group), verdict, Path(folder))
+        if start is None:
+            if not halves:
+                status = "refused" if verdict.status == "explained" else "unexplained"
+                result.add(status, message=f"({group[0].text}): {verdict.message}")
+            return halves
+        try:
+            differences = list(faults(name, group, dtype, start))
+        except Broken as error:
+            if not halves:
+                result.add("crashed", message=f"({group[0].text}): {error}")
+            return halves
+    _count(result, group, differences, verdict.notes)
+    return []
+
+
+def _count(result: Outcome, group: Sequence[Sample], differences: Sequence[Fault], notes: Sequence[str]) -> None:
+    for index in range(len(group)):
+        own = [fault for fault in differences if fault.sample == index]
+        wrong = [fault for fault in own if not fault.reason]
+        result.accepted += {fault.reason for fault in own if fault.reason} - set(result.accepted)
+        if not wrong:
+            result.add("right")
+        else:
+            stated = [note for note in notes if "differs" in note]
+            result.add("bounded" if stated else "wrong", message=wrong[0].text)
+
+
+def main(exporter: str, dtype: str, most: str, seed: str, seconds: str, file: str, *names: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (exporters.MEMORY, exporters.MEMORY))
+    torch.set_num_threads(1)
+    for name in names:
+        signal.setitimer(signal.ITIMER_PROF, float(seconds))  # ends the process, whatever it does
+        result = outcome(name, getattr(torch, dtype), exporter, int(most), int(seed))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        with Path(file).open("a") as stream:
+            stream.write(json.dumps(asdict(result)) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
