@@ -198,12 +198,15 @@ def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.shape == right.shape and torch.equal(left.nan_to_num(nan=7.25), right.nan_to_num(nan=7.25))
 
 
-def run(module: nn.Module, tensors: Tensors, seed: int = 0) -> list[torch.Tensor] | None:
-    """Return eager's answer, or None if eager refuses the values."""
+def run(module: nn.Module, tensors: Tensors, seed: int = 0, *, keep: bool = False) -> list[torch.Tensor] | None:
+    """Return eager's answer, or None if eager refuses the values.
+
+    The module gets copies of the tensors, which may change, unless their places in memory are to be kept.
+    """
     torch.manual_seed(seed)
     try:
         with torch.no_grad():
-            return list(module(*(tensor.clone() for tensor in tensors)))
+            return list(module(*(tensor if keep else tensor.clone() for tensor in tensors)))
     except Exception:  # noqa: BLE001 - operators may raise anything, and only an answer is judged
         return None
 

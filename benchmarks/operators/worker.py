@@ -68,8 +68,9 @@ def _judged(result: Outcome, group: list[Sample], dtype: torch.dtype) -> list[li
 def _count(result: Outcome, group: Sequence[Sample], differences: Sequence[Fault], notes: Sequence[str]) -> None:
     for index in range(len(group)):
         own = [fault for fault in differences if fault.sample == index]
-        wrong = [fault for fault in own if not fault.reason]
-        result.accepted += {fault.reason for fault in own if fault.reason} - set(result.accepted)
+        wrong = [fault for fault in own if not fault.reasons]
+        known = {reason for fault in own for reason in fault.reasons}
+        result.accepted += sorted(known - set(result.accepted))
         if not wrong:
             result.add("right")
         else:

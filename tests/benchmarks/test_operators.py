@@ -76,8 +76,17 @@ def test_small_values_are_judged_by_their_own_size() -> None:
 
 def test_only_overflow_near_the_largest_number_is_accepted() -> None:
     inf, near, far = (np.array([value], np.float32) for value in (np.inf, 2e38, 2e30))
-    assert "overflows" in accepted.reason("add", torch.float32, "special", near, inf)
-    assert accepted.reason("add", torch.float32, "special", far, inf) == ""
+    assert accepted.reasons("add", 1e-4, near, inf) == (
+        ("an intermediate result overflows within 100 times of the largest number",),
+        near,
+    )
+    assert accepted.reasons("add", 1e-4, far, inf)[1] == inf
+
+
+def test_answers_on_which_kernels_of_eager_differ_are_accepted() -> None:
+    one, nan = (np.array([value], np.float32) for value in (1, np.nan))
+    assert accepted.reasons("fmod", 1e-4, nan, one, one)[1] is nan
+    assert accepted.reasons("fmod", 1e-4, nan, one, nan)[1] is not nan
 
 
 def test_outcomes_are_read_back_and_the_later_counts(tmp_path: Path) -> None:
