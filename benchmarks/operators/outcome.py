@@ -14,6 +14,8 @@ STATUSES = {
     "unjudged": "the answer is random or has no tensor, or an input is complex, sparse, quantized or missing",
 }
 """From the worst to the best."""
+MARK = "outcome: "
+"""Begins a line of a child process that is an outcome in JSON."""
 
 
 @dataclass

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 from benchmarks.coverage.runner import wait
-from benchmarks.operators.outcome import Outcome
+from benchmarks.operators.outcome import MARK, Outcome
 
 Key = tuple[str, str, str]
 """Operator, datatype and exporter."""
@@ -70,19 +69,29 @@ def _child(
     names: list[str], dtype: str, exporter: str, limits: Limits, found: queue.SimpleQueue[Outcome | None]
 ) -> list[str]:
     """Run a process over operators; if it ends early, count the one at fault, and return those after it."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "outcomes"), Path(folder, "log")
-        numbers = map(str, (limits.samples, limits.seed, limits.seconds))
-        command = [sys.executable, "-m", "benchmarks.operators.worker", exporter, dtype, *numbers, str(out), *names]
-        with log.open("wb") as stream:
-            code = wait(command, stream.fileno(), 4 * limits.seconds * len(names))
-        lines = out.read_text().splitlines() if out.exists() else []
+    numbers = map(str, (limits.samples, limits.seed, limits.seconds))
+    command = [sys.executable, "-m", "benchmarks.operators.worker", exporter, dtype, *numbers, *names]
+    read, write = os.pipe()
+    done, last = 0, "no output"
+    with os.fdopen(read, errors="replace") as lines, ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(_wait, command, write, 4 * limits.seconds * len(names))
         for line in lines:
-            found.put(Outcome(**json.loads(line)))
-        rest = names[len(lines) :]
-        if rest:
-            printed = log.read_text(errors="replace").strip().splitlines()
-            outcome = Outcome(rest[0], dtype, exporter)
-            outcome.add("crashed", message=f"the process ended with {code}: {printed[-1] if printed else 'no output'}")
-            found.put(outcome)
-        return rest[1:]
+            if line.startswith(MARK):
+                found.put(Outcome(**json.loads(line.removeprefix(MARK))))
+                done += 1
+            else:
+                last = line.strip() or last
+        code = ended.result()
+    rest = names[done:]
+    if rest:
+        outcome = Outcome(rest[0], dtype, exporter)
+        outcome.add("crashed", message=f"the process ended with {code}: {last}")
+        found.put(outcome)
+    return rest[1:]
+
+
+def _wait(command: list[str], output: int, limit: float) -> int | None:
+    try:
+        return wait(command, output, limit)
+    finally:
+        os.close(output)

@@ -1,7 +1,7 @@
 """Export and judge some operators in this process; :mod:`benchmarks.operators.__main__` starts it.
 
-``python -m benchmarks.operators.worker EXPORTER DTYPE SAMPLES SEED SECONDS FILE OPERATOR...`` appends an outcome to
-``FILE`` as each operator ends. An operator that takes more CPU seconds than that ends the process.
+``python -m benchmarks.operators.worker EXPORTER DTYPE SAMPLES SEED SECONDS OPERATOR...`` prints an outcome as each
+operator ends. An operator that takes more CPU seconds than that ends the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.coverage import exporters
 from benchmarks.coverage.judge import Broken
 from benchmarks.coverage.verdict import Verdict
 from benchmarks.operators.judging import Fault, case, faults
-from benchmarks.operators.outcome import Outcome
+from benchmarks.operators.outcome import MARK, Outcome
 from benchmarks.operators.samples import Sample, samples
 
 
@@ -61,11 +61,14 @@ def _judged(result: Outcome, group: list[Sample], dtype: torch.dtype) -> list[li
             if not halves:
                 result.add("crashed", message=f"({group[0].text}): {error}")
             return halves
-    _count(result, group, differences, verdict.notes)
+    stated = any("differs" in note for note in verdict.notes)
+    if stated and halves and not all(fault.reasons for fault in differences):
+        return halves  # until it is known which sample the note is about
+    _count(result, group, differences, stated)
     return []
 
 
-def _count(result: Outcome, group: Sequence[Sample], differences: Sequence[Fault], notes: Sequence[str]) -> None:
+def _count(result: Outcome, group: Sequence[Sample], differences: Sequence[Fault], stated: bool) -> None:
     for index in range(len(group)):
         own = [fault for fault in differences if fault.sample == index]
         wrong = [fault for fault in own if not fault.reasons]
@@ -74,19 +77,17 @@ def _count(result: Outcome, group: Sequence[Sample], differences: Sequence[Fault
         if not wrong:
             result.add("right")
         else:
-            stated = [note for note in notes if "differs" in note]
             result.add("bounded" if stated else "wrong", message=wrong[0].text)
 
 
-def main(exporter: str, dtype: str, most: str, seed: str, seconds: str, file: str, *names: str) -> None:
+def main(exporter: str, dtype: str, most: str, seed: str, seconds: str, *names: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (exporters.MEMORY, exporters.MEMORY))
     torch.set_num_threads(1)
     for name in names:
         signal.setitimer(signal.ITIMER_PROF, float(seconds))  # ends the process, whatever it does
         result = outcome(name, getattr(torch, dtype), exporter, int(most), int(seed))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        with Path(file).open("a") as stream:
-            stream.write(json.dumps(asdict(result)) + "\n")
+        print(f"\n{MARK}{json.dumps(asdict(result))}", flush=True)  # a library may have left an unfinished line
 
 
 if __name__ == "__main__":
