@@ -18,6 +18,8 @@ Tensors = tuple[torch.Tensor, ...]
 
 # Samples of one operator that are read from a database; some operators have thousands.
 _MOST = 400
+# Elements of a tensor; some samples have a million.
+_LARGEST = 1 << 16
 # Sizes of the dynamic dimension at which eager must accept a sample, the first of which is the example's. Ingot's proof
 # draws 1, 2, 9 and 33 as well.
 ANY = (4, 1, 2, 3, 7, 9, 33)
@@ -117,7 +119,8 @@ def samples(name: str, dtype: torch.dtype, most: int, seed: int) -> tuple[list[S
     """
     first, second = (list(islice(_read(name, dtype, number), _MOST)) for number in (seed, seed + 1))
     found, left = [], 0
-    for index in _chosen([_is_empty(item) for item in first], most):
+    first, second = ([item for item in drawn if _elements(item) <= _LARGEST] for drawn in (first, second))
+    for index in _chosen([not _elements(item) for item in first], most):
         again = second[index] if index < len(second) else first[index]
         try:
             found.append(_sample(name, dtype, *first[index], again))
@@ -134,9 +137,11 @@ def _chosen(empty: Sequence[bool], most: int) -> list[int]:
     return sorted([full[number * len(full) // count] for number in range(count)] + some)
 
 
-def _is_empty(item: _Read) -> bool:
+def _elements(item: _Read) -> int:
+    """Return the elements of the largest tensor, or 0 if a tensor has none."""
     tensors = [leaf for leaf in pytree.tree_leaves(item[1]) if isinstance(leaf, torch.Tensor)]
-    return any(not tensor.numel() for tensor in tensors)
+    sizes = [tensor.numel() for tensor in tensors]
+    return max(sizes, default=1) if all(sizes) else 0
 
 
 _Read = tuple[Callable[[], Callable[..., Any]], Any, bool]
@@ -191,7 +196,9 @@ def _sample(
 def _repeatable(module: nn.Module, tensors: Tensors) -> bool:
     """Return whether eager answers with tensors, and with the same ones for several states of its random numbers."""
     first, *others = (run(module, tensors, seed) for seed in range(6))
-    return bool(first) and all(other is not None and all(map(_same, first, other)) for other in others)
+    if not first:
+        return False
+    return all(other is not None and all(map(_same, first, other)) for other in others)
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -110,6 +110,31 @@ def search_sorted(
     return op.Cast(count, to=ir.DataType.INT32) if out_int32 else count
 
 
+def bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
+    """Express ``aten.bucketize``, whose decomposition fails for a single value."""
+    return search_sorted(boundaries, x, out_int32, right)
+
+
+def extreme(form: Any) -> Callable[..., Any]:
+    """Return a form of ``aten.amax`` or ``aten.amin`` with optional dimensions, which the exporter requires."""
+
+    def apply(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        axes = list(dim) or list(range(len(x.shape)))
+        return form(x, _ints(*axes), keepdims=int(keepdim)) if x.shape else op.Identity(x)
+
+    apply.__name__ = "extreme"  # the exporter's registry reads it
+    return apply
+
+
+def angle(x: Any) -> Any:
+    """Express ``aten.angle`` of real numbers; the exporter's form is 0 for NaN."""
+    if x.dtype.is_integer() or x.dtype is ir.DataType.BOOL:
+        x = op.Cast(x, to=ir.DataType.FLOAT)
+        x.dtype = ir.DataType.FLOAT
+    zero, half_turn = (op.Constant(value=ir.tensor(value, x.dtype)) for value in (0.0, math.pi))
+    return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, zero), half_turn, zero))
+
+
 # https://github.com/pytorch/pytorch/issues/69201
 def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
     """Express ``aten._cdist_forward`` by differences: products would cancel for distances near zero."""
@@ -119,7 +144,8 @@ def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None 
     if p == math.inf:
         return op.ReduceMax(gap, _ints(-1), keepdims=0)
     if p == 0:
-        return op.ReduceSum(op.CastLike(op.Cast(gap, to=ir.DataType.BOOL), x), _ints(-1), keepdims=0)
+        each = op.Where(op.IsNaN(gap), gap, op.CastLike(op.Cast(gap, to=ir.DataType.BOOL), x))
+        return op.ReduceSum(each, _ints(-1), keepdims=0)
     if p == 1:
         return op.ReduceSum(gap, _ints(-1), keepdims=0)
     power, root = (op.CastLike(op.Constant(value_float=number), x) for number in (p, 1 / p))
@@ -305,6 +331,11 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.cummin.default: cum_min,
     aten.searchsorted.Tensor: search_sorted,
     aten.searchsorted.Scalar: search_sorted,
+    aten.bucketize.Tensor: bucketize,
+    aten.bucketize.Scalar: bucketize,
+    aten.amax.default: extreme(op.ReduceMax),
+    aten.amin.default: extreme(op.ReduceMin),
+    aten.angle.default: angle,
     aten._cdist_forward.default: pairwise_distances,
     aten.kthvalue.default: kth_value,
     aten.median.dim: median_along,

@@ -30,6 +30,8 @@ UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "x ** 0.5": lambda x: x**0.5,
     "x ** -0.5": lambda x: x**-0.5,
     "sign": torch.sign,
+    "angle": torch.angle,
+    "differences that are not 0": lambda x: torch.cdist(x[:, None, None], x[:, None, None].flip(0), p=0.0)[..., 0],
     "log1p": torch.log1p,
     "logsigmoid": functional.logsigmoid,
     "logcumsumexp": lambda x: torch.logcumsumexp(x, 0),
