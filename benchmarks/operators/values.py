@@ -56,7 +56,7 @@ def _changed(tensor: torch.Tensor, variant: str, index: int, each: bool, generat
         return torch.zeros_like(tensor) if index % 2 == 0 else tensor
     changed = tensor.clone()
     if variant == "nan":
-        changed.view(-1)[:1] = torch.nan
+        changed.view(-1)[changed.numel() // 2 :][:1] = torch.nan  # kernels treat the first value differently
     if variant == "infinite" and changed.numel():
         changed.view(-1)[:1] = torch.inf
         changed.view(len(changed) if changed.ndim else 1, -1)[-1] = -torch.inf

@@ -96,7 +96,8 @@ def test_an_export_whose_bound_exceeds_what_was_measured_is_broken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bounds = BoundsEvidence(calls=(CallBytes(sizes={"batch": 2}, peak=1 << 20, measured=1000),))
-    variant = SimpleNamespace(serving=SimpleNamespace(evidence=SimpleNamespace(bounds=bounds)))
+    evidence, provenance = SimpleNamespace(bounds=bounds), SimpleNamespace(notes=())
+    variant = SimpleNamespace(serving=SimpleNamespace(evidence=evidence, provenance=provenance))
     archive = SimpleNamespace(variant=lambda: variant, signature=Signature((), ()))
     monkeypatch.setattr("ingot.export.export_model", lambda *_, **__: archive)
     case = zoo.find("row_loop")

@@ -115,26 +115,6 @@ def bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = Fa
     return search_sorted(boundaries, x, out_int32, right)
 
 
-def extreme(form: Any) -> Callable[..., Any]:
-    """Return a form of ``aten.amax`` or ``aten.amin`` with optional dimensions, which the exporter requires."""
-
-    def apply(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-        axes = list(dim) or list(range(len(x.shape)))
-        return form(x, _ints(*axes), keepdims=int(keepdim)) if x.shape else op.Identity(x)
-
-    apply.__name__ = "extreme"  # the exporter's registry reads it
-    return apply
-
-
-def angle(x: Any) -> Any:
-    """Express ``aten.angle`` of real numbers; the exporter's form is 0 for NaN."""
-    if x.dtype.is_integer() or x.dtype is ir.DataType.BOOL:
-        x = op.Cast(x, to=ir.DataType.FLOAT)
-        x.dtype = ir.DataType.FLOAT
-    zero, half_turn = (op.Constant(value=ir.tensor(value, x.dtype)) for value in (0.0, math.pi))
-    return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, zero), half_turn, zero))
-
-
 # https://github.com/pytorch/pytorch/issues/69201
 def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
     """Express ``aten._cdist_forward`` by differences: products would cancel for distances near zero."""
@@ -333,9 +313,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Scalar: search_sorted,
     aten.bucketize.Tensor: bucketize,
     aten.bucketize.Scalar: bucketize,
-    aten.amax.default: extreme(op.ReduceMax),
-    aten.amin.default: extreme(op.ReduceMin),
-    aten.angle.default: angle,
     aten._cdist_forward.default: pairwise_distances,
     aten.kthvalue.default: kth_value,
     aten.median.dim: median_along,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
@@ -30,7 +31,6 @@ UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "x ** 0.5": lambda x: x**0.5,
     "x ** -0.5": lambda x: x**-0.5,
     "sign": torch.sign,
-    "angle": torch.angle,
     "differences that are not 0": lambda x: torch.cdist(x[:, None, None], x[:, None, None].flip(0), p=0.0)[..., 0],
     "log1p": torch.log1p,
     "logsigmoid": functional.logsigmoid,
@@ -58,16 +58,33 @@ TAILS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu of numbers below zero": lambda x: functional.relu(x.clamp(max=-1)),
     "xlogy(0, x)": lambda x: torch.xlogy(torch.zeros(()), x),
 }
+# Each on rows of three numbers.
+ROWS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin(1),
+    "max along": lambda x: x.max(1).values,
+    "place of max": lambda x: x.max(1).indices,
+    "place of min": lambda x: x.min(1).indices,
+    "argmax": lambda x: x.argmax(1),
+    "argmin of all": lambda x: x.argmin().expand(len(x)),
+    "max of all": lambda x: x.max().expand(len(x)),
+    "norm": lambda x: torch.linalg.vector_norm(x, math.inf, 1),
+    "norm of all": lambda x: torch.linalg.vector_norm(x.nan_to_num(), 1, keepdim=True)[0].expand(len(x)),
+}
 BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x // y": torch.floor_divide,
     "x % y": torch.remainder,
     "atan2": torch.atan2,
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
     "logaddexp": torch.logaddexp,
     "logaddexp2": torch.logaddexp2,
 }
 INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "trunc of x / y": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "floor of x / y": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
     "trunc of x / 3": lambda x, y: torch.div(x, 3, rounding_mode="trunc"),
     "x // y": lambda x, y: x // y,
     "x % y": lambda x, y: x % y,
@@ -123,7 +140,7 @@ def check(
             close = room * torch.finfo(expected.dtype).eps
             equal = torch.isclose(found, expected, rtol=close, atol=close * near, equal_nan=True)
         for index in torch.nonzero(~equal).flatten().tolist():
-            at = tuple(value[index].item() for value in inputs.values())
+            at = tuple(str(value[index].tolist()) for value in inputs.values())
             wrong[name, at] = (expected[index].item(), found[index].item())
     assert wrong == {}
 
@@ -146,6 +163,11 @@ def test_functions_of_two_numbers(dtype: torch.dtype) -> None:
     check(
         functions, {"x": pairs[:, 0].contiguous(), "y": pairs[:, 1].contiguous()}, [f"x:{kind}[n]", f"y:{kind}[n]"], 1.0
     )
+
+
+def test_extremes_of_rows_with_nan() -> None:
+    rows = torch.tensor([[1, NAN, 3], [2, 5, NAN], [NAN, 1, 2], [-INF, 3, INF], [4, 4, -1]])
+    check(ROWS, {"x": rows}, ["x:float32[n,3]"])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
