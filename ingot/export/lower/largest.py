@@ -71,6 +71,12 @@ def _extreme(form: str) -> Callable[..., Any]:
     return _named(f"extreme_{form}", apply)
 
 
+def least_and_largest(x: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.aminmax``."""
+    axes = () if dim is None else (dim,)
+    return _reduced("ReduceMin", x, axes, keepdim), _reduced("ReduceMax", x, axes, keepdim)
+
+
 def _extreme_along(form: str, place: str) -> Callable[..., Any]:
     """Return the form of ``aten.max`` or ``aten.min`` along a dimension: the values and their places."""
 
@@ -137,6 +143,7 @@ def _of_numbers(x: Any, y: Any, both: Any) -> Any:
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.amax.default: _extreme("ReduceMax"),
     aten.amin.default: _extreme("ReduceMin"),
+    aten.aminmax.default: least_and_largest,
     aten.max.default: _extreme("ReduceMax"),
     aten.min.default: _extreme("ReduceMin"),
     aten.max.dim: _extreme_along("ReduceMax", "ArgMax"),

@@ -63,28 +63,6 @@ def all_of(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False
     return _flags(op.ReduceMin, x, dim, keepdim)
 
 
-def _extreme(x: Any, dim: Sequence[int] | int | None, keepdim: bool, reduce: Any) -> Any:
-    axes = _axes(x, dim)
-    if x.dtype is ir.DataType.BOOL:
-        return _flags(reduce, x, dim, keepdim)
-    return reduce(x, op.Constant(value_ints=axes), keepdims=int(keepdim)) if axes else op.Identity(x)
-
-
-def largest(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Any:
-    """Express ``aten.amax``, also of all values."""
-    return _extreme(x, dim, keepdim, op.ReduceMax)
-
-
-def least(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Any:
-    """Express ``aten.amin``, also of all values."""
-    return _extreme(x, dim, keepdim, op.ReduceMin)
-
-
-def least_and_largest(x: Any, dim: int | None = None, keepdim: bool = False) -> tuple[Any, Any]:
-    """Express ``aten.aminmax``."""
-    return least(x, dim, keepdim), largest(x, dim, keepdim)
-
-
 def mean(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False, dtype: int | None = None) -> Any:
     """Express ``aten.mean``: a sum and a division where the number of values may be 0, because their mean is NaN."""
     kind = x.dtype if dtype in (None, -1) else ir.DataType(dtype)
@@ -201,9 +179,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.all.default: all_of,
     aten.all.dim: all_of,
     aten.all.dims: all_of,
-    aten.amax.default: largest,
-    aten.amin.default: least,
-    aten.aminmax.default: least_and_largest,
     torch.ops.prims.var.default: variance,
     aten.mean.default: mean_of_all,
     aten.mean.dim: mean,
