@@ -111,7 +111,7 @@ def search_sorted(
 
 
 def bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
-    """Express ``aten.bucketize``, whose decomposition fails for a single value."""
+    """Express ``aten.bucketize`` of a number, whose decomposition fails."""
     return search_sorted(boundaries, x, out_int32, right)
 
 
@@ -311,7 +311,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.cummin.default: cum_min,
     aten.searchsorted.Tensor: search_sorted,
     aten.searchsorted.Scalar: search_sorted,
-    aten.bucketize.Tensor: bucketize,
     aten.bucketize.Scalar: bucketize,
     aten._cdist_forward.default: pairwise_distances,
     aten.kthvalue.default: kth_value,
