@@ -38,8 +38,10 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _changed(tensor: torch.Tensor, variant: str, index: int, each: bool, generator: torch.Generator) -> torch.Tensor:
+    if variant in ("mixed", "nan", "infinite") and _is_ascending(tensor):
+        return tensor  # boundaries or offsets, which have no meaning in another order
     if variant == "mixed":
-        return _mixed(tensor, generator)
+        return tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
     if variant == "extreme" and _is_integer(tensor) and each:
         limits = torch.iinfo(tensor.dtype)
         values = [limits.min, limits.max, 0, 1, 7, limits.max // 2 + 1, *((-1, -7) if limits.min else ())]
@@ -63,11 +65,10 @@ def _changed(tensor: torch.Tensor, variant: str, index: int, each: bool, generat
     return changed
 
 
-def _mixed(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the values in another order; an ascending vector of integers, such as offsets, keeps its order."""
-    if _is_integer(tensor) and tensor.ndim == 1 and tensor.numel() and bool((tensor.diff() >= 0).all()):
-        return tensor
-    return tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
+def _is_ascending(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.ndim > 0 and tensor.shape[-1] > 2 and tensor.dtype is not torch.bool and bool((tensor.diff() >= 0).all())
+    )
 
 
 def _cycled(tensor: torch.Tensor, values: torch.Tensor, index: int) -> torch.Tensor:
