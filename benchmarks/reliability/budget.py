@@ -42,7 +42,6 @@ def main() -> None:
     parser.add_argument("--budget", default="500MB")
     parser.add_argument("--exponent", type=float, default=1.1, help="of Zipf's law")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--frontends", type=int, default=0)
     parser.add_argument("--cycles", type=int, default=0, help="load and unload one model so often instead")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {LOAD_CORE})
@@ -71,8 +70,7 @@ def traffic(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of requests under a budget."""
     known = [write(folder / f"m{number}.onnx", arguments.megabytes, number) for number in range(arguments.models)]
     sources = [str(folder / f"m{number}.onnx") for number in range(arguments.models)]
-    options = ["--memory-budget", arguments.budget, "--frontends", str(arguments.frontends)]
-    with served([*sources, *options], [SERVER_CORE]) as (addresses, process):
+    with served([*sources, "--memory-budget", arguments.budget], [SERVER_CORE]) as (addresses, process):
         level = pss(process.pid) - _sum(addresses["http"], "ingot_model_memory_bytes")
         memory = Memory(process.pid)
         clients = [

@@ -32,7 +32,6 @@ from benchmarks.serving.processes import Process, ask, free_ports
 from benchmarks.serving.wires import OpenBinary, OpenJson
 
 BUILD = Path("build/serving")
-FRONT = "ingot.server.frontends.process"
 ENGINE = "ingot.runtime.isolation.child"
 
 
@@ -160,13 +159,10 @@ def network(target: Target) -> None:
 
 ISOLATED = ("--isolate", "all")
 FAULTS: dict[str, Fault] = {
-    "kill-front": Fault(kill(FRONT), ("--frontends", "1"), cuts=True, refuses=True),
-    "stop-front": Fault(stop_for(FRONT, 0.7), ("--frontends", "1"), refuses=True),
     "kill-engine": Fault(kill(ENGINE), ISOLATED, refuses=True, denies=True),
     "stop-engine": Fault(stop_for(ENGINE, 30.0), (*ISOLATED, "--engine-timeout", "1s"), refuses=True),
-    "kill-engine-behind-front": Fault(kill(ENGINE), (*ISOLATED, "--frontends", "1"), refuses=True, denies=True),
-    "stop-main": Fault(stop_for("", 0.7), ("--frontends", "1"), refuses=True),
-    "kill-main": Fault(kill_main, (*ISOLATED, "--frontends", "1"), cuts=True, refuses=True, ends=True),
+    "stop-main": Fault(stop_for("", 0.7), refuses=True),
+    "kill-main": Fault(kill_main, ISOLATED, cuts=True, refuses=True, ends=True),
     "full-disk": Fault(full_disk),
     "no-files": Fault(no_files, cuts=True),  # connections that cannot be accepted
     "network": Fault(network, cuts=True, proxied=True),

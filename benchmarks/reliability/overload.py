@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,13 +22,11 @@ from typing import Any
 from benchmarks.reliability.generator import Shape, compiled, finish, http_samples, start
 from benchmarks.serving.contestants import Contestant, Ingot, contestants
 from benchmarks.serving.models import Model, model
-from benchmarks.serving.processes import LOAD_CORE
 from benchmarks.serving.rounds import Server, serving
 
 BUILD = Path("build/serving")
 SHARES = (0.5, 1.0, 2.0, 3.0, 5.0)
 DEADLINES = (100.0, 50.0)
-FRONT = "ingot-front"  # its front process is on another core
 CONNECTIONS = 512
 STEPS = 6  # of the search for the highest rate: to 1% of the capacity
 
@@ -38,7 +35,6 @@ def servers() -> dict[str, Contestant]:
     """Return the servers by name."""
     return {
         "ingot": Ingot(),
-        FRONT: Ingot(name=FRONT, options=("--frontends", "1")),
         "mosec": contestants()["mosec"],
         "fastapi": contestants()["fastapi"],
     }
@@ -85,8 +81,6 @@ class Bench:
     @contextlib.contextmanager
     def _serving(self, contestant: Contestant, slo_ms: float | None) -> Iterator[Server]:
         with serving(contestant, self._served, "binary", self._build, slo_ms=slo_ms) as server:
-            if contestant.name == FRONT:
-                _move_children(server.process.pid)
             yield server
 
 
@@ -142,16 +136,6 @@ def main() -> None:
     print(table(found))
     if wrong := [each for each in found if each.get("wrong")]:
         raise SystemExit(f"wrong answers: {wrong}")
-
-
-def _move_children(pid: int) -> None:
-    """Bind the children of a process, which are its fronts, to the core of loads."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    if not children:
-        raise SystemExit("the server has no front process to move")
-    for child in children:
-        for task in Path(f"/proc/{child}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {LOAD_CORE})
 
 
 if __name__ == "__main__":

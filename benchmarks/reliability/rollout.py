@@ -1,8 +1,8 @@
 """Change the version that a loaded server answers with, many times in a row; no request may fail.
 
 ``python -m benchmarks.reliability.rollout --changes 20`` promotes and rolls back an alias in turn, with two clients
-over HTTP and two over gRPC, in one process and with front processes. Each answer is compared: it must be that of the
-version before a change or after it, and never of the earlier one again. It prints the p99 of the clients' times before
+over HTTP and two over gRPC. Each answer is compared: it must be that of the version before a change or after it, and
+never of the earlier one again. It prints the p99 of the clients' times before
 and during the changes, and the seconds from the move of the alias until every client was answered by the new version.
 The exit status is 0 only if every request was answered rightly.
 """
@@ -34,23 +34,19 @@ def main() -> None:
     parser.add_argument("--before", type=float, default=5.0, help="seconds of load before the first change")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {LOAD_CORE})
-    failed = False
-    for frontends in (0, 2):
-        with tempfile.TemporaryDirectory() as folder:
-            result = measure(Path(folder), frontends, arguments.changes, arguments.before)
-        print(json.dumps(result), flush=True)
-        failed |= bool(result["failures"]) or result["foreign"] > 0
-    sys.exit(failed)
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder), arguments.changes, arguments.before)
+    print(json.dumps(result))
+    sys.exit(bool(result["failures"]) or result["foreign"] > 0)
 
 
-def measure(folder: Path, frontends: int, changes: int, before: float) -> dict[str, Any]:
-    """Return the figures of one server."""
+def measure(folder: Path, changes: int, before: float) -> dict[str, Any]:
+    """Return the figures of a server."""
     store = Store(folder / "store")
     for version in (1, 2):
         store.push(times(version), f"times:{version}")
     store.promote("times:1", "prod")
-    arguments = ["times:prod", "--store", str(store.root), "--frontends", str(frontends)]
-    with served(arguments, [SERVER_CORE]) as (addresses, _):
+    with served(["times:prod", "--store", str(store.root)], [SERVER_CORE]) as (addresses, _):
         clients = [Load(addresses[protocol]) for protocol in ("http", "http", "grpc", "grpc")]
         for client in clients:
             client.start()
@@ -65,7 +61,6 @@ def measure(folder: Path, frontends: int, changes: int, before: float) -> dict[s
     wanted = [1.0 + number % 2 for number in range(changes + 1)]
     quiet, busy = (_p99(clients, *period) for period in ((0.0, began), (began, ended)))
     return {
-        "frontends": frontends,
         "changes": changes,
         "answered": sum(client.answered for client in clients),
         "failures": [str(client.failure) for client in clients if client.failure is not None],

@@ -27,9 +27,7 @@ from ingot.tensors import Array
 BUILD = Path("build/serving")
 LEGS: dict[str, tuple[str, ...]] = {
     "one process": ("--isolate", "none"),
-    "a front process": ("--isolate", "none", "--frontends", "1"),
     "an engine process": ("--isolate", "all"),
-    "both": ("--isolate", "all", "--frontends", "1"),
 }
 CONTROL = "control that leaks"
 CANCELLED = 0.002

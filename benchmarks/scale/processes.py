@@ -1,8 +1,8 @@
 """Compare ways to use several cores: ``python -m benchmarks.scale.processes``.
 
-One server, a server with front processes, and several whole servers that share a port (SO_REUSEPORT) serve the same
-model in turn, on all cores of this machine, which the load generator shares. Throughput, p99 and the server's CPU time
-for a request are written to ``docs/scale.md`` as ratios to one server, medians of the rounds.
+One server, and several that share their ports (``--share-port``), serve the same model in turn, on all cores of this
+machine, which the load generator shares. Throughput, p99 and the server's CPU time for a request are written to
+``docs/scale.md`` as ratios to one server, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,6 @@ from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import PROTOCOLS, Target
 from ingot.runtime import devices
 
-# What a whole server runs instead of ``-m ingot``, so that others can listen on its ports.
-_SHARED = """
-from ingot.server import listening
-alone = listening.listen
-listening.listen = lambda host, port, shared=True: alone(host, port, shared=True)
-from ingot.__main__ import main
-main()
-"""
 _HTTP = ("binary", "json")
 _PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
@@ -60,14 +52,11 @@ class Found:
 
 def ways(cores: int) -> dict[str, Way]:
     """Return what is compared on a machine."""
-    fronts = sorted({1, cores})
-    found = {"one server": Way()}
-    found |= {
-        f"{count} front process{'es' if count > 1 else ''}": Way(1, ("--frontends", str(count))) for count in fronts
+    return {
+        "one server": Way(),
+        f"{cores} servers, one port": Way(cores, ("--share-port",)),
+        f"{cores} servers, one port, one engine thread each": Way(cores, ("--share-port", "--threads", "1")),
     }
-    found[f"{cores} servers, one port"] = Way(cores)
-    found[f"{cores} servers, one port, one engine thread each"] = Way(cores, ("--threads", "1"))
-    return found
 
 
 def main() -> None:
@@ -140,12 +129,11 @@ def _serving(served: Model, way: Way, cores: int) -> Iterator[tuple[list[Process
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as running:
         processes = []
         for number in range(way.servers):
-            entry = ["-c", _SHARED] if way.servers > 1 else ["-m", "ingot"]
             source = ["serve", f"{served.name}:1", "--store", str(served.store), "--device", "cpu", "--json"]
             ports = ["--http-port", str(port), "--grpc-port", str(grpc_port)]
             every = ["taskset", "-c", f"0-{cores - 1}"]  # which overrides the one core of Process
             log = Path(work) / f"{number}.log"
-            process = Process([*every, sys.executable, *entry, *source, *ports, *way.options], {}, log)
+            process = Process([*every, sys.executable, "-m", "ingot", *source, *ports, *way.options], {}, log)
             running.callback(process.close)
             _wait(process, log)
             processes.append(process)

@@ -76,7 +76,7 @@ class Contestant(ABC):
 
 @dataclass(frozen=True)
 class Ingot(Contestant):
-    """This server with nothing set but ports; ``options`` are for the fronts that are compared."""
+    """This server with nothing set but ports; ``options`` are for variants that are compared."""
 
     name: str = "ingot"
     options: tuple[str, ...] = ()

@@ -2,9 +2,8 @@
 
 ``python -m benchmarks.serving.neighbours`` serves a light model (an MLP) and a heavy one (some 10 ms for a batch), and
 measures the light one's requests, 50 in a second, first alone and then while 16 clients keep the heavy one busy. It
-does so for a server in one process, with engine processes, and with a front process, on one core and on all. The load
-comes from the last core, which it shares with a server on all. The heavy model's throughput is compared with that
-without the light one.
+does so for a server in one process and with engine processes, on one core and on all. The load comes from the last
+core, which it shares with a server on all. The heavy model's throughput is compared with that without the light one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, served
 
 _RATE = 50.0
 _CLIENTS = 16
-_SERVERS = {"one process": (), "engine processes": ("--isolate", "all"), "a front process": ("--frontends", "1")}
+_SERVERS = {"one process": (), "engine processes": ("--isolate", "all")}
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import orjson
@@ -103,10 +102,10 @@ class Splitter:
     """Cuts a stream into records, without copying those that arrive in one piece.
 
     Args:
-        most: the largest body in bytes; None trusts the sender.
+        most: the largest body in bytes.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int):
         self._most = most
         self._parts: list[bytes] = []
         self._size = 0
@@ -129,7 +128,7 @@ class Splitter:
         needed = HEADER.size
         while end - at >= HEADER.size:
             size, kind = HEADER.unpack_from(data, at)
-            if self._most is not None and size > self._most:
+            if size > self._most:
                 raise ValueError(f"a record of {size} bytes")
             needed = HEADER.size + size
             if end - at < needed:
@@ -151,13 +150,3 @@ def dump_error(error: IngotError) -> bytes:
 def load_error(body: memoryview) -> IngotError:
     """Return the error of :func:`dump_error`."""
     return _ERRORS[body[0]](bytes(body[1:]).decode(errors="replace"))
-
-
-def dumps(content: object) -> bytes:
-    """Return JSON for a record."""
-    return orjson.dumps(content)
-
-
-def loads(body: memoryview) -> Any:
-    """Return the JSON that a record holds."""
-    return orjson.loads(body)

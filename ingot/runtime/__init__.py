@@ -3,7 +3,7 @@
 Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch its requests, engines/ run them.
 """
 
-from ingot.runtime.catalog import Catalog, Servable
+from ingot.runtime.catalog import Catalog
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, key_of
 from ingot.runtime.engine import Engine
@@ -27,7 +27,6 @@ __all__ = [
     "Model",
     "Repository",
     "Scheduler",
-    "Servable",
     "Settings",
     "State",
     "key_of",

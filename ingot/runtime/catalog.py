@@ -1,77 +1,19 @@
-"""Models by name and version, in this process or another: all that a server needs to submit requests."""
+"""Models by name and version: all that a server needs to submit requests."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
 
 from ingot.errors import NotFound
 from ingot.model_store.references import version_key
-from ingot.runtime.dispatch.pending import Cancellable, Submit
-from ingot.runtime.dispatch.sequences import Step
-from ingot.runtime.dispatch.statistics import BatchTimes, Statistics
-from ingot.runtime.gpu.array import Direct
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.repeat import Repeat
-from ingot.runtime.scheduling.entry import Reply
-from ingot.tensors import Array, Signature
+from ingot.runtime.model import Model
 
 LATEST = "latest"
 """The version that means the highest, unless a model has it as its version."""
 
 
-class Servable(Protocol):
-    """One version of a model, in this process or another; see :class:`ingot.runtime.Model`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def loaded(self) -> bool: ...
-    @property
-    def failed(self) -> bool: ...
-    @property
-    def platform(self) -> str: ...
-    @property
-    def properties(self) -> Mapping[str, str]: ...
-    @property
-    def signature(self) -> Signature: ...
-    @property
-    def submit(self) -> Submit: ...
-    @property
-    def sequential(self) -> bool: ...
-    @property
-    def repeat(self) -> Repeat | None: ...
-    @property
-    def direct(self) -> Direct: ...
-
-    def drop_sequence(self, step: Step) -> None: ...
-
-    def submit_step(
-        self,
-        step: Step,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        client: Hashable = None,
-    ) -> Cancellable: ...
-
-    @property
-    def labels(self) -> Sequence[str]: ...
-    @property
-    def last_batch(self) -> BatchTimes | None: ...
-
-    async def ask_statistics(self) -> Statistics: ...
-
-
-ModelT_co = TypeVar("ModelT_co", bound=Servable, covariant=True)
-
-
-class Catalog(Generic[ModelT_co]):
+class Catalog:
     """Models by name and version.
 
     Args:
@@ -80,11 +22,11 @@ class Catalog(Generic[ModelT_co]):
 
     def __init__(self, metrics: Metrics):
         self.metrics = metrics
-        self._models: dict[str, dict[str, ModelT_co]] = {}
-        self._highest: dict[str, ModelT_co] = {}
+        self._models: dict[str, dict[str, Model]] = {}
+        self._highest: dict[str, Model] = {}
         self._aliases: Mapping[tuple[str, str], str] = {}
 
-    def get(self, name: str, version: str = "") -> ModelT_co:
+    def get(self, name: str, version: str = "") -> Model:
         """Return a model; without a version or with ``latest``, the highest version. A version may be an alias of one.
 
         Raises:
@@ -104,12 +46,12 @@ class Catalog(Generic[ModelT_co]):
             raise NotFound(_unknown_version(name, version, ", ".join(versions)))
         return versions[version]
 
-    def _list(self, model: ModelT_co) -> None:  # type: ignore[misc]  # covariant: only subclasses add models
+    def _list(self, model: Model) -> None:
         versions = self._models.setdefault(model.name, {})
         versions[model.version] = model
         self._highest[model.name] = versions[max(versions, key=version_key)]
 
-    def _unlist(self, model: ModelT_co) -> None:  # type: ignore[misc]  # covariant: only subclasses remove models
+    def _unlist(self, model: Model) -> None:
         versions = self._models[model.name]
         del versions[model.version]
         if versions:
@@ -120,7 +62,7 @@ class Catalog(Generic[ModelT_co]):
     def versions(self, name: str) -> list[str]:
         return sorted(self._models.get(name, ()), key=version_key)
 
-    def __iter__(self) -> Iterator[ModelT_co]:
+    def __iter__(self) -> Iterator[Model]:
         return (model for versions in self._models.values() for model in versions.values())
 
     @property

@@ -435,12 +435,6 @@ class Metrics:
         self.cache_bytes = Gauge(
             "ingot_cache_bytes", "Memory of the responses in the response cache", _MODEL, registry=registry
         )
-        self.fronts = Gauge(
-            "ingot_fronts", "Front processes that accept connections; 0 if the server process does", registry=registry
-        )
-        self.front_restarts = Counter(
-            "ingot_front_restarts", "Front processes that ended unexpectedly and were restarted", registry=registry
-        )
         self.recorded = Counter(
             "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
         )

@@ -628,10 +628,6 @@ class Model:
     def _count_derived(self, result: str) -> None:
         self._metrics.derived_cache.labels(self.name, self.version, result).inc()
 
-    async def ask_statistics(self) -> Statistics:
-        """Return :meth:`statistics`; asynchronous, as for a model in another process."""
-        return self.statistics()
-
     def statistics(self) -> Statistics:
         """Return the counts so far and the state of the scheduler."""
         described: dict[str, Any] = {

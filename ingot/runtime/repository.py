@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
@@ -22,17 +22,15 @@ from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
-from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from ingot.model_store.trust.policy import Policy
 
 _CODE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_]\w*)")
 _INPUT = "'NAME:float32[batch,...]'"
-_REPLACED = 256
 
 
-class Repository(Catalog[Model]):
+class Repository(Catalog):
     """The models that run in this process.
 
     ``deployments`` are the served sources by name and version, also those that are unloaded. ``held`` are all models
@@ -60,9 +58,6 @@ class Repository(Catalog[Model]):
         self._downloads = Downloads(self._store, self._gate, transferring)
         self.deployments: dict[tuple[str, str], Deployment] = {}
         self.held: list[Model] = []
-        self._numbers: dict[int, Deployment] = {}
-        # The outputs of models that were replaced: of the last ones, since only requests on their way name them.
-        self._replaced: dict[int, tuple[TensorSpec, ...]] = {}
 
     def add(self, source: str | Archive, settings: Settings | None = None) -> Model:
         """Add a model that is still to be loaded.
@@ -122,21 +117,6 @@ class Repository(Catalog[Model]):
             raise InvalidArgument(f"model '{name}' has several versions; name one: {names}")
         return found[0]
 
-    def numbered(self, number: int) -> Model:
-        """Return the model with a number, or the one that took over from it.
-
-        Raises:
-            NotFound: it was unloaded.
-            Unavailable: the one that took over has other outputs, which the sender of the number does not know yet.
-        """
-        deployment = self._numbers.get(number)
-        model = deployment.current if deployment is not None else None
-        if model is None:
-            raise NotFound("the model was unloaded")
-        if model.number != number and model.signature.outputs != self._replaced[number]:
-            raise Unavailable(f"model '{model.name}' has just been replaced by one with other outputs; send it again")
-        return model
-
     def successor(self, model: Model) -> Model | None:
         """Return the model that answers instead of one that was replaced."""
         found = self.deployments.get((model.name, model.version))
@@ -156,11 +136,6 @@ class Repository(Catalog[Model]):
             if each.current is not None
         }
 
-    @property
-    def aliases(self) -> list[tuple[str, str, str]]:
-        """The name, alias and version of each."""
-        return [(name, alias, version) for (name, alias), version in self._aliases.items()]
-
     def put(self, deployment: Deployment, model: Model) -> Model | None:
         """Let a model answer from the next request on; return the one that did before, which is to be drained."""
         old, deployment.current = deployment.current, model
@@ -169,11 +144,6 @@ class Repository(Catalog[Model]):
         if old is not None:
             old.withdraw(successor=True)
             model.succeed(old)
-            self._replaced[old.number] = old.signature.outputs
-            if len(self._replaced) > _REPLACED:
-                first = next(iter(self._replaced))
-                del self._replaced[first], self._numbers[first]
-        self._numbers[model.number] = deployment
         self._list(model)
         model.publish()
         return old
@@ -184,7 +154,6 @@ class Repository(Catalog[Model]):
         if old is not None:
             self._unlist(old)
             old.withdraw(successor=False)
-            del self._numbers[old.number]
         return old
 
     def drop(self, model: Model) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
-from ingot.runtime import Cancellable, Catalog, Metrics, Servable, devices
+from ingot.runtime import Cancellable, Catalog, Metrics, Model, devices
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.metrics import Count
@@ -86,7 +86,7 @@ class DataPlane:
 
     def __init__(
         self,
-        repository: Catalog[Servable],
+        repository: Catalog,
         memory: SharedMemory | None = None,
         logs: LogSettings | None = None,
         traces: Traces | None = None,
@@ -99,17 +99,11 @@ class DataPlane:
         self.reader: Reader | None = None if memory is None else memory.reader
         self.recorder: Recorder | None = None
         self.observer: Observer | None = None
-        self.render: Callable[[], Awaitable[bytes]] | None = None
         self.metrics = repository.metrics
         self.draining = False
         self.sticky_header = ""
-        self._counters: dict[tuple[Servable, str], _Counters] = {}
+        self._counters: dict[tuple[Model, str], _Counters] = {}
         self.encoding = {protocol: self.metrics.encode_seconds.labels(protocol) for protocol in _PROTOCOLS}
-
-    @property
-    def live(self) -> bool:
-        """Whether the process with the models responds; in that process, asking it is the proof."""
-        return True
 
     @property
     def ready(self) -> bool:
@@ -190,11 +184,7 @@ class DataPlane:
             name, versions, model.platform, signature.inputs, signature.outputs, properties, model.labels
         )
 
-    async def render_metrics(self) -> bytes:
-        """Return all metrics, in Prometheus' text format; ``render`` adds those of other processes."""
-        return self.metrics.render() if self.render is None else await self.render()
-
-    async def statistics(self, name: str = "", version: str = "") -> list[tuple[Servable, Statistics]]:
+    def statistics(self, name: str = "", version: str = "") -> list[tuple[Model, Statistics]]:
         """Return the statistics of models: of all without a name, of all versions without a version.
 
         Raises:
@@ -205,9 +195,9 @@ class DataPlane:
             models = [self.repository.get(name, item) for item in versions]
         else:
             models = list(self.repository)
-        return [(model, await model.ask_statistics()) for model in models]
+        return [(model, model.statistics()) for model in models]
 
-    def forget(self, model: Servable) -> None:
+    def forget(self, model: Model) -> None:
         """Drop what is kept for a model that answers no longer; its counts stay."""
         for protocol in (*_PROTOCOLS, "python"):
             self._counters.pop((model, protocol), None)
@@ -222,8 +212,6 @@ class DataPlane:
 
     def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
         """Submit a request, and return at once. Every inference request of this process goes through here.
-
-        With front processes that is a front; the main process submits the fronts' requests to the models.
 
         Args:
             request: the decoded request.
@@ -320,7 +308,7 @@ class DataPlane:
 
         return traced
 
-    def _route(self, model: Servable, request: InferRequest) -> _Route:
+    def _route(self, model: Model, request: InferRequest) -> _Route:
         template = request.template
         on_device = any(isinstance(array, DeviceArray) for array in request.inputs.values())
         if not on_device and not template.deliveries:
@@ -351,7 +339,7 @@ class _Route(Route):
 
     ticket: ClassVar[type[Ticket]]
 
-    def __init__(self, model: Servable, template: Template):
+    def __init__(self, model: Model, template: Template):
         super().__init__(model.name, model.version, _wanted(model, template.outputs))
         if model.repeat is not None and not template.repeated:
             raise Unsupported(
@@ -418,7 +406,7 @@ class _DeliveryRoute(_Route):
 
     __slots__ = ("deliveries",)
 
-    def __init__(self, model: Servable, template: Template, memory: SharedMemory | None, client: Hashable):
+    def __init__(self, model: Model, template: Template, memory: SharedMemory | None, client: Hashable):
         super().__init__(model, template)
         found = Deliveries(template.deliveries, self.outputs, model.signature.batch, memory, client, model.labels)
         self.deliveries, self.outputs, self.placed = found, found.outputs, found.placed
@@ -503,7 +491,7 @@ async def attempt_async(failure: str, step: Awaitable[T]) -> T | IngotError:
 class _Counters:
     """The counters of one model's requests over one protocol."""
 
-    def __init__(self, metrics: Metrics, model: Servable, protocol: str):
+    def __init__(self, metrics: Metrics, model: Model, protocol: str):
         labels = (model.name, model.version, protocol)
         self._seconds = metrics.request_seconds.labels(*labels)
         self._labelled = functools.partial(metrics.requests.labels, *labels)
@@ -532,7 +520,7 @@ def _note(context: RequestContext, request: InferRequest, began: float) -> None:
     context.rows += len(first) if first is not None and first.ndim else 1
 
 
-def _wanted(model: Servable, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
+def _wanted(model: Model, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Return the specs of the requested outputs."""
     if not outputs:
         return model.signature.outputs

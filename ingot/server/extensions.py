@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import Unavailable
-from ingot.runtime import Servable
+from ingot.runtime import Model
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.server.dataplane import DataPlane
 from ingot.tensors import DType, TensorSpec
@@ -23,16 +23,16 @@ def models(plane: DataPlane) -> dict[str, Any]:
     return {"models": listed}
 
 
-async def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
+def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:
     """Return the statistics of models: of all without a name. ``ingot`` has those that Triton does not define.
 
     Raises:
         NotFound: no such model or version is served.
     """
-    return {"model_stats": [_statistics(model, counted) for model, counted in await plane.statistics(name, version)]}
+    return {"model_stats": [_statistics(model, counted) for model, counted in plane.statistics(name, version)]}
 
 
-def _statistics(model: Servable, counted: Statistics) -> dict[str, Any]:
+def _statistics(model: Model, counted: Statistics) -> dict[str, Any]:
     return {
         "name": model.name,
         "version": model.version,
@@ -66,7 +66,7 @@ def _duration(duration: Duration) -> dict[str, int]:
     return {"count": duration.count, "ns": int(duration.seconds * _NANOSECONDS)}
 
 
-async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
+def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
     """Return the part of a model's configuration that Triton's load generators and clients read.
 
     ``max_batch_size`` is not 0 only where the batch is every tensor's first dimension; the dimensions of tensors
@@ -77,7 +77,7 @@ async def configuration(plane: DataPlane, name: str, version: str = "") -> dict[
         Unavailable: it is still loading.
     """
     model = plane.repository.get(name, version)
-    signature, described = model.signature, (await model.ask_statistics()).described
+    signature, described = model.signature, model.statistics().described
     if "batching" not in described:
         raise Unavailable(f"model '{model.name}' version {model.version} is {described['state']}")
     specs = (*signature.inputs, *signature.outputs)

@@ -16,7 +16,6 @@ from ingot.server.access.auth_file import AuthFile
 from ingot.server.access.exposure import listed
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.frontends.supervisor import FrontProcesses
 from ingot.server.listeners import Listeners, Ports
 from ingot.server.listening import bracketed
 from ingot.server.management_listener import Management
@@ -67,12 +66,8 @@ class Server:
             repository, self._memory, LogSettings(changeable=config.log_control), _traces(config, repository)
         )
         self._watchdog = Watchdog(repository.held, config.engine_timeout, repository.metrics, ends_process=ends_process)
-        self._ports: Ports = ports or (
-            FrontProcesses(self.plane, repository, config)
-            if config.frontends
-            else Listeners(self.plane, config, self._tls)
-        )
-        self.rollouts = Rollouts(repository, config, self._ports.refresh, self.plane.forget)
+        self._ports: Ports = ports or Listeners(self.plane, config, self._tls)
+        self.rollouts = Rollouts(repository, config, self.plane.forget)
         self.management = None if config.no_management else Management(self.plane, self.rollouts, config, self._tls)
 
     @property

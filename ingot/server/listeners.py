@@ -1,10 +1,11 @@
-"""Both ports of a server, and the listeners of one process: one per protocol."""
+"""Both ports of a server, and a listener for each protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import socket
 from typing import Protocol
 
 from ingot.errors import Unauthenticated
@@ -20,7 +21,7 @@ from ingot.server.grpc.listener import create_listener
 from ingot.server.http.admission import Admission, Cors, Hosts
 from ingot.server.http.listener import HttpListener
 from ingot.server.limits import ClientLimits
-from ingot.server.listening import Descriptors, Listener, check_port, taken
+from ingot.server.listening import Descriptors, Listener, check_port, reserve, taken
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.observer import Observer, spans_to
 from ingot.server.tls import Tls
@@ -46,10 +47,6 @@ class Ports(Protocol):
         """Set what the health services respond."""
         ...
 
-    async def refresh(self) -> None:
-        """Wait until every process that listens knows which models answer."""
-        ...
-
     async def stop(self, drain: float) -> None:
         """Close both ports, and finish the requests in flight within ``drain`` seconds."""
         ...
@@ -58,29 +55,32 @@ class Ports(Protocol):
 class Listeners:
     """Both protocols in this process and event loop.
 
+    Ports are open from the start, so that health checks see models load. Shared ports are only reserved until the
+    server serves: other servers answer on them meanwhile, and this one would refuse its part of the requests.
+
     Args:
         plane: the server's behaviour.
         config: addresses and limits.
         tls: the certificate, or None.
-        shared: whether other processes listen on the same ports.
     """
 
-    def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None, *, shared: bool = False):
+    def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None):
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port
         self._plane = plane
         plane.sticky_header = (config.sticky_header or "").lower()
         self._config = config
         self._tls = tls
-        self._shared = shared
+        self._created: dict[str, Listener] = {}
         self._open: list[Listener] = []
+        self._reserved: list[socket.socket] = []
         self._descriptors = Descriptors(plane.metrics)
         self._audit: AuditLog | None = None
         self._watch = Watch(plane.metrics)
         self._had_plain = False
 
     async def start(self) -> None:
-        plane, config, tls, shared = self._plane, self._config, self._tls, self._shared
+        plane, config, tls = self._plane, self._config, self._tls
         async with contextlib.AsyncExitStack() as on_error:
             on_error.push_async_callback(self.stop, config.drain_timeout)
             if config.audit_log is not None:
@@ -92,37 +92,20 @@ class Listeners:
                 tls.refused = self._refused_handshake
                 self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
             plane.observe(self._observer())
-            admission = self._admission(gate)
-            limits = self._limits()
-            http = HttpListener(
-                plane,
-                config.max_body_bytes,
-                config.max_bodies_mb << 20,
-                tls,
-                admission,
-                limits,
-                shared=shared,
-                page=config.shows_page,
-            )
-            self.http_port = await self._opened("HTTP", http, self.http_port)
-            if self.grpc_port and not shared:
-                check_port("gRPC", config.host, self.grpc_port)  # grpcio logs the failure to stderr, without its cause
-            grpc = create_listener(
-                config.grpc_server,
-                plane,
-                config.max_body_bytes,
-                config.max_bodies_mb << 20,
-                tls,
-                gate,
-                limits,
-                shared=shared,
-            )
-            self.grpc_port = await self._opened("gRPC", grpc, self.grpc_port)
+            self._created = self._create(gate)
+            if config.share_port:
+                for protocol, port in (("HTTP", self.http_port), ("gRPC", self.grpc_port)):
+                    self._reserved.append(reserve(protocol, config.host, port))
+            else:
+                await self._listen()
             self._descriptors.start()
             self._watch.start()
             on_error.pop_all()
 
     async def set_serving(self, serving: bool) -> None:
+        if serving and self._reserved:
+            await self._listen()
+            self._release()
         for listener in self._open:
             await listener.set_serving(serving)
 
@@ -132,23 +115,39 @@ class Listeners:
             if isinstance(listener, HttpListener):
                 await listener.warm()
 
-    async def refresh(self) -> None:
-        """Do nothing: the models are those of this process."""
-
-    async def close(self) -> None:
-        """Close both ports; connections that were accepted are served."""
-        await asyncio.gather(*(listener.close() for listener in self._open))
-
     async def stop(self, drain: float) -> None:
         self._descriptors.stop()
         self._watch.stop()
         await asyncio.gather(*(listener.stop(drain) for listener in self._open))
         self._open = []
+        self._release()
         if self._plane.observer is not None:
             await asyncio.to_thread(self._plane.observer.close)
         if self._audit is not None:
             await asyncio.to_thread(self._audit.close)
             self._audit = None
+
+    def _create(self, gate: Gate | None) -> dict[str, Listener]:
+        """Return a listener of each protocol that does not listen yet."""
+        plane, config, tls, limits = self._plane, self._config, self._tls, self._limits()
+        sizes = config.max_body_bytes, config.max_bodies_mb << 20
+        admission, share_port = self._admission(gate), config.share_port
+        http = HttpListener(plane, *sizes, tls, admission, limits, share_port=share_port, page=config.shows_page)
+        grpc = create_listener(config.grpc_server, plane, *sizes, tls, gate, limits, share_port=share_port)
+        return {"HTTP": http, "gRPC": grpc}
+
+    async def _listen(self) -> None:
+        self.http_port = await self._opened("HTTP", self.http_port)
+        if self.grpc_port and not self._config.share_port:
+            # grpcio logs the failure to stderr, without its cause.
+            check_port("gRPC", self._config.host, self.grpc_port)
+        self.grpc_port = await self._opened("gRPC", self.grpc_port)
+
+    def _release(self) -> None:
+        """Close the sockets that reserve shared ports."""
+        for bound in self._reserved:
+            bound.close()
+        self._reserved = []
 
     def _gate(self) -> Gate | None:
         """Return the rules of access, which follow their file; None if all requests are served."""
@@ -203,11 +202,11 @@ class Listeners:
             else Admission(gate, cors, hosts, sticky)
         )
 
-    async def _opened(self, protocol: str, listener: Listener, port: int) -> int:
-        host = self._config.host
+    async def _opened(self, protocol: str, port: int) -> int:
+        host, listener = self._config.host, self._created[protocol]
         try:
             port = await listener.start(host, port)
         except OSError as error:
-            raise taken(protocol, host, port, error) from error
+            raise taken(protocol, host, port, error, share_port=self._config.share_port) from error
         self._open.append(listener)
         return port

@@ -40,27 +40,23 @@ class Listener(Protocol):
         """Set what the protocol's health service responds, if it has one."""
         ...
 
-    async def close(self) -> None:
-        """Close the port; connections that the kernel has accepted are served."""
-        ...
-
     async def stop(self, drain: float) -> None:
         """Close the port, refuse new requests, and finish those in flight within ``drain`` seconds."""
         ...
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
     """Return a socket that listens.
 
     Args:
         host: an address or a name.
         port: 0 takes any free one.
-        shared: let other processes of this user listen on the same port; each gets a part of the connections.
+        share_port: let other servers of this user listen on the same port; the kernel distributes the connections.
 
     Raises:
         OSError: the port is taken or the address cannot be bound.
     """
-    return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=shared)
+    return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=share_port)
 
 
 async def close(
@@ -83,27 +79,25 @@ async def close(
 
 
 def reserve(protocol: str, host: str, port: int) -> socket.socket:
-    """Return a socket that reserves a port for the processes that share it, and accepts no connection itself.
+    """Return a socket that is bound to a port which servers share, and accepts no connection.
 
     Args:
         protocol: ``HTTP`` or ``gRPC``, for the error's text.
         host: an address or a name.
-        port: 0 takes any free one.
+        port: not 0.
 
     Raises:
-        InvalidArgument: the port is taken or the address cannot be bound; the message says what to do.
+        InvalidArgument: the port is taken by a process that does not share it, or the address cannot be bound.
     """
-    if port:
-        check_port(protocol, host, port)  # another server that shares its port would go unnoticed
-    holder = socket.socket(_family(host), socket.SOCK_STREAM)
+    bound = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
     except OSError as error:
-        holder.close()
-        raise taken(protocol, host, port, error) from error
-    return holder
+        bound.close()
+        raise taken(protocol, host, port, error, share_port=True) from error
+    return bound
 
 
 def check_port(protocol: str, host: str, port: int) -> None:
@@ -118,16 +112,24 @@ def check_port(protocol: str, host: str, port: int) -> None:
         raise taken(protocol, host, port, error) from error
 
 
-def taken(protocol: str, host: str, port: int, error: OSError) -> InvalidArgument:
-    """Return the error for a port that cannot be opened."""
+def taken(protocol: str, host: str, port: int, error: OSError, *, share_port: bool = False) -> InvalidArgument:
+    """Return the error for a port that cannot be opened, by a server that shares its ports or one that does not."""
     option = f"--{protocol.lower()}-port"
     number = error.errno or 0
     if number < 0 or number == errno.EADDRNOTAVAIL:
         remedy = "give --host an address of this machine (127.0.0.1 is local only, 0.0.0.0 is all)"
     elif number == errno.EACCES:
         remedy = f"ports below 1024 need privileges; choose a higher one ({option} 0 for any free port)"
+    elif share_port:
+        remedy = (
+            "the process that uses it does not share it: start that server with --share-port too, as the same user, or "
+            f"choose another port ({option})"
+        )
     else:
-        remedy = f"stop the process that uses it, or choose another port ({option} 0 for any free port)"
+        remedy = (
+            f"stop the process that uses it, choose another port ({option} 0 for any free port), or let servers share "
+            "it (ingot serve --share-port, for each of them)"
+        )
     # A negative number is an error of name resolution. create_server adds the address to every text.
     why = os.strerror(number) if number > 0 else (error.strerror or str(error)).partition(" (while")[0]
     return InvalidArgument(f"cannot listen on {bracketed(host)}:{port} for {protocol}: {why}; {remedy}")

@@ -57,9 +57,7 @@ class Management:
         Raises:
             InvalidArgument: an address that was asked for cannot be opened. Without the default one, it is logged.
         """
-        config, tls = self._config, self._tls
-        if tls is not None and config.frontends:  # whose processes read certificates for themselves
-            self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
+        config = self._config
         if config.management_grpc is not None:
             await self._start_grpc(*split(config.management_grpc, "--management-grpc"))
         if config.management is None:

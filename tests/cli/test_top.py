@@ -53,11 +53,8 @@ def wrong_request(server: RunningServer) -> None:
     httpx.post(f"{server.http_url}/v2/models/times/infer", json={}, trust_env=False)
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 2))
-def test_it_shows_the_load_over_the_port_and_the_management_socket(
-    store: Store, run_ingot: RunIngot, frontends: int
-) -> None:
-    with ingot.serve("times:1", store=store, frontends=frontends, **FREE) as server:
+def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store, run_ingot: RunIngot) -> None:
+    with ingot.serve("times:1", store=store, **FREE) as server:
         wrong_request(server)
         with load([server.http_url, server.grpc_url], version="1"):
             found = json.loads(succeeded(run_ingot("top", server.http_url, "--once", "--json")))

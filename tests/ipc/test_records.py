@@ -16,7 +16,7 @@ from tests.server.samples import sample
 def test_records_round_trip_wherever_the_stream_is_cut(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
     stream = b"".join(HEADER.pack(len(body), kind) + body for kind, body in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    splitter = Splitter()
+    splitter = Splitter(1 << 20)
     got = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         got += [(kind, bytes(body)) for kind, body in splitter.feed(stream[start:end])]

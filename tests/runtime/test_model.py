@@ -332,9 +332,10 @@ def test_clients_that_gave_up_do_not_fill_the_queue() -> None:
 
 def test_a_server_is_ready_unless_a_model_is_missing_or_all_have_failed() -> None:
     def ready(*models: tuple[bool, bool]) -> bool:
-        catalog: Catalog[Any] = Catalog(Metrics())
+        catalog = Catalog(Metrics())
         for number, (loaded, failed) in enumerate(models):
-            catalog._models[f"m{number}"] = {"1": SimpleNamespace(loaded=loaded, failed=failed)}
+            model: Any = SimpleNamespace(loaded=loaded, failed=failed)
+            catalog._models[f"m{number}"] = {"1": model}
         return catalog.ready
 
     running, tried_again, loading = (True, False), (True, True), (False, False)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,36 +12,21 @@ from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.gates import Gate
-from tests.support import matrix
-
-
-@pytest.fixture(scope="session", params=matrix("one_process", "two_fronts"))
-def server(request: pytest.FixtureRequest) -> RunningServer:
-    """A server of all the hand-made models, on free ports: in one process, and behind front processes."""
-    running: RunningServer = request.getfixturevalue(request.param)
-    return running
 
 
 @pytest.fixture(scope="session")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of all the hand-made models, on free ports."""
+    made = hand_made(tmp_path_factory.mktemp("models"))
+    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def grpcio_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The same models behind grpcio's server."""
     made = hand_made(tmp_path_factory.mktemp("models"))
     with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, grpc_server="grpcio") as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def two_fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    made = hand_made(tmp_path_factory.mktemp("models"))
-    settings: dict[str, Any] = {"max_body_mb": 4, "frontends": 2, "grpc_server": "fast"}
-    with ingot.serve(*made, http_port=0, grpc_port=0, **settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def fast_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The same models behind Ingot's own gRPC server."""
-    made = hand_made(tmp_path_factory.mktemp("models"))
-    with ingot.serve(*made, http_port=0, grpc_port=0, max_body_mb=4, grpc_server="fast") as running:
         yield running
 
 

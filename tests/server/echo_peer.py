@@ -100,8 +100,8 @@ class Peer:
         loop = asyncio.get_running_loop()
         self.plane = EchoPlane(loop)
         behind: Any = plane or self.plane
-        self.front = FastListener(behind, LIMIT, 4 * LIMIT)
-        self.connection = Connection(loop, self.front._calls, self.front._connections)
+        self.listener = FastListener(behind, LIMIT, 4 * LIMIT)
+        self.connection = Connection(loop, self.listener._calls, self.listener._connections)
         self.wire = Wire()
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
         self._encoder = Encoder()

@@ -71,7 +71,7 @@ class Service:
         return sum(float(value) for found, value in lines if all(label in found.split(",") for label in wanted))
 
     def check(self) -> None:
-        """Check that both fronts answer, and right."""
+        """Check that both protocols answer, and right."""
         assert self.process.poll() is None, "the server is gone"
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
         with httpx.Client(base_url=f"http://{self.http}", trust_env=False, timeout=60) as client:
@@ -190,7 +190,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def still_answers(service: Service) -> Iterator[None]:
-    """After each test, both fronts must answer, without requests in flight or escaped exceptions."""
+    """After each test, both protocols must answer, without requests in flight or escaped exceptions."""
     logged = service.log.stat().st_size
     yield
     service.check()

@@ -40,9 +40,9 @@ def address(server: RunningServer, protocol: str) -> str:
 
 
 @both
-def test_many_requests_at_once(fast_server: RunningServer, protocol: str) -> None:
+def test_many_requests_at_once(server: RunningServer, protocol: str) -> None:
     async def ask() -> None:
-        async with ingot.AsyncClient(address(fast_server, protocol), connections=10) as client:
+        async with ingot.AsyncClient(address(server, protocol), connections=10) as client:
             assert await client.ready()
             assert not await client.ready("nope")
             assert (await client.metadata("affine"))["outputs"][0]["name"] == "y"

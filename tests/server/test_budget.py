@@ -22,7 +22,7 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.server.rolling import X, archive
-from tests.support import RunIngot, matrix, succeeded
+from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 MIB = 1 << 20
@@ -65,8 +65,7 @@ def metric(server: RunningServer, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name}{{"))
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 2))
-def test_requests_wait_until_their_model_is_in_memory(models: Mapping[int, Path], frontends: int) -> None:
+def test_requests_wait_until_their_model_is_in_memory(models: Mapping[int, Path]) -> None:
     def ask(seed: int) -> int:
         """Ask models at random, and return how many answers were right."""
         chosen = random.Random(seed)
@@ -75,7 +74,7 @@ def test_requests_wait_until_their_model_is_in_memory(models: Mapping[int, Path]
             return sum(np.allclose(client.infer(f"m{factor}", {"x": X})["y"], factor * X) for factor in factors)
 
     sources = [str(path) for path in models.values()]
-    with ingot.serve(*sources, memory_budget="64MiB", frontends=frontends, **FREE) as server:
+    with ingot.serve(*sources, memory_budget="64MiB", **FREE) as server:
         assert sorted(states(server).values()) == ["ready", "ready", "unloaded", "unloaded"]
         with ingot.Client(server.http_url) as client:
             assert client.ready()

@@ -85,20 +85,16 @@ def test_busy_connections_lose_no_request(folder: Path, monkeypatch: pytest.Monk
         server.close()
 
 
-@pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one process", "fronts"])
-@pytest.mark.one_case
-def test_nor_do_they_before_the_ports_close(folder: Path, options: tuple[str, ...]) -> None:
+def test_nor_do_they_before_the_ports_close(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
-    with running(model, "--ready-delay", "60s", *options, home=folder) as (process, addresses):
+    with running(model, "--ready-delay", "60s", home=folder) as (process, addresses):
         with busy(addresses["http"]):
             process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one process", "fronts"])
-@pytest.mark.one_case
-def test_nor_do_busy_connections_of_grpc(folder: Path, options: tuple[str, ...]) -> None:
+def test_nor_do_busy_connections_of_grpc(folder: Path) -> None:
     """After a GOAWAY, a client sends no request on its connection, and a new one is refused."""
     model = str(onnx_models.affine(folder))
     answered, ends = [0] * 8, []
@@ -114,7 +110,7 @@ def test_nor_do_busy_connections_of_grpc(folder: Path, options: tuple[str, ...])
             except grpc.RpcError as error:
                 ends.append(str(error.details()))
 
-    with running(model, *options, home=folder) as (process, addresses):
+    with running(model, home=folder) as (process, addresses):
         address = addresses["grpc"].partition("://")[2]
         clients = [threading.Thread(target=ask, args=(number, address), daemon=True) for number in range(8)]
         for client in clients:

@@ -18,7 +18,6 @@ from ingot.server.grpc import open_inference_pb2 as pb
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import INFER, affine, wait_until
-from tests.support import matrix
 
 MIB = 1 << 20
 
@@ -32,15 +31,14 @@ def waiting(url: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith('ingot_queued_requests{model="held"'))
 
 
-@pytest.mark.parametrize("frontends", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_request_is_answered_before_the_backlog_of_another_client(
-    folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, frontends: int
+    folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """400 calls of one connection are queued, in batches of 4, when another connection sends one."""
     hold(gate.path, monkeypatch.setattr)
     model = str(onnx_models.held(folder))
     with contextlib.ExitStack() as stack:
-        settings: dict[str, Any] = {"max_batch": 4, "frontends": frontends, "isolate": "none"}
+        settings: dict[str, Any] = {"max_batch": 4, "isolate": "none"}
         server = stack.enter_context(ingot.serve(model, http_port=0, grpc_port=0, **settings))
         address = server.grpc_url.removeprefix("grpc://")
         heavy, light = (
@@ -85,9 +83,9 @@ def test_large_bodies_leave_room_for_small_ones(folder: Path) -> None:
             assert refused == 1
 
 
-@pytest.mark.parametrize("options", matrix({"isolate": "none"}, {"isolate": "all"}, {"frontends": 1}))
+@pytest.mark.parametrize("isolate", ["none", "all"])
 @pytest.mark.matrix
-def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, options: dict[str, Any]) -> None:
+def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, isolate: str) -> None:
     """24 connections keep a batch each queued for a heavy model; requests for a light one wait for few of them."""
 
     def batches(url: str) -> int:
@@ -101,7 +99,7 @@ def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, option
 
     models = [str(onnx_models.affine(folder, "light")), str(onnx_models.matmuls(folder / "heavy.onnx", 768, 60))]
     heavy, light, ended = np.zeros((64, 768), np.float32), np.zeros((1, 3), np.float32), threading.Event()
-    with ingot.serve(*models, http_port=0, grpc_port=0, max_batch=64, **options) as server:
+    with ingot.serve(*models, http_port=0, grpc_port=0, max_batch=64, isolate=isolate) as server:
         threads = [threading.Thread(target=ask, args=(server.grpc_url,)) for _ in range(24)]
         for thread in threads:
             thread.start()

@@ -24,7 +24,6 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.server.test_sequences import metric
-from tests.support import matrix
 
 UNTIL_FIVE = [1, 3, 6, 10, 15]
 
@@ -35,9 +34,9 @@ def serve(folder: Path, **settings: Any) -> RunningServer:
     return ingot.serve(model, http_port=0, grpc_port=0, **given)
 
 
-@pytest.fixture(scope="module", params=matrix(0, 1))
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serve(tmp_path_factory.mktemp("models"), frontends=request.param) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serve(tmp_path_factory.mktemp("models")) as running:
         yield running
 
 

@@ -33,9 +33,9 @@ from tests.support import ROOT, RequireTool
 def running(
     *arguments: str, home: Path, gate: Gate | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run ``ingot serve`` on free ports until the block ends; yields the process and the addresses it printed."""
+    """Run ``ingot serve``, on free ports by default, until the block ends; yields the process and its addresses."""
     program = ["ingot"] if gate is None else ["tests.server.gates", str(gate.path)]
-    command = [sys.executable, "-m", *program, "serve", *arguments, "--http-port", "0", "--grpc-port", "0", "--json"]
+    command = [sys.executable, "-m", *program, "serve", "--http-port", "0", "--grpc-port", "0", "--json", *arguments]
     environment = {**os.environ, "INGOT_HOME": str(home)}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
@@ -381,10 +381,10 @@ def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path)
         assert process.wait(30) == 0
 
 
-def test_the_command_that_serve_prints_is_answered(fast_server: RunningServer, require_tool: RequireTool) -> None:
+def test_the_command_that_serve_prints_is_answered(server: RunningServer, require_tool: RequireTool) -> None:
     """One for each model; those that cannot be called by a short one have none."""
     require_tool("curl")
-    commands = {model.name: curl(fast_server.http_url, model) for model in fast_server._server.repository}
+    commands = {model.name: curl(server.http_url, model) for model in server._server.repository}
     assert len(list(filter(None, commands.values()))) > 10
     for name, command in commands.items():
         done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)

@@ -49,7 +49,7 @@ os._exit(0)  # the engine never ends
 
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("options", [(), ("--isolate", "none"), ("--frontends", "1")], ids=["", "inside", "fronts"])
+@pytest.mark.parametrize("options", [(), ("--isolate", "none")], ids=["", "inside"])
 @pytest.mark.one_case
 def test_one_signal_ends_the_command(
     tmp_path: Path, endless: Endless, number: signal.Signals, options: tuple[str, ...]

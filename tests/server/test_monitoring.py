@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -56,13 +55,12 @@ def test_the_rules_hold_their_tests(require_tool: RequireTool) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kind", matrix("fast", "grpcio", "fronts"))
+@pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
 def test_every_encoded_response_is_counted(tmp_path: Path, kind: str) -> None:
-    options: dict[str, Any] = {"grpc_server": "grpcio"} if kind == "grpcio" else {"frontends": int(kind == "fronts")}
     rows = 12_000  # of which a thread encodes the values
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 3], "data": [1.0] * (3 * rows)}
     with (
-        ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, **options) as running,
+        ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, grpc_server=kind) as running,
         httpx.Client(base_url=running.http_url, trust_env=False, timeout=60) as http,
         ingot.Client(running.grpc_url) as grpc,
     ):
@@ -76,10 +74,9 @@ def test_every_encoded_response_is_counted(tmp_path: Path, kind: str) -> None:
     assert float(re.findall(r'^ingot_encode_seconds_sum\{protocol="http"\} (\S+)$', text, re.M)[0]) > 0
 
 
-@pytest.mark.parametrize("frontends", [0, pytest.param(1, marks=pytest.mark.matrix)])
-def test_what_a_server_shows_is_valid(require_tool: RequireTool, tmp_path: Path, frontends: int) -> None:
+def test_what_a_server_shows_is_valid(require_tool: RequireTool, tmp_path: Path) -> None:
     promtool = require_tool("promtool")
-    with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, frontends=frontends) as running:
+    with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0) as running:
         for url in (running.http_url, running.grpc_url):
             with ingot.Client(url) as client:
                 client.infer("affine", {"x": np.ones((1, 3), np.float32)})

@@ -34,7 +34,7 @@ from tests.support import matrix
 
 INFER = "/v2/models/affine/infer"
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}]}
-KINDS: dict[str, dict[str, Any]] = {"fast": {}, "grpcio": {"grpc_server": "grpcio"}, "fronts": {"frontends": 1}}
+KINDS: dict[str, dict[str, Any]] = {"fast": {}, "grpcio": {"grpc_server": "grpcio"}}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -51,7 +51,7 @@ def call(server: RunningServer, metadata: tuple[tuple[str, str], ...] = (), name
         return {**dict(done.trailing_metadata() or ()), "status": done.code().name}
 
 
-@pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
+@pytest.fixture(scope="module", params=matrix("fast", "grpcio"))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     model = onnx_models.affine(tmp_path_factory.mktemp("model"))
     with ingot.serve(model, http_port=0, grpc_port=0, **KINDS[request.param]) as running:
@@ -154,11 +154,9 @@ class TestAccessLog:
                 access_log.write(context, status, 0.001)
             assert [level for level, _ in lines.lines] == ["ERROR"] * 5
 
-    @pytest.mark.parametrize("frontends", matrix(0, 1))
-    def test_lines_on_stderr_are_json_with_the_id(self, tmp_path: Path, frontends: int) -> None:
+    def test_lines_on_stderr_are_json_with_the_id(self, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ingot", "serve", str(onnx_models.affine(tmp_path)), "--json"]
         options = ["--http-port=0", "--grpc-port=0", "--access-log=all", "--log-format=json", "--log-level=info"]
-        options.append(f"--frontends={frontends}")
         with subprocess.Popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -213,7 +211,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
 
 
 class TestTraces:
-    @pytest.mark.parametrize("kind", matrix("fast", "grpcio", "fronts"))
+    @pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
     def test_a_collector_gets_one_of_each_protocol(
         self, tmp_path: Path, collector: tuple[str, list[Span]], kind: Any
     ) -> None:

@@ -30,7 +30,7 @@ from tests.server.rolling import X, load, times
 from tests.server.test_recorder import cases
 from tests.server.test_statistics import client as triton_client
 from tests.server.test_statistics import statistics
-from tests.support import RunIngot, matrix, succeeded
+from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 ROW = np.array([[1, -2, 0.1]], np.float32)
@@ -49,11 +49,10 @@ def calls(server: RunningServer, name: str) -> int:
     return int(statistics(server, "http", name)[0]["execution_count"])
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 2))
-def test_equal_requests_are_answered_without_the_engine(tmp_path: Path, frontends: int) -> None:
+def test_equal_requests_are_answered_without_the_engine(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     with (
-        ingot.serve(str(path), cache="1MiB", frontends=frontends, **FREE) as server,
+        ingot.serve(str(path), cache="1MiB", **FREE) as server,
         ingot.Client(server.http_url) as http,
         ingot.Client(server.grpc_url) as grpc,
     ):
@@ -81,13 +80,12 @@ def test_equal_requests_are_answered_without_the_engine(tmp_path: Path, frontend
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("frontends", [0, 2])
-def test_a_replaced_model_never_answers(tmp_path: Path, frontends: int) -> None:
+def test_a_replaced_model_never_answers(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     for version in (1, 2):
         store.push(times(version), f"times:{version}")
     store.promote("times:1", "prod")
-    with ingot.serve("times:prod", store=store, frontends=frontends, cache="1MiB", **FREE) as server:
+    with ingot.serve("times:prod", store=store, cache="1MiB", **FREE) as server:
         held = server.rollouts.repository.held
         with load([server.http_url, server.grpc_url]) as clients:
             for version in (2, 1, 2):

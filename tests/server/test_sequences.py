@@ -32,9 +32,9 @@ def serve(folder: Path, **settings: Any) -> RunningServer:
     return ingot.serve(model, http_port=0, grpc_port=0, **{"states": STATES, **settings})
 
 
-@pytest.fixture(scope="module", params=matrix(0, 1))
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serve(tmp_path_factory.mktemp("models"), frontends=request.param) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serve(tmp_path_factory.mktemp("models")) as running:
         yield running
 
 
@@ -200,9 +200,8 @@ def test_states_that_the_model_does_not_have_are_named(folder: Path, states: str
         pass
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 1))
-def test_open_sequences_stay_with_the_model_that_was_replaced(tmp_path: Path, frontends: int) -> None:
-    with serve(tmp_path, frontends=frontends) as server, ingot.Client(server.grpc_url) as client:
+def test_open_sequences_stay_with_the_model_that_was_replaced(tmp_path: Path) -> None:
+    with serve(tmp_path) as server, ingot.Client(server.grpc_url) as client:
         held = server.rollouts.repository.held
         assert [ask(client, 1, start=True), ask(client, 2, start=True)] == [1, 1]
         for count in (2, 3):

@@ -63,11 +63,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 KINDS: dict[str, dict[str, Any]] = {
     "grpcio": {"grpc_server": "grpcio"},
     "fast": {"grpc_server": "fast"},
-    "fronts": {"grpc_server": "fast", "frontends": 2},
 }
 
 
-@pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
+@pytest.fixture(scope="module", params=matrix("fast", "grpcio"))
 def encrypted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, files: tuple[Path, Path]
 ) -> Iterator[RunningServer]:

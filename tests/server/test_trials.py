@@ -23,7 +23,7 @@ from ingot.server.main import RunningServer
 from ingot.server.models.trials import changed
 from tests.server.outside import wait_until
 from tests.server.rolling import X, archive, load, times
-from tests.support import RunIngot, matrix, succeeded
+from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 POLICY: dict[str, Any] = {"canary": "0,20,50", "canary_every": "0s", "canary_drift": 1, "canary_compare": 50}
@@ -68,12 +68,11 @@ def answered(server: RunningServer, **headers: str) -> float:
     return round(float(answer["outputs"][0]["data"][0]), 4)
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 2))
 def test_a_wrong_candidate_is_rolled_back_by_drift(
-    store: Store, frontends: int, caplog: pytest.LogCaptureFixture, run_ingot: RunIngot
+    store: Store, caplog: pytest.LogCaptureFixture, run_ingot: RunIngot
 ) -> None:
     caplog.set_level("INFO", "ingot.changes")
-    with ingot.serve("times:prod", store=store, frontends=frontends, **POLICY, **FREE) as server:
+    with ingot.serve("times:prod", store=store, **POLICY, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
             store.promote("times:3", "prod")
             wait_until(lambda: bool(server.status()[0]["update_failed"]))
@@ -103,9 +102,8 @@ def test_a_wrong_candidate_is_rolled_back_by_drift(
         assert server.status()[0]["history"][-1]["result"] == "canary"
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 2))
-def test_a_good_candidate_takes_over_step_by_step(store: Store, frontends: int) -> None:
-    with ingot.serve("times:prod", store=store, frontends=frontends, **POLICY, **FREE) as server:
+def test_a_good_candidate_takes_over_step_by_step(store: Store) -> None:
+    with ingot.serve("times:prod", store=store, **POLICY, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
             store.promote("times:2", "prod")
             wait_until(lambda: server.status()[0]["digest"] == store.digest_of("times", "2"))
@@ -194,9 +192,8 @@ def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("frontends", [0, 2])
-def test_a_client_stays_with_its_version(store: Store, run_ingot: RunIngot, frontends: int) -> None:
-    with ingot.serve("times:prod", store=store, frontends=frontends, sticky_header="X-User", **FREE) as server:
+def test_a_client_stays_with_its_version(store: Store, run_ingot: RunIngot) -> None:
+    with ingot.serve("times:prod", store=store, sticky_header="X-User", **FREE) as server:
         succeeded(run_ingot("ctl", "canary", "times", "times:3", "--weight", "50", "--sticky"))
         seen = {user: {answered(server, **{"x-user": user}) for _ in range(8)} for user in map(str, range(20))}
         assert all(len(versions) == 1 for versions in seen.values())

@@ -36,15 +36,10 @@ def counted(folder: Path) -> Path:
     return onnx_models.save(folder / "counted.onnx", nodes, inputs, [("y", TensorProto.INT64, ("k",))], constants)
 
 
-@pytest.fixture(scope="module", params=matrix("one process", "fronts", "grpcio"))
+@pytest.fixture(scope="module", params=matrix("fast", "grpcio"))
 def served(request: pytest.FixtureRequest, archives: dict[str, Path]) -> Iterator[RunningServer]:
-    settings: dict[str, dict[str, Any]] = {
-        "one process": {},
-        "fronts": {"frontends": 1},
-        "grpcio": {"grpc_server": "grpcio"},
-    }
     sources = [f"{name}={path}" for name, path in archives.items()]
-    with ingot.serve(*sources, http_port=0, grpc_port=0, **settings[request.param]) as running:
+    with ingot.serve(*sources, http_port=0, grpc_port=0, grpc_server=request.param) as running:
         yield running
 
 

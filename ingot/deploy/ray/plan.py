@@ -18,8 +18,8 @@ _PACKAGE: Final = "ingot.deploy.ray"
 # Ray's proxies have the ports, so whatever a server does with connections and their requests is without effect.
 _OF_PORTS: Final = (
     *("grpc_server", "tls_cert", "tls_key", "tls_client_ca", "auth", "cors_origin", "allowed_host", "shared_memory"),
-    *("access_log", "otlp", "audit_log", "log_control", "management", "management_grpc", "ready_delay", "frontends"),
-    *("max_connections", "max_in_flight", "max_rate", "sticky_header"),
+    *("access_log", "otlp", "audit_log", "log_control", "management", "management_grpc", "ready_delay"),
+    *("max_connections", "max_in_flight", "max_rate", "sticky_header", "share_port"),
 )
 _LISTENING: Final = ("host", "http_port", "grpc_port", "insecure", "page", "no_management")
 # Seconds for a replica to close its models after its requests are answered.

@@ -44,9 +44,6 @@ class _Proxies:
     async def set_serving(self, serving: bool) -> None:
         """Do nothing: Serve sends requests once :meth:`Replica.reconfigure` has returned."""
 
-    async def refresh(self) -> None:
-        """Do nothing: the models are those of this process."""
-
     async def stop(self, drain: float) -> None:
         """Do nothing: Serve has waited for the requests in flight."""
 

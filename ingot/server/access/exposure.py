@@ -40,7 +40,7 @@ class Exposed(Protocol):
     @property
     def trace(self) -> Path | None: ...
     @property
-    def frontends(self) -> int: ...
+    def share_port(self) -> bool: ...
     @property
     def management(self) -> str | None: ...
     @property
@@ -71,8 +71,11 @@ def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
             "slash, separated by commas, or * for all"
         )
     for name in ("shared_memory", "log_control", "trace"):
-        if getattr(config, name) and config.frontends:
-            raise InvalidArgument(f"{called(name)} needs {called('frontends')} 0: it works in one process only")
+        if getattr(config, name) and config.share_port:
+            raise InvalidArgument(
+                f"{called(name)} cannot be combined with {called('share_port')}: what a client registers or changes "
+                "would reach any one of the servers"
+            )
     origins = listed(config.cors_origin)
     for origin in origins:
         if origin != ANY and _ORIGIN.fullmatch(origin) is None:

@@ -42,6 +42,13 @@ class Fields:
     )
     http_port: int = _field(8000, "HTTP port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
     grpc_port: int = _field(8001, "gRPC port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
+    share_port: bool = _field(
+        False,
+        "Let several servers of this user, each with this option, listen on both ports; the kernel distributes the "
+        "connections",
+        more="See [several servers on one port](scale.md#several-servers-on-one-port).",
+        group=ADDRESSES,
+    )
     grpc_server: Literal["fast", "grpcio"] = _field(
         "fast",
         "Which gRPC server: fast (our own) or grpcio (gRPC's own, which takes far more CPU)",
@@ -370,8 +377,7 @@ class Fields:
         1024,
         "Maximum size of request bodies held at once, in MiB; more are refused",
         more="This counts bodies as received and after decompression: for HTTP from arrival to response, for the "
-        "fast gRPC server those of more than one frame, separately for each protocol; and requests that [front "
-        "processes](front-processes.md) have passed to the models. A single request always fits.",
+        "fast gRPC server those of more than one frame, separately for each protocol. A single request always fits.",
         group=LIMITS,
         least=1,
     )
@@ -594,15 +600,6 @@ class Fields:
     record_limit: int = _field(1000, "Maximum number of requests recorded per model version", group=RECORDING, least=1)
     record_limit_mb: int = _field(
         256, "Maximum size of the recording per model version, in MiB", group=RECORDING, least=1
-    )
-    frontends: int = _field(
-        0,
-        "Experimental: processes that speak HTTP and gRPC, next to the one with the models; no benchmark on a machine "
-        "with many cores yet",
-        more="See [front processes](front-processes.md). With 0, the process with the models does both.",
-        group=EXPERT,
-        least=0,
-        most=256,
     )
     choice_time: float = _field(
         0.3,

@@ -65,6 +65,11 @@ class ServerConfig(Fields):
                 f"{called('http_port')} and {called('grpc_port')} are both {config.http_port}; each protocol needs a "
                 "separate port (0 for any free port)"
             )
+        if config.share_port and not (config.http_port and config.grpc_port):
+            raise InvalidArgument(
+                f"{called('share_port')} needs fixed ports, as other servers cannot know a free one: give "
+                f"{called('http_port')} and {called('grpc_port')}"
+            )
         check_exposure(config, called)
         if config.grpc_server == "grpcio":
             for name in CLIENT_LIMITS:

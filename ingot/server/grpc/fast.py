@@ -49,7 +49,7 @@ class FastListener:
         tls: the certificate; ALPN must offer ``h2``.
         gate: the rules of access; None if all calls are served.
         limits: those on clients; None for no limits.
-        shared: whether other processes listen on the same port.
+        share_port: let other servers of this user listen on the same port.
         control: of the models, on the management listener.
     """
 
@@ -62,11 +62,11 @@ class FastListener:
         gate: Gate | None = None,
         limits: ClientLimits | None = None,
         *,
-        shared: bool = False,
+        share_port: bool = False,
         control: Control | None = None,
     ):
         self._tls = tls
-        self._shared = shared
+        self._share_port = share_port
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
         methods = self._methods(Service(plane, control))
@@ -93,7 +93,7 @@ class FastListener:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             self._connect,
-            sock=listen(host, port, shared=self._shared),
+            sock=listen(host, port, share_port=self._share_port),
             backlog=BACKLOG,  # asyncio calls listen() again, with 100 by default
             ssl=self._tls,
         )

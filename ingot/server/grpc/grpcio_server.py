@@ -41,7 +41,7 @@ class GrpcioListener:
         max_body_bytes: the largest message accepted; answers are not limited.
         tls: the certificate, or None.
         gate: the rules of access; None if all calls are served.
-        shared: whether other processes listen on the same port.
+        share_port: let other servers of this user listen on the same port.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class GrpcioListener:
         tls: Tls | None = None,
         gate: Gate | None = None,
         *,
-        shared: bool = False,
+        share_port: bool = False,
     ):
         self._credentials = _credentials(tls) if tls is not None else None
         interceptors = () if gate is None else (AccessInterceptor(plane, gate),)
-        self._server, self._health = _create_server(plane, max_body_bytes, interceptors, shared=shared)
+        self._server, self._health = _create_server(plane, max_body_bytes, interceptors, share_port=share_port)
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port; 0 chooses a free one.
@@ -80,9 +80,6 @@ class GrpcioListener:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", codec.SERVICE):
             await self._health.set(service, status)
-
-    async def close(self) -> None:
-        """Do nothing: grpcio closes its port when it stops."""
 
     async def stop(self, drain: float) -> None:
         """Refuse new calls, wait up to ``drain`` seconds for those in flight, and close."""
@@ -111,7 +108,7 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 def _create_server(
-    plane: DataPlane, max_body_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor], *, shared: bool
+    plane: DataPlane, max_body_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor], *, share_port: bool
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """Return a server without a port, and its health service, which starts as not serving.
 
@@ -119,7 +116,7 @@ def _create_server(
         plane: the server's behaviour.
         max_body_bytes: the largest message accepted; answers are not limited.
         interceptors: called for every call.
-        shared: whether other processes listen on the same port.
+        share_port: let other servers of this user listen on the same port.
     """
     server = grpc.aio.server(
         interceptors=interceptors,
@@ -129,8 +126,8 @@ def _create_server(
             # Without these gRPC cancels calls under load; the models' queues refuse them with a reason.
             ("grpc.server.max_pending_requests", 100_000),
             ("grpc.server.max_pending_requests_hard_limit", 200_000),
-            # 0: otherwise a second server could start on the same port and receive half of the requests.
-            ("grpc.so_reuseport", int(shared)),
+            # On by default: a second server would start on the same port and receive half of the requests.
+            ("grpc.so_reuseport", int(share_port)),
         ),
     )
     service = Service(plane)

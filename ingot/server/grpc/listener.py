@@ -18,7 +18,7 @@ def create_listener(
     gate: Gate | None = None,
     limits: ClientLimits | None = None,
     *,
-    shared: bool = False,
+    share_port: bool = False,
 ) -> Listener:
     """Return a server that does not listen yet.
 
@@ -30,13 +30,13 @@ def create_listener(
         tls: the certificate, or None.
         gate: the rules of access; None if all calls are served.
         limits: those on clients; None for no limits; only for ``fast``.
-        shared: whether other processes listen on the same port.
+        share_port: let other servers of this user listen on the same port.
     """
     if kind == "fast":
         from ingot.server.grpc.fast import FastListener
 
         context = None if tls is None else tls.context(["h2"])
-        return FastListener(plane, max_body_bytes, max_bodies_bytes, context, gate, limits, shared=shared)
+        return FastListener(plane, max_body_bytes, max_bodies_bytes, context, gate, limits, share_port=share_port)
     from ingot.server.grpc.grpcio_server import GrpcioListener
 
-    return GrpcioListener(plane, max_body_bytes, tls, gate, shared=shared)
+    return GrpcioListener(plane, max_body_bytes, tls, gate, share_port=share_port)

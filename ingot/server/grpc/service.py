@@ -47,7 +47,7 @@ class Service:
         self._control = control
 
     async def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        return pb.ServerLiveResponse(live=self._plane.live)
+        return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._plane.ready)
@@ -73,11 +73,11 @@ class Service:
         )
 
     async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config = await extensions.configuration(self._plane, request.name, request.version)
+        config = extensions.configuration(self._plane, request.name, request.version)
         return _filled(pb.ModelConfigResponse(), {"config": config})
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        counted = await extensions.statistics(self._plane, request.name, request.version)
+        counted = extensions.statistics(self._plane, request.name, request.version)
         return _filled(pb.ModelStatisticsResponse(), counted)
 
     async def memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:

@@ -91,7 +91,7 @@ def create_app(
 
     @app.get("/v2/health/live", response_model=schema.Live)
     async def live() -> Response:
-        return _response(responses.live(plane))
+        return _response(responses.LIVE)
 
     @app.get("/v2/health/ready", response_model=schema.Ready)
     async def ready() -> Response:
@@ -108,7 +108,7 @@ def create_app(
 
     @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
     async def all_statistics() -> Response:
-        return _json(await extensions.statistics(plane))
+        return _json(extensions.statistics(plane))
 
     @app.get(
         "/v2/models/{model}/versions/{version}/stats",
@@ -117,7 +117,7 @@ def create_app(
     )
     @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
     async def statistics(request: Request, model: str) -> Response:
-        return _json(await extensions.statistics(plane, model, _version(request)))
+        return _json(extensions.statistics(plane, model, _version(request)))
 
     @app.get(
         "/v2/models/{model}/versions/{version}/config",
@@ -126,7 +126,7 @@ def create_app(
     )
     @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
     async def configuration(request: Request, model: str) -> Response:
-        return _json(await extensions.configuration(plane, model, _version(request)))
+        return _json(extensions.configuration(plane, model, _version(request)))
 
     @app.get("/v2/models/{model}/versions/{version}", openapi_extra=schema.VERSION, response_model=schema.ModelMetadata)
     @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
@@ -211,7 +211,7 @@ def create_app(
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(await plane.render_metrics(), media_type=plane.metrics.CONTENT_TYPE)
+        return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
 
     return app
 

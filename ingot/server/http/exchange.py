@@ -314,9 +314,10 @@ class Exchange:
     def _answer_probe(self) -> None:
         if self.head.probe == PREFLIGHT:
             self.answer(responses.PREFLIGHT)
-            return
-        probe = responses.live if self.head.probe == LIVE else responses.ready
-        self.answer(probe(self._connection.shared.service.plane))
+        elif self.head.probe == LIVE:
+            self.answer(responses.LIVE)
+        else:
+            self.answer(responses.ready(self._connection.shared.service.plane))
 
     def _hold(self, size: int) -> None:
         """Reserve memory until the response.

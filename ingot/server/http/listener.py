@@ -34,7 +34,7 @@ class HttpListener:
         tls: the certificate, or None.
         admission: checks the access of requests; None admits all.
         limits: those on clients; None for no limits.
-        shared: whether other processes listen on the same port.
+        share_port: let other servers of this user listen on the same port.
         control: of the models, on the management listener.
         page: whether to serve the page that shows the server.
     """
@@ -48,11 +48,11 @@ class HttpListener:
         admission: Admission | None = None,
         limits: ClientLimits | None = None,
         *,
-        shared: bool = False,
+        share_port: bool = False,
         control: Control | None = None,
         page: bool = False,
     ):
-        self._shares_port = shared
+        self._share_port = share_port
         self._tls = None if tls is None else tls.context(["http/1.1"])
         self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
         self._app = self._shared.app = LazyApp(self._shared.service, control, page=page)
@@ -64,7 +64,7 @@ class HttpListener:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        listener = listen(host, port, shared=self._shares_port)
+        listener = listen(host, port, share_port=self._share_port)
         self._server = await asyncio.get_running_loop().create_server(
             self._connect, sock=listener, ssl=self._tls, backlog=BACKLOG
         )

@@ -36,7 +36,7 @@ class RefusedConnection(asyncio.Protocol):
             return
         plane = self._shared.service.plane
         alive = data.startswith(b"GET " + LIVE + b" ")
-        response = responses.live(plane) if alive else responses.refusal(plane, self._error)
+        response = responses.LIVE if alive else responses.refusal(plane, self._error)
         self._transport.writelines(self._shared.renderer.render(response, keep_alive=False))
         self._transport.close()
 

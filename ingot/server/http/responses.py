@@ -39,13 +39,9 @@ class HttpResponse(NamedTuple):
 # Without a date: sent where a client's further bytes cannot be read.
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 WRONG_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+LIVE = HttpResponse(200, b'{"live":true}')
 PREFLIGHT = HttpResponse(200, b"", media_type="text/plain")
 MALFORMED = HttpResponse(400, b"Invalid HTTP request received.", media_type="text/plain; charset=utf-8")
-
-
-def live(plane: DataPlane) -> HttpResponse:
-    """Return whether the process with the models runs."""
-    return HttpResponse(200 if plane.live else 503, codec.dumps({"live": plane.live}))
 
 
 def ready(plane: DataPlane) -> HttpResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import stat
@@ -16,12 +17,14 @@ _CONNECT_SECONDS = 1.0
 
 
 def default_socket(port: int) -> Path:
-    """Return the path for a server of this process, by its HTTP port; the folder is made.
+    """Return a path for a server of this process, by its HTTP port, which servers may share; the folder is made.
 
     Raises:
         InvalidArgument: the folder cannot be made, or other users can write it.
     """
-    return _folder() / f"{os.getpid()}-{port}{_SUFFIX}"
+    folder = _folder()
+    names = (f"{os.getpid()}-{port}{f'-{number}' if number else ''}{_SUFFIX}" for number in itertools.count())
+    return next(path for path in map(folder.joinpath, names) if not accepts(path))
 
 
 def running() -> list[Path]:

@@ -59,7 +59,6 @@ class Rollouts:
     Args:
         repository: the models.
         config: the settings of models that have none themselves.
-        changed: called after each change of the models that answer, so that front processes learn of it.
         retired: called with each model that answers no longer.
     """
 
@@ -67,12 +66,10 @@ class Rollouts:
         self,
         repository: Repository,
         config: ServerConfig,
-        changed: Callable[[], Awaitable[None]],
         retired: Callable[[Model], None] = lambda _: None,
     ):
         self.repository = repository
         self._config = config
-        self._changed = changed
         self._retired = retired
         self.reconfigure: Callable[[], Awaitable[tuple[list[str], list[str]]]] | None = None
         self._rollouts = repository.metrics.rollouts
@@ -218,10 +215,7 @@ class Rollouts:
                 self.repository.name(deployment, frozenset())
                 deployment.note(Event(before=old.digest, after="", result="ok"))
                 log.info("model %s version %s is unloaded", deployment.name, deployment.tag)
-                try:
-                    await self._changed()
-                finally:  # it answers no longer, whatever fronts know
-                    await self._retire(old)
+                await self._retire(old)
         return found
 
     def status(self) -> list[dict[str, Any]]:
@@ -302,8 +296,7 @@ class Rollouts:
         changes_log.info("model %s version %s: %s took over", deployment.name, deployment.tag, model.digest)
         try:
             await self._name(deployment)
-            await self._changed()
-        finally:  # it answers no longer, whatever fronts know
+        finally:  # also if this task is cancelled, it answers no longer
             if old is not None:
                 self._tasks.begin(lambda: self._retire(old, wait=True))
 

@@ -29,7 +29,6 @@ BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1
 KINDS: dict[str, dict[str, Any]] = {
     "fast": {"grpc_server": "fast"},
     "grpcio": {"grpc_server": "grpcio"},
-    "fronts": {"grpc_server": "fast", "frontends": 2},
 }
 
 

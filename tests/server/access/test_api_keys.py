@@ -60,7 +60,7 @@ def tokens(auth: Path) -> dict[str, str]:
     return made
 
 
-@pytest.fixture(scope="module", params=matrix("fast", "fastapi", "grpcio", "fronts"))
+@pytest.fixture(scope="module", params=matrix("fast", "fastapi", "grpcio"))
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, auth: Path, tokens: dict[str, str]
 ) -> Iterator[Served]:
@@ -244,7 +244,7 @@ def test_a_key_that_no_header_can_carry_is_not_sent() -> None:
             ingot.Client("http://127.0.0.1:1", key=key)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=matrix("fast", "grpcio", "fronts"))
+@pytest.fixture(params=matrix("fast", "grpcio"))
 def changing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Served, str, str]]:
     """A server with a file to change, and two of its keys: for metrics and for inference."""
     auth = tmp_path / "keys.toml"

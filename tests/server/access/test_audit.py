@@ -28,7 +28,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.fixture(params=matrix("fast", "grpcio", "fronts"))
+@pytest.fixture(params=matrix("fast", "grpcio"))
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Served, Path]]:
     """A server with an audit log."""
     make_key(tmp_path / "keys.toml", "metrics")

@@ -7,7 +7,7 @@ import pytest
 from tests.server.outside import Service, serving
 from tests.support import matrix
 
-OPTIONS = {"one process": (), "a front": ("--frontends", "1"), "engine processes": ("--isolate", "all")}
+OPTIONS = {"one process": (), "engine processes": ("--isolate", "all")}
 
 
 @pytest.fixture(scope="module", params=matrix(*OPTIONS))

@@ -29,7 +29,7 @@ KEY = f"/ingot-test-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module", params=["default", "all", "management"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+def addresses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """Servers with their defaults and with all that clients may be allowed, and a management listener."""
     folder = tmp_path_factory.mktemp("models")
     on: dict[str, Any] = {"shared_memory": "*", "log_control": True, "trace": folder / "trace"}
@@ -52,8 +52,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def both(server: Addresses) -> Iterator[dict[str, Triton]]:
-    yield from clients(server)
+def both(addresses: Addresses) -> Iterator[dict[str, Triton]]:
+    yield from clients(addresses)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_an_extension_is_named_if_and_only_if_it_works(triton: Triton, name: str
     assert works == (name in named)
 
 
-@pytest.mark.parametrize("kind", matrix("fast_server", "one_process"))
+@pytest.mark.parametrize("kind", matrix("server", "grpcio_server"))
 def test_every_described_method_exists(request: pytest.FixtureRequest, kind: str) -> None:
     """Reflection describes what the server answers."""
     running: RunningServer = request.getfixturevalue(kind)
@@ -153,8 +153,8 @@ def test_every_described_method_exists(request: pytest.FixtureRequest, kind: str
                 assert "Method not found" not in text
 
 
-def test_every_described_path_exists(server: Addresses) -> None:
-    with httpx.Client(base_url=server.http_url, trust_env=False) as client:
+def test_every_described_path_exists(addresses: Addresses) -> None:
+    with httpx.Client(base_url=addresses.http_url, trust_env=False) as client:
         paths = client.get("/openapi.json").json()["paths"]
         for path, methods in paths.items():
             address = path.format(model="affine", version="1", region="none")

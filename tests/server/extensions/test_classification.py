@@ -19,12 +19,12 @@ from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.extensions.conftest import Triton, clients
 from tests.server.interop.triton_models import network
-from tests.support import RunIngot, matrix, succeeded
+from tests.support import RunIngot, succeeded
 
 
 @pytest.fixture(scope="module")
-def both(fast_server: RunningServer) -> Iterator[dict[str, Triton]]:
-    yield from clients(fast_server)
+def both(server: RunningServer) -> Iterator[dict[str, Triton]]:
+    yield from clients(server)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_the_best_classes_come_in_order(triton: Triton) -> None:
 
 
 def test_a_parameter_of_the_request_is_for_all_its_outputs(
-    fast_server: RunningServer, protocol: str, run_ingot: RunIngot
+    server: RunningServer, protocol: str, run_ingot: RunIngot
 ) -> None:
-    url = fast_server.http_url if protocol == "http" else fast_server.grpc_url
+    url = server.http_url if protocol == "http" else server.grpc_url
     with ingot.Client(url) as client:
         for _ in range(3):  # the second may be a remembered request
             answer = client.infer("affine", {"x": X}, parameters={"classification": 1})
@@ -131,7 +131,6 @@ def test_every_number_has_classes(dtype: DType) -> None:
     assert best_classes("y", np.zeros((0, 3), dtype.numpy), 1, batched=True).shape == (0, 1)
 
 
-@pytest.mark.parametrize("frontends", matrix(0, 1))
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -139,11 +138,11 @@ def test_every_number_has_classes(dtype: DType) -> None:
         ("index_to_name.json", '{"1": ["n2", "p\u00eache"], "0": ["n1", "apple"], "2": "plum"}'),
     ],
 )
-def test_labels_name_the_classes(tmp_path: Path, name: str, content: str, frontends: int) -> None:
+def test_labels_name_the_classes(tmp_path: Path, name: str, content: str) -> None:
     labels = tmp_path / name
     labels.write_bytes(content.encode())
     model = str(onnx_models.affine(tmp_path))
-    with ingot.serve(model, http_port=0, grpc_port=0, labels=labels, frontends=frontends) as server:
+    with ingot.serve(model, http_port=0, grpc_port=0, labels=labels) as server:
         for both in clients(server):
             for triton in both.values():
                 wanted = [triton.output("y", class_count=3)]

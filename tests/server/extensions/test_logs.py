@@ -27,7 +27,7 @@ def level() -> Iterator[logging.Logger]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, level: logging.Logger) -> Iterator[RunningServer]:
+def changeable(tmp_path: Path, level: logging.Logger) -> Iterator[RunningServer]:
     model = str(onnx_models.affine(tmp_path))
     with ingot.serve(model, http_port=0, grpc_port=0, log_control=True) as running:
         yield running
@@ -35,8 +35,8 @@ def server(tmp_path: Path, level: logging.Logger) -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def triton(server: RunningServer, protocol: str) -> Iterator[Triton]:
-    for both in clients(server):
+def triton(changeable: RunningServer, protocol: str) -> Iterator[Triton]:
+    for both in clients(changeable):
         yield both[protocol]
 
 
@@ -101,8 +101,8 @@ def test_values_of_other_types(triton: Triton) -> None:
             triton.client.update_log_settings(wanted)
 
 
-def test_by_default_clients_only_read_them(fast_server: RunningServer, protocol: str) -> None:
-    for both in clients(fast_server):
+def test_by_default_clients_only_read_them(server: RunningServer, protocol: str) -> None:
+    for both in clients(server):
         triton, before = both[protocol], logging.getLogger("ingot").level
         assert read(triton).keys() == DEFAULT.keys()
         with pytest.raises(InferenceServerException, match="--log-control allows it"):

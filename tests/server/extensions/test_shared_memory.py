@@ -360,9 +360,3 @@ def test_clients_with_keys_have_their_own_regions(make: Make, tmp_path: Path) ->
 def test_settings_that_are_not_patterns(value: str) -> None:
     with pytest.raises(InvalidArgument, match="write patterns of names"):
         ServerConfig.of({"shared_memory": value})
-
-
-@pytest.mark.parametrize("setting", [{"shared_memory": "*"}, {"log_control": True}, {"trace": "trace"}])
-def test_what_works_in_one_process_only(setting: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="it works in one process only"):
-        ServerConfig.of({**setting, "frontends": 2})

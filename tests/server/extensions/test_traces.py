@@ -33,15 +33,15 @@ ORDER = [
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
+def traced(tmp_path: Path) -> Iterator[RunningServer]:
     made = [str(onnx_models.affine(tmp_path)), str(onnx_models.affine(tmp_path, "other"))]
     with ingot.serve(*made, http_port=0, grpc_port=0, trace=tmp_path / "trace") as running:
         yield running
 
 
 @pytest.fixture
-def triton(server: RunningServer, protocol: str) -> Iterator[Triton]:
-    for both in clients(server):
+def triton(traced: RunningServer, protocol: str) -> Iterator[Triton]:
+    for both in clients(traced):
         yield both[protocol]
 
 
@@ -99,12 +99,12 @@ def test_traces_have_the_times_of_each_step(triton: Triton, tmp_path: Path) -> N
     assert not (tmp_path / "trace.3").exists()
 
 
-def test_the_rate_and_the_count(triton: Triton, tmp_path: Path, server: RunningServer) -> None:
+def test_the_rate_and_the_count(triton: Triton, tmp_path: Path, traced: RunningServer) -> None:
     change(triton, trace_level=["TIMESTAMPS"], trace_rate="3", trace_count="2")
     ask(triton, 10)
     assert [item["request_id"] for item in traces(tmp_path / "trace.0")[::2]] == ["2", "5"]
     assert read(triton)["trace_count"] == "0"
-    assert "ingot_traces_total 2.0" in httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+    assert "ingot_traces_total 2.0" in httpx.get(f"{traced.http_url}/metrics", trust_env=False).text
 
 
 def test_settings_of_one_model(triton: Triton, tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_wrong_settings_change_nothing(triton: Triton, wanted: dict[str, Any], s
     assert read(triton) == before
 
 
-def test_by_default_clients_only_read_them(fast_server: RunningServer, protocol: str) -> None:
-    for both in clients(fast_server):
+def test_by_default_clients_only_read_them(server: RunningServer, protocol: str) -> None:
+    for both in clients(server):
         assert read(both[protocol])["trace_file"] == ""
         assert plain(both[protocol].client.update_trace_settings())["trace_level"] == ["OFF"]
         with pytest.raises(InferenceServerException, match="--trace FILE allows it"):

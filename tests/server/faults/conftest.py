@@ -24,7 +24,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def others(service: Service) -> Iterator[None]:
-    """Regular clients of both fronts that send requests throughout; each answer must arrive and be right."""
+    """Regular clients of both protocols that send requests throughout; each answer must arrive and be right."""
     stop = threading.Event()
     asking = [_Asking(stop, service, ask) for ask in (_over_http, _over_grpc)]
     yield

@@ -13,16 +13,14 @@ import pytest
 import ingot
 from tests.server.http2_peer import CALL, Peer
 from tests.server.outside import Service, serving
-from tests.support import matrix
 
 MIB = 1 << 20
 COUNT = 200
 
 
-@pytest.fixture(params=matrix("one process", "a front"))
-def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
-    fronts = "1" if request.param == "a front" else "0"
-    with serving("fast", tmp_path, "--max-bodies-mb", "16", "--frontends", fronts) as running:
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with serving("fast", tmp_path, "--max-bodies-mb", "16") as running:
         yield running
 
 

@@ -34,7 +34,6 @@ def deadly(number: int = 1) -> dict[str, Array]:
 
 ENDLESS = {"n": np.array([2**62])}
 PROTOCOLS = ("http", "grpc")
-fronts = pytest.mark.parametrize("fronts", [0, 1])
 
 
 @contextlib.contextmanager
@@ -107,9 +106,8 @@ def stops(service: Service) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
 
-@fronts
-def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path, fronts: int) -> None:
-    with started(tmp_path, "--frontends", str(fronts)) as service, neighbours(service):
+def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path) -> None:
+    with started(tmp_path) as service, neighbours(service):
         for number, protocol in enumerate(PROTOCOLS):
             with client(service, protocol) as asking:
                 wait_until(lambda: not isinstance(_outcome(asking, "quotient", HARMLESS), Unavailable))
@@ -174,9 +172,8 @@ def test_the_model_alone_is_not_ready_until_its_process_runs_again(tmp_path: Pat
         stops(service)
 
 
-@fronts
-def test_a_call_that_does_not_end_is_ended(tmp_path: Path, fronts: int) -> None:
-    with started(tmp_path, "--engine-timeout", "1s", "--frontends", str(fronts)) as service:
+def test_a_call_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    with started(tmp_path, "--engine-timeout", "1s") as service:
         for protocol in PROTOCOLS:
             with client(service, protocol) as asking:
                 error = "'counting' took longer than its limit of 1s"
@@ -241,10 +238,9 @@ def test_the_server_stops_while_a_call_does_not_end(tmp_path: Path) -> None:
         assert isinstance(failed[0], IngotError)
 
 
-@fronts
 @pytest.mark.matrix
-def test_each_request_gets_one_answer_or_one_error_while_processes_are_killed(tmp_path: Path, fronts: int) -> None:
-    with started(tmp_path, "--frontends", str(fronts)) as service:
+def test_each_request_gets_one_answer_or_one_error_while_processes_are_killed(tmp_path: Path) -> None:
+    with started(tmp_path) as service:
         stop = threading.Event()
         outcomes: list[Any] = []
 

@@ -303,7 +303,7 @@ class TestOpenCalls:
     """Memory of the server for waiting calls."""
 
     def counted(self, peer: Peer) -> int:
-        return peer.front._calls._open_calls._held
+        return peer.listener._calls._open_calls._held
 
     def test_they_use_no_more_memory_than_is_counted(self) -> None:
         async def test() -> None:
@@ -335,7 +335,7 @@ class TestOpenCalls:
     def test_more_than_the_server_may_hold_are_refused(self) -> None:
         async def test() -> None:
             peer = Peer()
-            peer.front._calls._open_calls = Budget(2 * (CALL_BYTES + STREAM_BYTES), "open calls")
+            peer.listener._calls._open_calls = Budget(2 * (CALL_BYTES + STREAM_BYTES), "open calls")
             message = prefixed(request(1, model="never"))
             for stream_id in (1, 3, 5):
                 peer.send(peer.head(stream_id, STREAM) + data(stream_id, message))
@@ -353,7 +353,7 @@ class TestOpenCalls:
     def test_those_of_a_connection_that_is_lost_end_over_several_ticks(self) -> None:
         async def test() -> None:
             peers = [Peer(), Peer()]
-            peers[1].front._calls.cleanup = peers[0].front._calls.cleanup  # as of one server
+            peers[1].listener._calls.cleanup = peers[0].listener._calls.cleanup  # as of one server
             for peer in peers:
                 for index in range(500):
                     peer.send(peer.call(1 + 2 * index, request(1, model="never")))
@@ -522,7 +522,7 @@ def test_errors_of_a_call_are_its_status(case: str) -> None:
 
 def held(peer: Peer) -> int:
     """Return the bytes that the server holds of its budget."""
-    return peer.front._calls._budget._held
+    return peer.listener._calls._budget._held
 
 
 async def settled(peer: Peer, stream_id: int) -> list[Frame]:
@@ -818,7 +818,7 @@ def test_a_server_that_stops_answers_what_was_sent_before_it_was_known() -> None
     async def test() -> None:
         peer = Peer()
         await peer.received()
-        stopping = asyncio.create_task(peer.front.stop(20))
+        stopping = asyncio.create_task(peer.listener.stop(20))
         found = await peer.received()
         assert goaway(found) is ErrorCode.NO_ERROR
         [ping] = [payload for kind, flags, _, payload in found if kind == frames.PING and not flags]

@@ -20,13 +20,10 @@ from tests.support import matrix
 TYPED = [dtype for dtype in DType if dtype not in (DType.FP16, DType.BF16)]
 
 
-_SERVERS = {"grpcio": "one_process", "fast": "fast_server", "fronts": "two_fronts"}
-
-
-@pytest.fixture(scope="module", params=matrix("fast", "grpcio", "fronts"))
+@pytest.fixture(scope="module", params=matrix("server", "grpcio_server"))
 def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
-    """A channel to each of the two servers, and to the fast one in front processes: all share one contract."""
-    server: RunningServer = request.getfixturevalue(_SERVERS[request.param])
+    """A channel to each of the two servers, which share one contract."""
+    server: RunningServer = request.getfixturevalue(request.param)
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as opened:
         yield opened
 

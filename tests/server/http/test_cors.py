@@ -34,7 +34,7 @@ def key(key_file: Path) -> str:
     return make_key(key_file, "infer")
 
 
-@pytest.fixture(scope="module", params=matrix("fast", "fastapi", "fronts"))
+@pytest.fixture(scope="module", params=matrix("fast", "fastapi"))
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, key_file: Path, key: str
 ) -> Iterator[httpx.Client]:
@@ -134,12 +134,12 @@ def test_all_pages_with_keys_are_refused() -> None:
         ServerConfig.of({"cors_origin": "*", "auth": "keys.toml"})
 
 
-@pytest.fixture(scope="module", params=matrix("fast", "fronts"))
-def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that has the names models.example and a_b."""
     model = str(onnx_models.affine(tmp_path_factory.mktemp("models")))
-    settings: dict[str, Any] = {**KINDS[request.param], "allowed_host": "models.example, a_b", "cors_origin": PAGE}
-    with ingot.serve(model, http_port=0, grpc_port=0, **settings) as server:
+    names = "models.example, a_b"
+    with ingot.serve(model, http_port=0, grpc_port=0, allowed_host=names, cors_origin=PAGE) as server:
         yield server.http_url
 
 

@@ -25,14 +25,11 @@ LARGE = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[10001,3],"data":[' +
 LENGTH = "Inference-Header-Content-Length"
 
 
-@pytest.fixture(scope="module", params=matrix("connection", "fronts", "fastapi"))
+@pytest.fixture(scope="module", params=matrix("connection", "fastapi"))
 def http(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """All implementations share one contract: connections of this process or of fronts, and FastAPI."""
-    url = (
-        request.getfixturevalue("app_url")
-        if request.param == "fastapi"
-        else request.getfixturevalue("two_fronts" if request.param == "fronts" else "one_process").http_url
-    )
+    """Both implementations share one contract: the server's own connections, and FastAPI."""
+    fastapi = request.param == "fastapi"
+    url = request.getfixturevalue("app_url") if fastapi else request.getfixturevalue("server").http_url
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:  # busy machines need more than 5 s
         yield client
 
