@@ -13,6 +13,8 @@ from onnx.defs import OpSchema
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
+from ingot.export.lower.integers import converted, running_products
+
 aten = torch.ops.aten
 op: Any = opset18
 
@@ -53,12 +55,11 @@ def _prefixes(x: Any, dim: int, fill: Any) -> tuple[Any, Any, Callable[[Any], An
 # https://github.com/pytorch/pytorch/issues/102948
 def cum_prod(x: Any, dim: int, dtype: int | None = None) -> Any:
     """Express ``aten.cumprod``, whose decomposition has no ONNX form either."""
-    wide = ir.DataType.INT64 if x.dtype is ir.DataType.BOOL or x.dtype.is_integer() else x.dtype
-    kind = wide if dtype in (None, -1) else ir.DataType(dtype)
-    x, shape = op.Cast(x, to=kind), x.shape
-    x.dtype, x.shape = kind, shape
-    if not shape:
-        return x
+    x = converted(x, dtype)
+    if not x.shape:
+        return op.Identity(x)
+    if (whole := running_products(x, dim % len(x.shape))) is not None:
+        return whole
     values, _, ordered = _prefixes(x, dim, 1)
     return ordered(op.ReduceProd(values, _ints(-1), keepdims=0))
 

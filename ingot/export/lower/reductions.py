@@ -11,6 +11,7 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import nn, prims
 
 from ingot.export.lower.exact_math import in_single, like
+from ingot.export.lower.integers import axes_of, converted
 from ingot.export.lower.size_arithmetic import to_double
 
 aten = torch.ops.aten
@@ -36,17 +37,10 @@ _PASSING = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice",
 _LOWEST = -1e300
 
 
-def _axes(x: Any, dim: Sequence[int] | int | None) -> list[int]:
-    """Return the reduced dimensions; all of them if none are named."""
-    rank = len(x.shape)
-    named = [dim] if isinstance(dim, int) else list(dim or ())
-    return [axis % rank for axis in named] if rank and named else list(range(rank))
-
-
 def _flags(reduce: Any, x: Any, dim: Sequence[int] | int | None, keepdim: bool) -> Any:
     """Reduce truth values as bytes: the extreme of none is that of the type, 0 or 255, which is the right result."""
     truth = x if x.dtype is ir.DataType.BOOL else op.Cast(x, to=ir.DataType.BOOL)
-    axes = _axes(x, dim)
+    axes = axes_of(x, dim)
     if not axes:
         return op.Identity(truth)
     found = reduce(op.Cast(truth, to=ir.DataType.UINT8), op.Constant(value_ints=axes), keepdims=int(keepdim))
@@ -65,11 +59,8 @@ def all_of(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False
 
 def mean(x: Any, dim: Sequence[int] | int | None = None, keepdim: bool = False, dtype: int | None = None) -> Any:
     """Express ``aten.mean``: a sum and a division where the number of values may be 0, because their mean is NaN."""
-    kind = x.dtype if dtype in (None, -1) else ir.DataType(dtype)
-    if kind is not x.dtype:
-        shape, x = x.shape, op.Cast(x, to=kind)
-        x.dtype, x.shape = kind, shape
-    return _mean(x, _axes(x, dim), keepdim)
+    x = converted(x, dtype)
+    return _mean(x, axes_of(x, dim), keepdim)
 
 
 @in_single
@@ -94,7 +85,7 @@ def _count(x: Any, axes: Any) -> Any:
 @in_single
 def variance(x: Any, dims: Sequence[int] | None, correction: float = 1.0, output_dtype: int | None = None) -> Any:
     """Express ``prims.var``; that of no values is NaN."""
-    axes = _axes(x, dims)
+    axes = axes_of(x, dims)
     if not axes or _has_values(x, axes):
         return prims.prims_var(x, dims, correction, output_dtype)
     names = op.Constant(value_ints=axes)
@@ -111,7 +102,7 @@ def mean_of_all(x: Any, dtype: int | None = None) -> Any:
 @in_single
 def log_sum_exp(x: Any, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
     """Express ``aten.logsumexp``; ONNX Runtime's kernel returns -inf or NaN if the first value is -inf."""
-    axes = _axes(x, dim)
+    axes = axes_of(x, dim)
     if not axes:
         return op.Identity(x)
     names = op.Constant(value_ints=axes)

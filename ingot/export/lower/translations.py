@@ -14,7 +14,16 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
-from ingot.export.lower import exact_math, largest, missing_forms, reductions, resizing, size_arithmetic, tails
+from ingot.export.lower import (
+    exact_math,
+    integers,
+    largest,
+    missing_forms,
+    reductions,
+    resizing,
+    size_arithmetic,
+    tails,
+)
 from ingot.export.lower.exact_math import like
 from ingot.export.lower.size_arithmetic import is_integer
 from ingot.export.rewrite.rules.fx import onnx_forms
@@ -84,6 +93,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     **exact_math.TRANSLATIONS,
     **tails.TRANSLATIONS,
     **reductions.TRANSLATIONS,
+    **integers.TRANSLATIONS,
     **resizing.TRANSLATIONS,
     **largest.TRANSLATIONS,
     **missing_forms.TRANSLATIONS,
