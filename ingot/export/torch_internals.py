@@ -323,18 +323,30 @@ def export_onnx(exported: torch.export.ExportedProgram, translations: Registry) 
 
 
 @contextlib.contextmanager
-def precise_sizes() -> Iterator[None]:
-    """Let the exporter treat floats that depend on sizes as double precision, and cast them where they meet tensors.
+def precise_numbers() -> Iterator[None]:
+    """Let the exporter keep Python floats, and those that depend on sizes, in double precision until they meet tensors.
 
-    It takes them as single precision: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/fx/type_utils.py
+    It makes both single: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/fx/type_utils.py and
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/exporter/_building.py
     """
     types: Any = importlib.import_module("torch.onnx._internal.fx.type_utils")._SCALAR_TYPE_TO_TORCH_DTYPE
-    before = types[torch.SymFloat]
-    types[torch.SymFloat] = torch.float64
+    building: Any = importlib.import_module("torch.onnx._internal.exporter._building")
+    size_type, constants = types[torch.SymFloat], building._process_python_constants
+
+    def precise_constants(signature: Any, inputs: dict[str, Any], known: Any, made: Any, opset: Any) -> Any:
+        double = building.ir.DataType.DOUBLE
+        untyped = signature.name == "CastLike" and not known
+        if untyped or any(found.dtype is double for found in known.values()):
+            for name, number in inputs.items():
+                if isinstance(number, float) and signature.params_map[name].type_constraint not in known:
+                    inputs[name] = building._get_or_create_constant(made, number, double, opset)
+        return constants(signature, inputs, known, made, opset)
+
+    types[torch.SymFloat], building._process_python_constants = torch.float64, precise_constants
     try:
         yield
     finally:
-        types[torch.SymFloat] = before
+        types[torch.SymFloat], building._process_python_constants = size_type, constants
 
 
 def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:

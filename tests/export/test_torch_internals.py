@@ -278,7 +278,7 @@ class TestOnnx:
 
     def test_floats_of_sizes_are_double_during_an_export_only(self) -> None:
         types = importlib.import_module("torch.onnx._internal.fx.type_utils")
-        with internals.precise_sizes():
+        with internals.precise_numbers():
             assert types.from_scalar_type_to_torch_dtype(torch.SymFloat) is torch.float64
         assert types.from_scalar_type_to_torch_dtype(torch.SymFloat) is torch.float32
 

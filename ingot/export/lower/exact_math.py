@@ -49,6 +49,31 @@ def like(value: Any, x: Any) -> Any:
     return made
 
 
+def keep_digits(model: ir.Model) -> None:
+    """Keep all digits of the numbers that functions of the exporter's library convert to the type of a tensor.
+
+    These functions have numbers as attributes, which become constants in single precision when the model is stored.
+    :func:`ingot.export.torch_internals.precise_numbers` does the same for the functions that the exporter traces.
+    """
+    for node in list(model.graph.all_nodes()):
+        constant = node.inputs[0].producer() if node.op_type == "CastLike" and node.inputs[0] is not None else None
+        number = constant.attributes.get("value_float") if constant is not None else None
+        target = node.inputs[1] if number is not None else None
+        if number is None or node.graph is None or target is None or target.dtype not in (None, ir.DataType.DOUBLE):
+            continue
+        wide = ir.node("Constant", [], {"value": ir.tensor(number.value, ir.DataType.DOUBLE)})
+        node.graph.insert_before(node, wide)
+        node.replace_input_with(0, wide.outputs[0])
+
+
+def add_product(x: Any, left: Any, right: Any, beta: float = 1.0, alpha: float = 1.0) -> Any:
+    """Express ``aten.addmm``; the factors of ONNX's Gemm are in single precision."""
+    if x.dtype is not ir.DataType.DOUBLE or (beta, alpha) == (1, 1):
+        return core.aten_addmm(x, left, right, beta, alpha)
+    product = op.Mul(op.MatMul(left, right), like(float(alpha), x))
+    return product if beta == 0 else op.Add(op.Mul(x, like(float(beta), x)), product)
+
+
 def _is_negative(x: Any) -> Any:
     """Return where a floating-point number has its sign set, as that of -0.0 is; NaN has none."""
     zero = like(0.0, x)
@@ -181,6 +206,7 @@ def heaviside(x: Any, at_zero: Any) -> Any:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.addmm.default: add_product,
     aten.remainder.Tensor: remainder,
     aten.remainder.Scalar: remainder,
     aten.remainder.Scalar_Tensor: remainder,

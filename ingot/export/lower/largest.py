@@ -13,6 +13,8 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import linalg
 
+from ingot.export.lower.exact_math import like
+
 aten = torch.ops.aten
 op: Any = opset18
 
@@ -119,10 +121,13 @@ def vector_norm(
     if not x.shape:
         return op.Abs(x) if ord else op.CastLike(op.Cast(x, to=ir.DataType.BOOL), x)
     axes = list(dim or range(len(x.shape)))
-    if not math.isinf(ord):
+    if ord in (0, 1, 2):
         return linalg.aten_linalg_vector_norm(x, float(ord), axes, keepdim)
     size = op.Abs(x)
     size.dtype, size.shape = x.dtype, x.shape
+    if not math.isinf(ord):
+        total = op.ReduceSum(op.Pow(size, like(float(ord), x)), op.Constant(value_ints=axes), keepdims=int(keepdim))
+        return op.Pow(total, like(1 / ord, x))
     return _reduced("ReduceMax" if ord > 0 else "ReduceMin", size, axes, keepdim)
 
 

@@ -1,8 +1,8 @@
 """ONNX forms of arithmetic with sizes, in double precision as in Python.
 
 The exporter computes in single precision: ``math.ceil(n * 0.3)`` of 50 would be 16, not 15. A float that depends on a
-size is a tensor of type double in the graph; :func:`ingot.export.torch_internals.precise_sizes` lets the exporter cast
-it where it meets a tensor.
+size is a tensor of type double in the graph; :func:`ingot.export.torch_internals.precise_numbers` lets the exporter
+cast it where it meets a tensor.
 """
 
 from __future__ import annotations

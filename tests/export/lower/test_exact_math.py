@@ -94,6 +94,46 @@ INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x ** 1": lambda x, y: x**1,
     "x ** 3": lambda x, y: x**3,
 }
+# Python numbers that single precision rounds, with tensors in double precision.
+NUMBERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "masked_fill": lambda x: x.masked_fill(x > 1, 0.1),
+    "masked_fill of an intermediate value": lambda x: (x * 2).masked_fill(x > 1, 1700000000.5),
+    "full_like": lambda x: torch.full_like(x, 1700000000.5),
+    "new_full": lambda x: x.new_full((1,), 0.1).expand_as(x),
+    "fill": lambda x: torch.fill(x, 0.1),
+    "add(alpha)": lambda x: torch.add(x, x, alpha=0.3),
+    "sub(alpha)": lambda x: torch.sub(x, x, alpha=0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x, value=0.3),
+    "addmm": lambda x: torch.addmm(x[:, None], x[:, None], x.new_ones(1, 1), beta=0.3, alpha=0.7)[:, 0],
+    "addmv": lambda x: torch.addmv(x, x[:, None], x.new_ones(1), beta=0.3, alpha=0.7),
+    "baddbmm": lambda x: torch.baddbmm(x[:, None, None], x[:, None, None], x[:, None, None], beta=0.3)[:, 0, 0],
+    "norm": lambda x: torch.linalg.vector_norm(x[:, None], 1.1, 1),
+    "where": lambda x: torch.where(x > 1, x, 0.1),
+    "clamp": lambda x: x.clamp(0.1, 1700000000.5),
+    "threshold": lambda x: functional.threshold(x, 0.3, 0.1),
+    "nan_to_num": lambda x: x.nan_to_num(0.1, 1700000000.5, -1700000000.5),
+    "lerp": lambda x: torch.lerp(x, x + 1, 0.3),
+    "scatter": lambda x: x.scatter(0, torch.zeros(1, dtype=torch.int64), 0.1),
+    "subtraction": lambda x: x - 1700000000.5,
+    "comparison": lambda x: x < 0.3,
+}
+# Of rows of four 64-bit integers; each result has more than 53 bits, or wraps around.
+WHOLE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(1),
+    "sum of all": lambda x: x.sum((0, 1), keepdim=True)[:, 0].expand(len(x)),
+    "dot product": lambda x: (x * x).sum(-1),
+    "prod": lambda x: x.prod(1),
+    "prod of all": lambda x: x[:1].prod().expand(len(x)),
+    "last of cumprod": lambda x: x.cumprod(1)[:, 3],
+    "last of cumsum": lambda x: x.cumsum(1)[:, 3],
+    "trace": lambda x: x.trace().expand(len(x)),
+    "truth values": lambda x: (x > 0).sum(1),
+    "sum in 32 bits": lambda x: (x.int() | 2**30).sum(1, dtype=torch.int32),
+    "sum of 32 bits": lambda x: (x.int() | 2**30).sum(1),
+    "prod in 32 bits": lambda x: (x.int() | 2**30).prod(1, dtype=torch.int32),
+    "half precision": lambda x: (x.half() * 0 + 60000).nan_to_num(60000).sum(1, dtype=torch.float32),
+}
 VALUES = [0.0, -0.0, 1, -1, 0.3, 1.5, -2.5, 3, -3, 1e-8, -1e-5, 1e-3, -20, -100, 100, 1e10, 2**24 + 1, INF, -INF, NAN]
 ENDS = [0.0, -0.0, 1, -1, 0.3, -2.5, 3, 1e10, INF, -INF, NAN]
 
@@ -178,3 +218,13 @@ def test_integers_beyond_the_digits_of_floating_point(dtype: torch.dtype) -> Non
     kind = str(dtype)[6:]
     inputs = {"x": pairs[:, 0].contiguous(), "y": pairs[:, 1].contiguous()}
     check(INTEGER, inputs, [f"x:{kind}[n]", f"y:{kind}[n]=1..9"])
+
+
+def test_python_numbers_keep_their_digits() -> None:
+    values = [1700000000.5, 0.3, 0.1, 1e-9, 2**24 + 1, 0.7, 3, 1e16 + 2]
+    check(NUMBERS, {"x": torch.tensor(values, dtype=torch.float64)}, ["x:float64[n]"], 1e-30, 16)
+
+
+def test_sums_and_products_of_integers_wrap_around() -> None:
+    rows = [[2**53 + 1, 2, -1, 3], [2**62, 2**62, 2**62, 1], [-(2**63), -1, -5, 7], [3**20, 3**10, 7, 1]]
+    check(WHOLE, {"x": torch.tensor(rows)}, ["x:int64[n,4]"])
