@@ -238,6 +238,7 @@ def _evidence(variant: Variant, *, verbose: bool) -> str:
     if evidence.memory is not None:
         fixed, row = size(evidence.memory.fixed), size(evidence.memory.per_row)
         lines.append(f"memory plan of a call: {fixed}, {row} per sample")
+    lines += [f"stated bound: {deviation}" for deviation in evidence.deviations]
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
     lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]
     return "\n".join(map(printable, lines + [_agreement(item) for item in evidence.agreement]))

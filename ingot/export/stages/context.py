@@ -56,6 +56,7 @@ class Context:
         stacks: where the nodes of the ONNX graph come from, by their outputs: stack traces.
         watched: the original, which notes state that it changes; None for an ONNX file.
         memory: the plan of a call's memory; None where there is no captured graph, or it does not run without data.
+        deviations: operators whose ONNX form differs from PyTorch within a stated bound, with their places.
     """
 
     options: Options
@@ -71,6 +72,7 @@ class Context:
     stacks: Mapping[str, str] = field(default_factory=dict)
     watched: Watched | None = None
     memory: MemoryEvidence | None = None
+    deviations: tuple[str, ...] = ()
 
     def prove(
         self, candidate: Runner, signature: Signature, most: int | None = None

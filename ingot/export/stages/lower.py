@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.explain import places
-from ingot.export.lower import aoti, optimizer, partition
+from ingot.export.lower import aoti, deviations, optimizer, partition
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import Packed
@@ -43,6 +43,7 @@ def lower_to_onnx(context: Context, program: Program, subject: Subject, *, rewri
         ExportError: an operator has no ONNX form.
     """
     journal, opset = context.journal, context.options.opset
+    context.deviations = deviations.of(program.exported)
     with journal.stage("lower", "Translating to ONNX"):
         try:
             return lower_onnx.lower(program, opset, TRANSLATIONS, remark=journal.note), program

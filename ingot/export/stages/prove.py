@@ -66,7 +66,12 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
     bounds = _measured_bounds(context, packed, signature, goldens[0]) if packed.format == "onnx" else None
     evidence = Evidence(
-        machine=devices.describe(), parity=stage.parity, latency=latency, memory=context.memory, bounds=bounds
+        machine=devices.describe(),
+        parity=stage.parity,
+        latency=latency,
+        memory=context.memory,
+        bounds=bounds,
+        deviations=context.deviations,
     )
     # Another processor rounds differently: goldens may differ by 10 times what this one showed.
     return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))

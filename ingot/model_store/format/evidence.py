@@ -183,7 +183,8 @@ class Evidence(Record):
 
     ``baseline`` is the latency of the variant's origin, measured in the same run. ``holds`` is whether the requested
     accuracy budget was kept; None if none was requested. ``bounds`` is None for other formats than ONNX, and ``memory``
-    where the model does not run without data.
+    where the model does not run without data. ``deviations`` are operators whose ONNX form differs from PyTorch
+    within a stated bound, one line for each with its place in the code.
     """
 
     machine: str = ""
@@ -195,6 +196,7 @@ class Evidence(Record):
     metric: MetricEvidence | None = None
     bounds: BoundsEvidence | None = None
     memory: MemoryEvidence | None = None
+    deviations: tuple[str, ...] = ()
 
     def speedups(self) -> dict[int, float]:
         """Return the speed-up over the baseline for each batch size."""

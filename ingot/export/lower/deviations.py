@@ -1,0 +1,69 @@
+"""Operators whose ONNX form differs from PyTorch by a bound that no form of ONNX Runtime's kernels removes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from ingot.export.explain import places
+from ingot.export.lower.integers import MOST_FACTORS
+from ingot.export.torch_internals import OpOverload
+
+_SIGMOID = "within 1e-7, not relative to small results"
+_NAN = "a NaN among the values may be ignored"
+_OVERFLOW = "finite beyond 1e37, where PyTorch overflows"
+_ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
+_REFLECTION = 2
+
+_Bound = tuple[str, Callable[[fx.Node, torch.Tensor], bool]]
+
+
+def _is_floating(node: fx.Node, x: torch.Tensor) -> bool:
+    return x.is_floating_point()
+
+
+def _is_double(node: fx.Node, x: torch.Tensor) -> bool:
+    return x.dtype is torch.float64
+
+
+def _reflects(node: fx.Node, x: torch.Tensor) -> bool:
+    return node.args[3:4] == (_REFLECTION,)
+
+
+def _multiplies_many(node: fx.Node, x: torch.Tensor) -> bool:
+    """Return whether integers are multiplied whose number is dynamic, or above the number that the graph writes out."""
+    named = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    sizes = [x.shape[named]] if isinstance(named, int) and x.dim() else list(x.shape)
+    fixed = [size for size in sizes if isinstance(size, int)]
+    count = len(fixed) == len(sizes) and torch.Size(fixed).numel() <= MOST_FACTORS
+    return not x.is_floating_point() and not x.is_complex() and not count
+
+
+_BOUNDS: dict[str, _Bound] = {
+    **dict.fromkeys(("sigmoid", "silu"), (_SIGMOID, _is_floating)),
+    **{f"max_pool{rank}d{end}": (_NAN, _is_floating) for rank in (1, 2, 3) for end in ("", "_with_indices")},
+    **{f"adaptive_max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},
+    "special_erfcx": ("1.2e-7 of the value", _is_double),
+    **dict.fromkeys(("hardswish", "remainder"), (_OVERFLOW, _is_floating)),
+    **dict.fromkeys(
+        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), ("at coordinates beyond 1e7 pixels", _reflects)
+    ),
+    **dict.fromkeys(("prod", "cumprod"), (_ROUNDED, _multiplies_many)),
+}
+"""By the operator's name: the bound, and whether it applies to a call with this first tensor. See docs/export.md."""
+
+
+def of(exported: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Return one line for each operator and place, such as ``max_pool2d (net.py:12): a NaN ... may be ignored``."""
+    found: dict[str, None] = {}
+    graphs = [part.graph for part in exported.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes if node.op == "call_function"):
+        name = node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ""
+        first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+        bound, applies = _BOUNDS.get(name.rstrip("_"), ("", _is_floating))
+        if bound and isinstance(first, torch.Tensor) and applies(node, first):
+            place = places.of_node(node)
+            found[f"{name}{f' ({place.short})' if place is not None else ''}: {bound}"] = None
+    return tuple(found)
