@@ -31,6 +31,8 @@ class Flow:
     and so on; None if all elements are equal. ``positions`` is whether each value is the index of its sample, and
     ``columns`` are the places of the last dimension where it is. ``reason`` says why a tensor is MIXED, and
     ``node`` is the first output of the node where it became so.
+
+    Of a COUNTED list, ``columns`` are the only places that depend on the number of samples; all may if it is empty.
     """
 
     kind: Kind
@@ -83,8 +85,8 @@ class Flow:
         kinds = {self.kind, other.kind}
         if Kind.MIXED in kinds:
             return self if self.kind is Kind.MIXED else other
-        if kinds == {Kind.SHARED, Kind.COUNTED}:
-            return self if self.kind is Kind.COUNTED else other
+        if kinds <= {Kind.SHARED, Kind.COUNTED}:
+            return COUNTED
         alike = (self.axis, self.rank, self.size) == (other.axis, other.rank, other.size)
         ordered = None in (self.inner, other.inner) or self.inner == other.inner
         if kinds == {Kind.SAMPLES} and alike and ordered:

@@ -24,8 +24,14 @@ def shape(step: Step) -> Flow:
     tensor, output = step.op.get(0), step.outputs[0]
     if output is not None and output.items and not any(step.counts(item.exact) for item in output.items):
         return SHARED
+    flow = step.flow(0)
+    if flow.sampled and step.op.node.operator == "Shape":
+        places = range(flow.rank)[step.op.integer("start", 0) : step.op.integer("end", flow.rank)]
+        sizes = _dims(tensor)
+        numbers = [at for at in places if at == flow.axis or mentions(sizes[at].exact or ONE, step.dim)]
+        return replace(COUNTED, columns=frozenset(map(places.index, numbers))) if numbers else SHARED
     known = tensor is not None and tensor.dims is not None and all(dim.exact is not None for dim in tensor.dims)
-    if known or step.flow(0).sampled:
+    if known or flow.sampled:
         return COUNTED
     step.share(0)
     return SHARED

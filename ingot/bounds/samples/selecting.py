@@ -28,6 +28,17 @@ def gather(step: Step) -> Flow:
     raise MixingError(_OTHERS)
 
 
+def uncounted(step: Step) -> bool:
+    """Return whether a node selects sizes of a list that do not depend on the number of samples."""
+    if step.op.node.operator != "Gather" or not step.flow(0).columns or step.flow(1).counted:
+        return False
+    index, sizes = step.op[1].listed(), step.op[0].dims
+    count = None if sizes is None or len(sizes) != 1 else sizes[0].constant
+    if index is None or count is None or any(place.constant is None for place in index):
+        return False
+    return step.flow(0).columns.isdisjoint(int(place.constant or 0) % int(count) for place in index)
+
+
 def gather_elements(step: Step) -> Flow:
     data, index = step.flow(0), step.flow(1)
     axis = step.op.axis(step.rank(0))

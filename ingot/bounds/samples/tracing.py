@@ -13,6 +13,7 @@ from ingot.bounds.graph import Graph, Model, Node
 from ingot.bounds.operators import Op
 from ingot.bounds.poly import Poly, TooComplexError
 from ingot.bounds.samples.rules import MAKERS, RULES
+from ingot.bounds.samples.selecting import uncounted
 from ingot.bounds.samples.step import Step
 
 # How often a loop's body is followed until the flows of what it carries stay the same.
@@ -100,7 +101,7 @@ class Tracing(Analysis):
         if tensor is None or tensor.dims is None or any(step.counts(dim.exact) for dim in tensor.dims):
             raise MixingError("the size of its output depends on the number of samples")
         fixed = tensor.items is not None and not any(step.counts(item.exact) for item in tensor.items)
-        return SHARED if fixed else COUNTED
+        return SHARED if fixed or uncounted(step) else COUNTED
 
     def _checked(self, flow: Flow, tensor: Tensor | None) -> Flow:
         if flow.sampled and tensor is not None and tensor.dims is not None:
@@ -133,7 +134,8 @@ class Tracing(Analysis):
         found = super()._if(op)
         runs = self._runs[before:]
         if len(runs) > 1 and condition != SHARED:
-            why = "the number of samples decides" if condition == COUNTED else "its condition depends on samples"
+            counted = condition is not None and condition.counted
+            why = "the number of samples decides" if counted else "its condition depends on samples"
             reason = f"which of its branches runs is one choice for all samples, and {why}"
             self._made = self._mixed(op, reason, condition)
         else:

@@ -95,7 +95,7 @@ def _evaluate(guard: Callable[[Callable[[str], int]], Any], sizes: Sizes) -> boo
         return False
 
 
-_BUILTINS = {"min": min, "max": max, "abs": abs, "int": int}
+_BUILTINS = {"min": min, "max": max, "abs": abs, "int": int, "round": round}
 _NAMES: dict[str, Any] = {"math": math, "torch": torch, "__builtins__": _BUILTINS}
 
 

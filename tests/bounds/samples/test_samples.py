@@ -33,7 +33,13 @@ N = TensorSpec("n", DType.INT64, ("batch",))
 W = TensorSpec("w", DType.FP32, (4, 4))
 # One of each mechanism; the others run in the matrix.
 FEW_MIXING = ("any below -500", "capacity of experts", "division by n.max()", "rows beyond 500", "rows joined")
-FEW_APART = ("heads merged with the batch", "own value by position", "two copies, both taken", "masked by length")
+FEW_APART = (
+    "heads merged with the batch",
+    "own value by position",
+    "two copies, both taken",
+    "masked by length",
+    "mean of every second step",
+)
 
 
 class All(nn.Module):

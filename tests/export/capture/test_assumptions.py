@@ -74,6 +74,11 @@ def test_a_factor_that_torch_cannot_follow_is_captured() -> None:
     assert export_model(module, inputs=SPEC).signature.symbols == ("batch", "seq")
 
 
+def test_a_rounded_size_is_evaluated() -> None:
+    module = Function(lambda x: x[:, : round(x.shape[1] * 0.5)].sum(1))
+    assert export_model(module, inputs=SPEC).signature.batch == "batch"
+
+
 @pytest.mark.parametrize(
     ("spec", "condition"),
     [
