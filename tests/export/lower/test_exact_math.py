@@ -127,7 +127,6 @@ WHOLE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "prod of all": lambda x: x[:1].prod().expand(len(x)),
     "last of cumprod": lambda x: x.cumprod(1)[:, 3],
     "last of cumsum": lambda x: x.cumsum(1)[:, 3],
-    "trace": lambda x: x.trace().expand(len(x)),
     "truth values": lambda x: (x > 0).sum(1),
     "sum in 32 bits": lambda x: (x.int() | 2**30).sum(1, dtype=torch.int32),
     "sum of 32 bits": lambda x: (x.int() | 2**30).sum(1),
