@@ -202,7 +202,7 @@ def _is_certain(
             other = reference.run({name: _nudged(array, edge.numbers) for name, array in inputs.items()})
         except InvalidArgument:
             return False
-    with np.errstate(over="ignore"):  # what is larger than the output's datatype holds becomes infinite
+    with np.errstate(over="ignore"):  # values beyond the output's datatype become infinite
         values = [(value, other[name].astype(value.dtype)) for name, value in expected.items()]
     return all(arrays.departure(draws.defined(inputs, value, same), same) <= limit for value, same in values)
 

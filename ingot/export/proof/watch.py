@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import ingot
 from ingot.export.torch_internals import TorchDispatchMode
 from ingot.tensors import Array
 
 # Files whose frames are not the user's code.
-_LIBRARIES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, ingot))
+_LIBRARIES = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 # Elements of a tensor whose values are looked up one by one in the inputs, or compared with another tensor.
 _MOST = 1 << 16
 # Numbers of one tensor that count as constants of the model.
