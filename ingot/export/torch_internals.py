@@ -55,6 +55,12 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
+def memory(tensor: torch.Tensor) -> int:
+    """Return what identifies a tensor's memory, which its views share; fake tensors have no address."""
+    return tensor.untyped_storage()._cdata
+
+
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/modules/module.py
 def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
     """Return the dict in which a module itself, without its submodules, keeps its buffers."""

@@ -732,7 +732,7 @@ def _(self: Any, x: Tensor, y: Tensor | None = None, z: Tensor | None = None) ->
 
 @case("environment and warnings", None)
 def _(self: Any, x: Tensor) -> Any:
-    os.environ["INGOT_TEST_STATE"] = "1"
+    os.environ["TEST_STATE"] = "1"
     warnings.filterwarnings("ignore", message="ingot test")
     return x * 2
 
