@@ -58,7 +58,7 @@ def version(tensor: torch.Tensor) -> int:
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
 def memory(tensor: torch.Tensor) -> int:
     """Return what identifies a tensor's memory, which its views share; fake tensors have no address."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/modules/module.py
