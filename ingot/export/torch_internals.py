@@ -55,6 +55,15 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/__init__.py
+def forget_compiled() -> None:
+    """Forget what torch.cond has compiled: after a run under a dispatch mode, torch.export fails on that."""
+    from torch._dynamo import convert_frame
+
+    if convert_frame.FRAME_COUNTER:
+        torch._dynamo.reset()
+
+
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
 def memory(tensor: torch.Tensor) -> int:
     """Return what identifies a tensor's memory, which its views share; fake tensors have no address."""

@@ -120,7 +120,7 @@ def _(self: Any, x: Tensor) -> Any:
     return x / self.peak
 
 
-@case("peak that large values raise, under Python's if", "peak", buffer(peak=50.0))
+@case("peak that large values raise, under Python's if", "peak", buffer(peak=50.0), lifted="values of a tensor")
 def _(self: Any, x: Tensor) -> Any:
     if bool(x.abs().max() > self.peak):
         self.peak.copy_(x.abs().max())
@@ -133,7 +133,7 @@ def _(self: Any, x: Tensor) -> Any:
     return x - self.peak
 
 
-@case("counter, and a peak that few inputs raise", "", both(buffer(count=0.0), buffer(peak=50.0)), lifted="")
+@case("counter, and a peak that few inputs raise", "count", both(buffer(count=0.0), buffer(peak=50.0)), lifted="")
 def _(self: Any, x: Tensor) -> Any:
     self.count += 1
     self.peak.copy_(torch.maximum(self.peak, x.abs().max()))
@@ -158,7 +158,7 @@ def _(self: Any, x: Tensor) -> Any:
     return x + self.count.sum()
 
 
-@case("counter in .data of a buffer", "count", buffer(count=0.0), lifted="")
+@case("counter in .data of a buffer", "count", buffer(count=0.0), lifted="captured graph changes")
 def _(self: Any, x: Tensor) -> Any:
     self.count.data.add_(1)
     return x + self.count
@@ -207,7 +207,7 @@ def _(self: Any, x: Tensor) -> Any:
     return x + self.count + self.total
 
 
-@case("buffer that is two of a kind", "first|second", buffer(first=0.0), lifted="")
+@case("buffer that is two of a kind", "second", buffer(first=0.0), lifted="makes the buffer second")
 def _(self: Any, x: Tensor) -> Any:
     if "second" not in self._buffers:
         self.register_buffer("second", self.first)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -205,11 +206,19 @@ def _check_served(engine: Engine, archive: Archive, case: Case, order: Sequence[
         for call in order:
             inputs = _drawn(case, *_CALLS[call])
             with torch.no_grad():
-                expected = module(*map(torch.tensor, inputs.values())).detach().numpy()
+                expected = _called(module, inputs).detach().numpy()
             answer = engine.run({**state, **inputs})
             state |= {name.removesuffix("_next"): value for name, value in answer.items() if name.endswith("_next")}
             scale = max(1.0, float(np.abs(expected).max()))
             np.testing.assert_allclose(answer[output], expected, rtol=1e-4, atol=1e-6 * scale)
+
+
+def _called(module: torch.nn.Module, inputs: Mapping[str, Array]) -> torch.Tensor:
+    """Call a module by position where its first parameters are the inputs, otherwise by name."""
+    tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+    names = list(inspect.signature(module.forward).parameters)[: len(tensors)]
+    named = set(names) == set(tensors) or not set(tensors) <= set(inspect.signature(module.forward).parameters)
+    return module(*tensors.values()) if named else module(**tensors)  # type: ignore[no-any-return]
 
 
 def _drawn(case: Case, seed: int, scale: float, rows: int) -> dict[str, Array]:

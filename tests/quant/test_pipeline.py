@@ -291,7 +291,7 @@ class TestJournal:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Search, "_best", stop)
+            patch.setattr(Search, "_time_again", stop)
             with pytest.raises(KeyboardInterrupt):
                 quantize(classifier, {"x": rows()}, journal=journal)
         assert len(journal.read_text().splitlines()) > 2

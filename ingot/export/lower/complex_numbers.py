@@ -65,7 +65,7 @@ def full_like(x: Any, value: complex, **options: Any) -> Any:
 
 
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
-    """Express ``aten.copy``, the values of an assignment to all of ``x``."""
+    """Express ``aten.copy`` and ``aten.fill``, the values of an assignment to all of ``x``."""
     return op.Expand(source, op.Shape(x))
 
 
@@ -108,6 +108,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.ones_like.default: ones_like,
     aten.full_like.default: full_like,
     aten.fill.Scalar: full_like,
+    aten.fill.Tensor: copy,
     aten.copy.default: copy,
     aten.slice_scatter.default: slice_scatter,
     aten.select_scatter.default: select_scatter,

@@ -22,6 +22,9 @@ op: Any = opset18
 _DOUBLE = ir.DataType.DOUBLE
 _INT64 = ir.DataType.INT64
 
+# The datatype of the parts of complex numbers.
+_PARTS = {ir.DataType.COMPLEX64: ir.DataType.FLOAT, ir.DataType.COMPLEX128: ir.DataType.DOUBLE}
+
 
 def to_double(x: Any) -> Any:
     """Return a number, or a tensor of any type, as a tensor of type double."""
@@ -115,8 +118,13 @@ def _is_size(x: Any) -> bool:
 
 
 def scalar_tensor(x: Any, dtype: int | None = None, **options: Any) -> Any:
-    """Express ``aten.scalar_tensor`` of a number that may depend on a size."""
+    """Express ``aten.scalar_tensor`` of a number that may depend on a size; a complex one as its two parts."""
     kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
+    if kind in _PARTS:
+        if isinstance(x, int | float | complex):
+            return op.Constant(value=ir.tensor([complex(x).real, complex(x).imag], _PARTS[kind]))
+        zero = op.Constant(value=ir.tensor([0.0], _PARTS[kind]))
+        return op.Concat(op.Reshape(op.Cast(x, to=_PARTS[kind]), [1]), zero, axis=0)
     return op.Constant(value=ir.tensor(x, kind)) if isinstance(x, int | float | bool) else op.Cast(x, to=kind)
 
 

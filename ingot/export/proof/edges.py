@@ -18,6 +18,7 @@ import torch
 
 from ingot import foreign
 from ingot.errors import ExportError
+from ingot.export import torch_internals
 from ingot.export.program import Eager
 from ingot.export.proof.examples import MOST_WORK, Edge, Examples
 from ingot.export.proof.extremes import WIDE
@@ -92,6 +93,7 @@ def chosen(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
         return examples, []
     search = _Search(eager, examples)
     found = foreign.attempt(lambda: _chosen(search))
+    torch_internals.forget_compiled()
     return (examples, []) if found is None else (examples.with_edges(found), list(_notes(search)))
 
 
