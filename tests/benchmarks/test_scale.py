@@ -47,6 +47,6 @@ def test_the_page_has_a_place_for_the_tables() -> None:
 @pytest.mark.matrix
 def test_whole_servers_share_a_port(tmp_path: Path) -> None:
     served = model("tiny", tmp_path)
-    found = dict(processes.measured(served, processes.Way(2), 2, clients=8, seconds=1))
+    found = dict(processes.measured(served, processes.Way(2, ("--share-port",)), 2, clients=8, seconds=1))
     assert set(found) == {"binary", "json"}
     assert all(load.rate > 0 and load.cpu > 0 for load in found.values())

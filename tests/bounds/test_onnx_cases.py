@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,8 @@ def symbolic(kind: int, array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def at(poly: Poly) -> int:
-    return poly.at({name: int(name) for monomial in poly.terms for name, _ in monomial})
+    names = [size for monomial in poly.terms for name, _ in monomial for size in re.findall(r"\d+", name)]
+    return poly.at({name: int(name) for name in names})
 
 
 def analysed(case: Any, folder: Path, *, known: bool) -> tuple[list[str], Sequence[Tensor | None], Poly]:

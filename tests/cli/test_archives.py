@@ -40,7 +40,7 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     assert variants["int8"]["evidence"]["agreement"][0]["top1"] > 0.95
 
     shown = succeeded(run_ingot("inspect", "digits-int8.ingot"))
-    names = "int8", "fp32", "top", "memory plan", "stated bound: max_pool2d (digits.py:"
+    names = "int8", "fp32", "top", "memory plan", "stated bound: max_pool2d"
     for part in (f"digits  {described['digest']}", f"input  {spec}", "logits:float32[batch,10]", *names):
         assert part in shown
     assert json.loads(succeeded(run_ingot("inspect", "digits-int8.ingot", "--json"))) == described
