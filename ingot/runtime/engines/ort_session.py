@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def save_prepacked(path: Path, folder: Path, library: Path | None = None) -> Pat
     ):
         options.add_session_config_entry(f"session.{name}", value)
     try:
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        create(ort, path, options, ["CPUExecutionProvider"])
     except errors_of(ort) as error:
         raise InvalidArgument(f"ONNX Runtime cannot save {path.name} optimized: {reason_of(error)}") from error
     return graph
@@ -78,6 +79,22 @@ def options_of(ort: Any, path: Path, library: Path | None) -> Any:
     if library is not None:
         _register(ort, options, library)
     return options
+
+
+def create(ort: Any, path: Path, options: Any, providers: Sequence[Provider]) -> Any:
+    """Return a session.
+
+    Raises:
+        Exception: one of :func:`errors_of`: ONNX Runtime cannot run the file.
+    """
+    try:
+        return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    except errors_of(ort) as error:
+        if "Attempt to replace the existing tensor" not in str(error):
+            raise
+    # The kernels without saturation replace 8-bit weights, and fail where two products share their weights.
+    options.add_session_config_entry("session.x64quantprecision", "0")
+    return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
 def package() -> Any:
