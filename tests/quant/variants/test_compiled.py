@@ -20,7 +20,6 @@ from ingot.quant.config import Recipe
 from ingot.quant.measure.stopwatch import Race
 from ingot.quant.report.records import Report
 from ingot.runtime import load_engine
-from ingot.runtime.devices import cpu_features
 from ingot.server.clients.blocking import Client
 from ingot.tensors import Array
 from tests.export.models import net
@@ -85,10 +84,6 @@ def time_as(patch: pytest.MonkeyPatch, speed: float) -> None:
     patch.setattr(Race, "run", lambda race: latencies)
 
 
-# Without VNNI, PyTorch's kernels add 8-bit products with saturation: the variant is less exact, and says so.
-exact = pytest.mark.skipif("vnni" not in cpu_features(), reason="8-bit products of PyTorch saturate without VNNI")
-
-
 class TestInt8:
     def test_it_answers_as_the_program_at_any_batch(self, quantized: Archive) -> None:
         for rows in (1, 2, 9):
@@ -107,7 +102,6 @@ class TestInt8:
         assert {"torch", "torchao"} <= set(serving.provenance.versions)
         quantized.verify()
 
-    @exact
     def test_its_evidence_is_measured_on_held_out_rows(self, quantized: Archive) -> None:
         variant = quantized.variant("int8-aoti")
         evidence = variant.serving.evidence
@@ -149,7 +143,6 @@ class TestInt8:
         with pytest.raises(InvalidArgument, match="'pt2e-int8' needs calibration data"):
             quantize(program, config=config(PT2EInt8()))
 
-    @exact
     @pytest.mark.usefixtures("compile_at_once")
     def test_a_model_in_onnx_is_what_it_is_measured_against(self, program: Archive) -> None:
         torch.manual_seed(0)

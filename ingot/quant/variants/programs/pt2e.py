@@ -28,6 +28,7 @@ from ingot.export.program import Program, quiet
 from ingot.model_store import BlobFolder
 from ingot.quant.data.samples import Samples
 from ingot.quant.variants.programs import graph
+from ingot.runtime import devices
 
 aten = torch.ops.aten
 
@@ -139,7 +140,8 @@ def _convert(module: fx.GraphModule, program: Program, samples: Samples, dynamic
         except ImportError as error:
             raise missing_package("torchao", "PT2E quantization", "quant") from error
         quantizer = x86.X86InductorQuantizer()
-        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+        default = x86.get_default_x86_inductor_quantization_config
+        quantizer.set_global(default(is_dynamic=dynamic, reduce_range=devices.saturates_products()))
         with torch.no_grad():
             prepared = prepare_pt2e(module, quantizer)
             for batch in samples.batches():
