@@ -323,7 +323,8 @@ class Model:
             if self.repeat is not None:
                 self.repeat.check(self.signature)
             check_labels(self.labels, self.signature, f"the labels of model '{self.name}'")
-            dispatcher = self._dispatch(engines, choice.runnable, sizes)
+            mixing = choice.runnable.mixing(engines.signature)
+            dispatcher = self._dispatch(engines, choice.runnable, sizes, batching=not mixing)
             self.engine_settings = engines.described  # captures of batches may have failed
             measures = engines.supervise(self._engine_lost, self._engine_changed)
             self.properties = {**self.properties, **measures, **self._measure_memory()}
@@ -353,6 +354,8 @@ class Model:
         self._engine_changed()
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
         log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
+        if mixing:
+            log.warning("model %s: requests run one at a time: %s", self.name, mixing)
 
     def _choose_now(self) -> Choice:
         """Open the first engine of what is served, and describe it."""
@@ -391,14 +394,14 @@ class Model:
             self._metrics,
         )
 
-    def _dispatch(self, engines: EngineSet, runnable: Runnable, sizes: Sequence[int]) -> Dispatcher:
+    def _dispatch(self, engines: EngineSet, runnable: Runnable, sizes: Sequence[int], *, batching: bool) -> Dispatcher:
         """Warm the engines, and return the dispatcher that serves them."""
         settings, signature, found = self._settings, engines.signature, engines.engines
         most = settings.limits.max_batch
         if (placement := runnable.placement) is not None:
             most = min(most, placement.max_batch)
         limits = replace(settings.limits, max_batch=signature.max_samples(most))
-        batching = not self._mixes(runnable, signature) and signature.batch is not None
+        batching = batching and signature.batch is not None and runnable.batchable
         scheduler = Scheduler(
             limits,
             batching=batching,
@@ -427,12 +430,6 @@ class Model:
             lost=self._devices_lost,
             batch_check=self._batch_check(runnable.tolerance) if batching and settings.verify_batches else None,
         )
-
-    def _mixes(self, runnable: Runnable, signature: Signature) -> bool:
-        """Return whether requests must not share a batch, and log the reason."""
-        if reason := runnable.mixing(signature):
-            log.warning("model %s: requests run one at a time: %s", self.name, reason)
-        return bool(reason) or not runnable.batchable
 
     def _batch_check(self, tolerance: float) -> BatchCheck:
         return BatchCheck(self._settings.verify_batches, tolerance, self._metrics, self.name, self.version)
