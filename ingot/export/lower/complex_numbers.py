@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
+from torch import fx
 
+from ingot.export import torch_internals
 from ingot.export.lower import missing_forms
+from ingot.export.program import quiet
 
 aten = torch.ops.aten
 op: Any = opset18
@@ -98,6 +101,37 @@ def _bilinear(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any
         op.Sub(function(a, c), function(b, d)),
         op.Add(function(a, d), function(b, c)),
     )
+
+
+def with_complex_values(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program that makes real values complex before it assigns them to complex tensors.
+
+    The exporter knows that a tensor is complex by its FX node only, where a translation cannot look.
+    """
+
+    def is_complex(value: Any) -> bool:
+        return (
+            isinstance(value, fx.Node)
+            and isinstance(found := value.meta.get("val"), torch.Tensor)
+            and found.is_complex()
+        )
+
+    def assigns(node: fx.Node) -> bool:
+        return node.target is aten.copy_.default and is_complex(node.args[0]) and not is_complex(node.args[1])
+
+    if not any(map(assigns, exported.graph.nodes)):
+        return exported
+    with quiet():
+        copied = torch_internals.with_copied_graph(exported)
+    graph = copied.graph_module.graph
+    for node in filter(assigns, graph.nodes):
+        real, dtype = node.args[1], node.args[0].meta["val"].dtype
+        with graph.inserting_before(node):
+            value = graph.call_function(aten._to_copy.default, (real,), {"dtype": dtype})
+        value.meta = {**real.meta, "val": real.meta["val"].to(dtype)}
+        node.update_arg(1, value)
+    copied.graph_module.recompile()
+    return copied
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {

@@ -156,6 +156,7 @@ def _translate(
 
     with foreign.reported_as(ExportError, unexpressed):
         _check_results(exported)
+        exported = complex_numbers.with_complex_values(exported)
         try:
             return export(exported)
         except torch.onnx.OnnxExporterError as error:

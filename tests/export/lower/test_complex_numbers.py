@@ -22,6 +22,7 @@ def assigned(z: Tensor) -> Tensor:
     result[1:, 0] = z[1:, 2]
     other = torch.ones_like(z)
     other[:, -1] = 1 + 2j  # type: ignore[assignment]
+    other[:, 1] = z.real[:, 0]
     return result + other
 
 
