@@ -51,6 +51,8 @@ _BISECTIONS = 12
 _UNEVEN = 0.02
 _SEARCHED = 8
 
+_UNOBSERVED = "its operators could not be observed, so no inputs were chosen for the numbers that they compare with"
+
 _Family = Callable[[float], dict[str, Array]]
 
 
@@ -93,15 +95,18 @@ def chosen(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
         return examples, []
     search = _Search(eager, examples)
     found = foreign.attempt(lambda: _chosen(search))
-    torch_internals.forget_compiled()
-    return (examples, []) if found is None else (examples.with_edges(found), list(_notes(search)))
+    if found is None:
+        torch_internals.forget_compiled()
+        return examples, [_UNOBSERVED]
+    return examples.with_edges(found), list(_notes(search))
 
 
-def _chosen(search: _Search) -> list[Edge]:
+def _chosen(search: _Search) -> list[Edge] | None:
+    """Return cases with chosen values; None if the module does not run under observation, as with torch.cond."""
     examples = search.examples
     first = search.run(base := examples.make(examples.default_sizes), keep=True)
     if first is None:
-        return []
+        return None
     several = first.numbers or (first.normalizes and _scalable(examples))
     sizes = _enlarged(examples) if several else examples.default_sizes
     if sizes != examples.default_sizes:
