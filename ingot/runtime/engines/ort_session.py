@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from ingot.errors import InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
 from ingot.runtime.gpu import nvml
 from ingot.runtime.gpu.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
 
 # Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
 _LOG_FATAL_ONLY = 4
@@ -93,6 +96,7 @@ def create(ort: Any, path: Path, options: Any, providers: Sequence[Provider]) ->
         if "Attempt to replace the existing tensor" not in str(error):
             raise
     # The kernels without saturation replace 8-bit weights, and fail where two products share their weights.
+    log.warning("%s: sums of its 8-bit products may saturate, since this processor lacks VNNI", path.name)
     options.add_session_config_entry("session.x64quantprecision", "0")
     return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
