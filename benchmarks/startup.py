@@ -18,6 +18,7 @@ COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import ingot": ["-c", "import ingot"],
     "ingot --help": ["-m", "ingot", "--help"],
+    "ingot.Client": ["-c", "import ingot; ingot.Client"],
     "import ingot.server.main (what serve imports)": ["-c", "import ingot.server.main"],
     "import fastapi, httptools, grpc": ["-c", "import fastapi, httptools, grpc"],
     "import onnxruntime": ["-c", "import onnxruntime"],

@@ -34,6 +34,7 @@ FLOORS = {
     "faultlog": 2,
     "foreign": 2,
     "report": 2,
+    "protocol": 3,
     "tensors": 2,
     "values": 1,
     "_version": 0,
@@ -175,6 +176,15 @@ def test_the_light_ways_in_import_nothing_heavy(arguments: list[str]) -> None:
     names = imported(result.stderr)
     assert "ingot" in names
     assert names & HEAVY == set()
+
+
+@pytest.mark.parametrize("client", ["Client", "AsyncClient"])
+def test_a_client_imports_few_modules(client: str) -> None:
+    code = f"import sys, ingot; ingot.{client}; print(*(name for name in sys.modules if name.startswith('ingot.')))"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    names = result.stdout.split()
+    assert {"runtime", "model_store"} & {folder(name) for name in names} == set()
+    assert len(names) <= 35
 
 
 # Writes what the variable is when ONNX Runtime is first imported; looking for the package alone does not count.

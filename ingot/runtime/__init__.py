@@ -5,7 +5,7 @@ Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch it
 
 from ingot.runtime.catalog import Catalog
 from ingot.runtime.dispatch.pending import Cancellable
-from ingot.runtime.dispatch.signature_check import CheckedInputs, InputKey, key_of
+from ingot.runtime.dispatch.signature_check import CheckedInputs
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.metrics import Metrics
@@ -21,7 +21,6 @@ __all__ = [
     "CheckedInputs",
     "Engine",
     "Entry",
-    "InputKey",
     "Limits",
     "Metrics",
     "Model",
@@ -29,6 +28,5 @@ __all__ = [
     "Scheduler",
     "Settings",
     "State",
-    "key_of",
     "load_engine",
 ]

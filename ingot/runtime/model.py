@@ -16,6 +16,8 @@ from typing import Any
 
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, ServingDefaults, Variant
+from ingot.protocol.context import BatchTimes
+from ingot.protocol.keys import Step
 from ingot.report import units
 from ingot.runtime.devices import cpu_count, kind_of
 from ingot.runtime.dispatch.batch_check import BatchCheck
@@ -23,9 +25,9 @@ from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
 from ingot.runtime.dispatch.response_cache import ResponseCache
-from ingot.runtime.dispatch.sequences import Sequences, Step
+from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
-from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
+from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.isolation.process_engine import ProcessEngine

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
+from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.runtime import Cancellable, Catalog, Metrics, Model, devices
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
 from ingot.server import compression
-from ingot.server.observation.context import CONTEXT, RequestContext
 from ingot.server.observation.observer import Observer
 from ingot.server.recorder import Recorder
 from ingot.server.requests import (

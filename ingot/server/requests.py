@@ -18,10 +18,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import InputKey, key_of
-from ingot.runtime.dispatch.sequences import Step
+from ingot.protocol.context import RequestContext
+from ingot.protocol.keys import InputKey, Step, key_of
 from ingot.server.limits import BoundedCache
-from ingot.server.observation.context import RequestContext
 from ingot.server.triton import placement
 from ingot.server.triton.placement import Delivery
 from ingot.tensors import Array, DType, TensorSpec
@@ -85,9 +84,9 @@ class Template:
     """What requests share that differ only in the values of their tensors, their id and their deadline.
 
     A codec reuses the template of an earlier request with the same bytes, and the data plane keeps in ``route`` what it
-    resolved for the first of them. Empty ``outputs`` means all; ``key`` is :func:`ingot.runtime.key_of` the inputs, if
-    the codec knows it. ``deliveries`` is what is wanted of outputs other than their values, by name. ``repeated`` is
-    set for the calls of one request with several answers.
+    resolved for the first of them. Empty ``outputs`` means all; ``key`` is that of the inputs, if the codec knows it.
+    ``deliveries`` is what is wanted of outputs other than their values, by name. ``repeated`` is set for the calls of
+    one request with several answers.
     """
 
     __slots__ = ("deliveries", "key", "model", "outputs", "parameters", "repeated", "route", "version")

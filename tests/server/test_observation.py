@@ -21,13 +21,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 import ingot
+from ingot.protocol.context import RequestContext
 from ingot.runtime import Metrics
 from ingot.runtime.scheduling.scheduler import REASONS
 from ingot.server.grpc import codec
 from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from ingot.server.observation.access_log import AccessLog
-from ingot.server.observation.context import RequestContext
 from ingot.server.observation.spans import _exporter
 from tests import onnx_models
 from tests.support import matrix

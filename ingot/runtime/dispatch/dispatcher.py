@@ -14,14 +14,16 @@ from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
+from ingot.protocol.context import BatchTimes
+from ingot.protocol.keys import InputKey
 from ingot.report.units import duration, size, written
 from ingot.runtime import memory
 from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
 from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
-from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, InputKey, SignatureCheck
-from ingot.runtime.dispatch.statistics import BatchTimes, Duration, Statistics
+from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, SignatureCheck
+from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
@@ -184,7 +186,7 @@ class Dispatcher:
             timeout: seconds until the answer is useless; by default the model's ``slo``, which a request that is
                 already running may exceed.
             priority: requests of higher priority run first.
-            key: :func:`~ingot.runtime.dispatch.signature_check.key_of` of the inputs, if the caller knows it.
+            key: :func:`~ingot.protocol.keys.key_of` of the inputs, if the caller knows it.
             client: who sent it; clients share the engines.
 
         Returns:

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
+from ingot.protocol.keys import InputKey
 from ingot.runtime.dispatch.batching import AnswerLimit
-from ingot.runtime.dispatch.signature_check import InputKey
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
 from ingot.tensors import Array, Signature
 

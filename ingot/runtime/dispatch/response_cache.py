@@ -12,8 +12,8 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 
 from ingot.errors import IngotError, InvalidArgument
+from ingot.protocol.keys import InputKey, key_of
 from ingot.runtime.dispatch.pending import Cancellable, Submit
-from ingot.runtime.dispatch.signature_check import InputKey, key_of
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of

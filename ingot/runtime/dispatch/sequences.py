@@ -8,51 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
+from ingot.protocol.keys import Step
 from ingot.report.units import size, written
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.states import Arrays, States
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
 from ingot.tensors import Signature
-
-
-class Step(NamedTuple):
-    """What a request says about its sequence.
-
-    Attributes:
-        sequence: 16 bytes that identify it.
-        start: whether it is the first of the sequence; a sequence of this name that is open is dropped.
-        end: whether it is the last.
-        name: what the client calls it, for models that have it as an input.
-    """
-
-    sequence: bytes
-    start: bool
-    end: bool
-    name: int | str = ""
-
-    @classmethod
-    def of(cls, name: int | str, start: bool, end: bool) -> Step:
-        """Return a step of the sequence that clients call ``name``; the number 1 and the text "1" are different."""
-        return cls(_digest(f"{type(name).__name__}:{name}".encode()), start, end, name)
-
-    def owned_by(self, client: Hashable) -> Step:
-        """Return the step of the client's own sequence of this name.
-
-        Clients with a key or certificate cannot reach each other's sequences. Others are known by their connection
-        only, and a sequence may use several.
-        """
-        if not isinstance(client, str):
-            return self
-        return self._replace(sequence=_digest(self.sequence + client.encode()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,10 +349,6 @@ class _Turn:
             reply = self.finish()
             self._owner.left(self)
             reply(DeadlineExceeded("earlier requests of the sequence were not answered within the timeout"))
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _ignore(_: Outcome) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot import tensors
 from ingot.errors import TooLarge
+from ingot.protocol.keys import InputKey, key_of
 from ingot.report import units
 from ingot.runtime import memory
 from ingot.runtime.dispatch.padding import PaddingPolicy
@@ -24,14 +25,6 @@ log = logging.getLogger(__name__)
 
 # Bounded, since clients can send any number of shapes.
 _MOST = 1024
-
-InputKey = tuple[Any, ...]
-"""The names, types and shapes of a request's inputs; requests with equal keys match a signature alike."""
-
-
-def key_of(inputs: Mapping[str, Array]) -> InputKey:
-    """Return the names, types and shapes of inputs."""
-    return tuple((name, array.dtype, array.shape) for name, array in inputs.items())
 
 
 @dataclass(frozen=True)

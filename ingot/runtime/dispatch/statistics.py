@@ -10,38 +10,6 @@ from typing import Any
 from ingot.runtime.dispatch.batching import BatchTimings
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTimes:
-    """One batch: its times in seconds of ``time.perf_counter``, its size, and why it left the queue.
-
-    Attributes:
-        started: when the inputs began to be joined.
-        began, ran: when the engine call began and ended.
-        ended: when the outputs were split.
-        requests: in the batch.
-        samples: in the batch.
-        reason: see :attr:`ingot.runtime.scheduling.scheduler.Scheduler.reason`.
-    """
-
-    started: float
-    began: float
-    ran: float
-    ended: float
-    requests: int
-    samples: int
-    reason: str
-
-    @property
-    def timestamps(self) -> dict[str, float]:
-        """The times by Triton's names."""
-        return {
-            "COMPUTE_START": self.started,
-            "COMPUTE_INPUT_END": self.began,
-            "COMPUTE_OUTPUT_START": self.ran,
-            "COMPUTE_END": self.ended,
-        }
-
-
 @dataclass(slots=True)
 class Duration:
     """Number of occurrences and their total seconds."""

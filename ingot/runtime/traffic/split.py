@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError
+from ingot.protocol.keys import InputKey
 from ingot.runtime.canary import Plan
 from ingot.runtime.dispatch.pending import Cancellable
-from ingot.runtime.dispatch.signature_check import InputKey
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of

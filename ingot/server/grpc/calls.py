@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.protocol.context import CONTEXT, GRPC
 from ingot.server import compression
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
@@ -26,7 +27,6 @@ from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
-from ingot.server.observation.context import CONTEXT, GRPC
 from ingot.server.requests import CLIENT, InferResponse, memory_of
 
 Work = Callable[[], Coroutine[None, None, None]]

@@ -15,6 +15,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ingot.errors import IngotError, InvalidArgument, public_text
+from ingot.protocol.context import CONTEXT, GRPC, RequestContext, identity_of
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane, attempt_async
 from ingot.server.grpc import codec
@@ -23,7 +24,6 @@ from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import bracketed
-from ingot.server.observation.context import CONTEXT, GRPC, RequestContext, identity_of
 from ingot.server.requests import CLIENT
 from ingot.server.tls import Content, Tls
 

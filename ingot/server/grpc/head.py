@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ingot.protocol.context import identity_of
 from ingot.server.http2.headers import HEADER_LIST, fault_of
-from ingot.server.observation.context import identity_of
 
 # Most bytes of the client's text that an error quotes, as heads live as long as their calls.
 _QUOTED = 64

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httptools
 
 from ingot.errors import IngotError, PermissionDenied, Unavailable
+from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.server.dataplane import attempt_async
 from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
 from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
 from ingot.server.models.loading import in_thread
-from ingot.server.observation.context import CONTEXT, RequestContext
 
 if TYPE_CHECKING:
     from ingot.server.management.control import Control

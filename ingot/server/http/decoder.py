@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from ingot.runtime import key_of
+from ingot.protocol.keys import key_of
 from ingot.server.http import codec, data
 from ingot.server.http.codec import ResponseFormat
 from ingot.server.requests import MEMO_BYTES, InferRequest, Memo, Pattern, Template

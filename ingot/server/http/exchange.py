@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
+from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.server import compression
 from ingot.server.compression import Hold
 from ingot.server.dataplane import DataPlane
@@ -20,7 +21,6 @@ from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, bodies_budget, check_size
-from ingot.server.observation.context import CONTEXT, RequestContext
 from ingot.server.requests import Cancellable, InferRequest, InferResponse, memory_of, outcome_of
 from ingot.server.triton.placement import refuse
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import httptools
 
 from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
+from ingot.protocol.context import identity_of
 from ingot.server import compression
 from ingot.server.http.codec import HEADER_LENGTH, Headers
 from ingot.server.limits import BoundedCache
-from ingot.server.observation.context import identity_of
 
 MAX_HEAD_BYTES = 64 << 10
 LIVE, READY = b"/v2/health/live", b"/v2/health/ready"
@@ -89,7 +89,7 @@ class RequestHead(NamedTuple):
         client: who sends the request, by its key; empty if the server asks for none.
         extra: headers of the response, for the web page that sends the request.
         identity: the id and the trace context that the client sent; see
-            :func:`ingot.server.observation.context.identity_of`.
+            :func:`ingot.protocol.context.identity_of`.
 
     A head with neither ``infer``, ``probe`` nor ``fault`` is for FastAPI.
     """

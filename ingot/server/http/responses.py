@@ -8,12 +8,12 @@ from email.utils import formatdate
 from typing import Any, NamedTuple
 
 from ingot.errors import Code, DeadlineExceeded, EngineLost, IngotError, public_text
+from ingot.protocol.context import RequestContext
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane, public_error
 from ingot.server.http import codec
 from ingot.server.http.codec import Headers
 from ingot.server.limits import BODY_PACE, BoundedCache
-from ingot.server.observation.context import RequestContext
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from ingot import foreign
 from ingot.errors import IngotError, Unavailable, shortened
+from ingot.protocol.keys import InputKey
 from ingot.report import units
-from ingot.runtime import InputKey, Metrics, Model, Repository, State, devices, memory
+from ingot.runtime import Metrics, Model, Repository, State, devices, memory
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.gpu import nvml
 from ingot.runtime.scheduling.entry import Reply, size_of

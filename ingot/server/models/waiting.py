@@ -8,8 +8,9 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
+from ingot.protocol.keys import InputKey
 from ingot.report import units
-from ingot.runtime import InputKey, Model
+from ingot.runtime import Model
 from ingot.runtime.scheduling.entry import Outcome, Reply
 from ingot.tensors import Array
 

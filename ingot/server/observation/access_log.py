@@ -7,8 +7,8 @@ import random
 from typing import Any, Literal
 
 from ingot.faultlog import rate_limited_logger
+from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.runtime.metrics import Counts
-from ingot.server.observation.context import CONTEXT, RequestContext
 
 Mode = Literal["off", "sampled", "slow", "all"]
 

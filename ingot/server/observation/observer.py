@@ -8,10 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from ingot.errors import missing_package
-from ingot.runtime.dispatch.statistics import BatchTimes
+from ingot.protocol.context import BatchTimes, RequestContext
 from ingot.runtime.metrics import Metrics
 from ingot.server.observation.access_log import AccessLog
-from ingot.server.observation.context import RequestContext
 
 if TYPE_CHECKING:
     from ingot.server.observation.spans import Spans

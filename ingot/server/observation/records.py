@@ -17,7 +17,7 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
-from ingot.server.observation.context import CONTEXT
+from ingot.protocol.context import CONTEXT
 
 Format = Literal["human", "json"]
 

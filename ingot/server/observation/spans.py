@@ -23,9 +23,8 @@ from opentelemetry.util.types import AttributeValue
 
 from ingot._version import __version__
 from ingot.errors import InvalidArgument
-from ingot.runtime.dispatch.statistics import BatchTimes
+from ingot.protocol.context import BatchTimes, RequestContext
 from ingot.runtime.metrics import Metrics
-from ingot.server.observation.context import RequestContext
 
 if TYPE_CHECKING:
     import requests

@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
-
-from ingot.runtime.dispatch.statistics import BatchTimes
 
 REQUEST_ID = "X-Request-Id"
 GRPC = b"gRPC"
@@ -23,6 +22,38 @@ _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _PREFIX = os.urandom(6).hex().encode()
 _numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """One batch: its times in seconds of ``time.perf_counter``, its size, and why it left the queue.
+
+    Attributes:
+        started: when the inputs began to be joined.
+        began, ran: when the engine call began and ended.
+        ended: when the outputs were split.
+        requests: in the batch.
+        samples: in the batch.
+        reason: see :attr:`ingot.runtime.scheduling.scheduler.Scheduler.reason`.
+    """
+
+    started: float
+    began: float
+    ran: float
+    ended: float
+    requests: int
+    samples: int
+    reason: str
+
+    @property
+    def timestamps(self) -> dict[str, float]:
+        """The times by Triton's names."""
+        return {
+            "COMPUTE_START": self.started,
+            "COMPUTE_INPUT_END": self.began,
+            "COMPUTE_OUTPUT_START": self.ran,
+            "COMPUTE_END": self.ended,
+        }
 
 
 class Reporter(Protocol):
