@@ -15,10 +15,10 @@ import atheris
 
 with atheris.instrument_imports(include=["ingot.server.grpc"]):
     from ingot.errors import IngotError
-    from ingot.server.grpc import codec
-    from ingot.server.grpc import open_inference_pb2 as pb
+    from ingot.protocol import open_inference_pb2 as pb
+    from ingot.protocol import proto_codec
+    from ingot.protocol.requests import InferRequest
     from ingot.server.grpc.wire import Codec
-    from ingot.server.requests import InferRequest
     from tests.server.echo_peer import request
 
 
@@ -34,7 +34,7 @@ def target(data: bytes) -> None:
 
 
 def _plain(data: bytes) -> InferRequest:
-    return codec.decode_request(codec.parse(pb.ModelInferRequest, data), _found)
+    return proto_codec.decode_request(proto_codec.parse(pb.ModelInferRequest, data), _found)
 
 
 def _fast(fast: Codec, data: bytes) -> InferRequest:

@@ -14,8 +14,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["ingot.server.http.parser"]):
+    from ingot.protocol.keys import BoundedCache
     from ingot.server.http.parser import Event, Parser, RequestHead, Signal
-    from ingot.server.limits import BoundedCache
     from tests.server.http.test_parser import CHUNKS, LIVE, OTHER, POST, joined
 
 _HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"

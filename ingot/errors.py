@@ -27,7 +27,7 @@
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
 
 Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its status in one table,
-``STATUS`` in ``server/http/codec.py`` and ``server/grpc/codec.py``.
+``STATUS`` in ``protocol/json_codec.py`` and ``protocol/proto_codec.py``.
 """
 
 from __future__ import annotations

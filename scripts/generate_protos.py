@@ -12,7 +12,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent.parent
-MODULES = {"open_inference": "ingot/server/grpc", "triton_config": "ingot/importing"}
+MODULES = {"open_inference": "ingot/protocol", "triton_config": "ingot/importing"}
 
 
 def main() -> None:

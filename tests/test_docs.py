@@ -14,14 +14,13 @@ import typer
 import ingot
 from ingot.cli.main import app
 from ingot.errors import CLASSES
+from ingot.protocol import json_codec, proto_codec
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics, Repository
 from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc import codec as grpc_codec
-from ingot.server.http import codec as http_codec
 from ingot.server.http.app import create_app
 from scripts import settings_table
 from tests.support import ROOT
@@ -109,7 +108,7 @@ def test_every_error_code_is_documented_with_its_statuses() -> None:
     page = (ROOT / "docs" / "reference" / "errors.md").read_text()
     names = {code.value[0]: code.name for code in grpc.StatusCode}
     for code, kind in CLASSES.items():
-        statuses = f"{http_codec.STATUS[code]} | {names[grpc_codec.STATUS[code]]}"
+        statuses = f"{json_codec.STATUS[code]} | {names[proto_codec.STATUS[code]]}"
         assert f"| `{code.value}` | `{kind.__name__}` | {statuses} |" in page
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from ingot import errors, foreign
 from ingot.errors import Code, ExportError, IngotError, InvalidArgument, StorageFull, missing_package, write_error
-from ingot.server.grpc import codec as grpc_codec
-from ingot.server.http import codec as http_codec
+from ingot.protocol import json_codec, proto_codec
 from tests.support import ROOT
 
 
@@ -48,18 +47,18 @@ def test_the_tree_in_the_documentation_has_every_error() -> None:
     assert [item.__name__ for item in classes() if f" {item.__name__} " not in page and item is not IngotError] == []
 
 
-@pytest.mark.parametrize("protocol", [http_codec, grpc_codec])
+@pytest.mark.parametrize("protocol", [json_codec, proto_codec])
 def test_every_code_has_a_status_in_each_protocol(protocol: object) -> None:
     status = protocol.STATUS  # type: ignore[attr-defined]
     assert set(status) == set(Code)
     # gRPC has one status for both; only TOO_MANY_REQUESTS comes with the time of a retry.
-    shared = {Code.TOO_LARGE, Code.TOO_MANY_REQUESTS} if protocol is grpc_codec else set()
+    shared = {Code.TOO_LARGE, Code.TOO_MANY_REQUESTS} if protocol is proto_codec else set()
     assert len(set(status.values())) == len(Code) - len(shared) // 2, "a client cannot distinguish two codes"
 
 
 def test_http_statuses_blame_the_right_side() -> None:
     ours = {Code.INTERNAL, Code.UNSUPPORTED, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.STORAGE_FULL}
-    for code, status in http_codec.STATUS.items():
+    for code, status in json_codec.STATUS.items():
         assert 500 <= status < 600 if code in ours else 400 <= status < 500
 
 

@@ -21,7 +21,7 @@ from benchmarks.reliability.memory import Watch
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.processes import Process, free_ports
 from benchmarks.serving.wires import OpenBinary, OpenJson
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from ingot.tensors import Array
 
 BUILD = Path("build/serving")

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.serving.models import Model
-from ingot.server.grpc import codec as grpc_codec
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.http import codec as http_codec
-from ingot.server.requests import InferRequest, Template
+from ingot.protocol import json_codec, proto_codec
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.requests import InferRequest, Template
 from ingot.tensors import Array
 
 _NUMBERS = re.compile(rb"\[[^\[\]{}]*\]")
@@ -111,7 +110,7 @@ class OpenJson(PlainJson):
         super().__init__(path)
 
     def request(self, model: Model, number: int) -> Request:
-        body, _ = http_codec.encode_request(_asked(model, number), binary=False)
+        body, _ = json_codec.encode_request(_asked(model, number), binary=False)
         return Request(self._path.format(model=model.name), {"Content-Type": "application/json"}, body)
 
 
@@ -121,7 +120,7 @@ class OpenBinary(Wire):
     format = "binary"
 
     def request(self, model: Model, number: int) -> Request:
-        body, header = http_codec.encode_request(_asked(model, number), binary=True)
+        body, header = json_codec.encode_request(_asked(model, number), binary=True)
         headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(header)}
         return Request(f"/v2/models/{model.name}/infer", headers, body)
 
@@ -140,7 +139,7 @@ class OpenGrpc(Wire):
     format = "grpc"
 
     def request(self, model: Model, number: int) -> Request:
-        message = grpc_codec.encode_request(_asked(model, number))
+        message = proto_codec.encode_request(_asked(model, number))
         return Request("/inference.GRPCInferenceService/ModelInfer", {}, message.SerializeToString())
 
     def answer(self, body: bytes) -> Array:

@@ -317,7 +317,7 @@ def _stream_error(message: bytes) -> str:
     # Not for loads without errors.
     from google.protobuf.message import DecodeError
 
-    from ingot.server.grpc.open_inference_pb2 import ModelStreamInferResponse
+    from ingot.protocol.open_inference_pb2 import ModelStreamInferResponse
 
     try:
         return str(ModelStreamInferResponse.FromString(message).error_message)[:200]

@@ -16,8 +16,8 @@ import orjson
 from ingot.arrays import not_an_array
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.format import goldens
-from ingot.server.clients.arguments import datatype
-from ingot.server.http import codec as http_codec
+from ingot.protocol import json_codec
+from ingot.protocol.arguments import datatype
 from ingot.tensors import Array, DType
 
 # Distinct requests that are generated, and the most memory for them.
@@ -103,7 +103,7 @@ def _from_file(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> l
             raise InvalidArgument(f"{path} is not JSON: {error}") from error
         bodies = content if isinstance(content, list) else [content]
         made: list[Mapping[str, Array]] = [
-            http_codec.decode_request("", "", orjson.dumps(body), None)[0].inputs for body in bodies
+            json_codec.decode_request("", "", orjson.dumps(body), None)[0].inputs for body in bodies
         ]
     elif path.suffix == ".safetensors":
         made = [golden.inputs for golden in goldens.decode(raw)]

@@ -14,12 +14,11 @@ from ingot.bench.grpc import header_block
 from ingot.bench.payload import Payload, payload, raw
 from ingot.bench.plan import Arrivals, Plan, Tls, Wire
 from ingot.errors import IngotError, InvalidArgument, Unavailable
+from ingot.protocol import json_codec, proto_codec
+from ingot.protocol.arguments import request as infer_request
 from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
-from ingot.server.clients.arguments import request as infer_request
 from ingot.server.clients.blocking import Client
 from ingot.server.clients.bodies import IDENTITY, read
-from ingot.server.grpc import codec as grpc_codec
-from ingot.server.http import codec as http_codec
 from ingot.tensors import Array
 
 Protocol = Literal["binary", "json", "grpc", "grpc-stream", "torchserve"]
@@ -148,7 +147,7 @@ class Target:
                 [
                     (":method", "POST"),
                     (":scheme", "https" if self._tls else "http"),
-                    (":path", f"/{grpc_codec.SERVICE}/{method}"),
+                    (":path", f"/{proto_codec.SERVICE}/{method}"),
                     (":authority", self._netloc),
                     ("te", "trailers"),
                     ("content-type", "application/grpc"),
@@ -192,18 +191,18 @@ class Target:
             body = item
         else:
             request = infer_request(self.model, item, self.version, (), None)
-            body, length = http_codec.encode_request(request, binary=self.protocol == "binary")
+            body, length = json_codec.encode_request(request, binary=self.protocol == "binary")
             media = "application/json"
             if length is not None:
                 media = "application/octet-stream"
-                headers[http_codec.HEADER_LENGTH] = str(length)
+                headers[json_codec.HEADER_LENGTH] = str(length)
         headers |= {"Content-Type": media, "Content-Length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"POST {self._prefix}{self._path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
     def _message(self, item: Mapping[str, Array]) -> bytes:
         request = infer_request(self.model, item, self.version, (), None)
-        message = grpc_codec.encode_request(request).SerializeToString()
+        message = proto_codec.encode_request(request).SerializeToString()
         return b"\0" + len(message).to_bytes(4, "big") + message
 
 

@@ -77,7 +77,7 @@ def infer(
 
 def _is_private(url: str) -> bool:
     """Return whether what is sent to a server stays secret: by TLS, or on this machine."""
-    from ingot.server.access.exposure import is_loopback
+    from ingot.protocol.addresses import is_loopback
 
     parts = urlsplit(url)
     return parts.scheme in ("https", "grpcs") or is_loopback(parts.hostname or "")
@@ -140,12 +140,11 @@ def _read(path: Path) -> Array:
 
 
 def _parse(name: str, text: str, datatype: str) -> Array:
-    from ingot.server.clients import arguments
-    from ingot.server.http import data
+    from ingot.protocol import arguments, json_data
 
     dtype = arguments.datatype(name, datatype)
     try:
-        return data.from_json(name, dtype, json.loads(text))
+        return json_data.from_json(name, dtype, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"the value of input '{name}' is not JSON: {error}; write {name}=[[1,2]], or {name}=@FILE for a .npy file"

@@ -1,12 +1,19 @@
-"""What identifies requests: the form of their inputs, and the sequence that they belong to."""
+"""Keys of requests: the form of their inputs, the sequence that they belong to, and caches of what they mean."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ingot.tensors import Array
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+# Entries of a memo, and the most bytes around the tensors of a request that is remembered.
+_MEMO_ENTRIES = 512
+MEMO_BYTES = 4 << 10
 
 InputKey = tuple[Any, ...]
 """The names, types and shapes of a request's inputs; requests with equal keys match a signature alike."""
@@ -50,3 +57,44 @@ class Step(NamedTuple):
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
+
+
+class BoundedCache(dict[K, V]):
+    """A dictionary that drops its oldest entry when a new one exceeds the limit.
+
+    Look up with ``get``; add with :meth:`keep`.
+
+    Args:
+        limit: most entries.
+    """
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self._limit = limit
+
+    def keep(self, key: K, value: V) -> None:
+        """Add a value."""
+        if len(self) >= self._limit and key not in self:
+            del self[next(iter(self))]
+        self[key] = value
+
+
+class Memo(Generic[K, V]):
+    """A bounded cache of what requests mean, which learns a key at its second occurrence.
+
+    Requests that never repeat then do not evict those that do.
+    """
+
+    def __init__(self) -> None:
+        self._known: BoundedCache[K, V] = BoundedCache(_MEMO_ENTRIES)
+        self._seen: BoundedCache[int, None] = BoundedCache(_MEMO_ENTRIES)
+        self.get = self._known.get
+        self.keep = self._known.keep
+
+    def is_new(self, key: K) -> bool:
+        """Return whether a key occurs for the first time, and note that it has occurred."""
+        seen = hash(key)
+        if seen in self._seen:
+            return False
+        self._seen.keep(seen, None)
+        return True

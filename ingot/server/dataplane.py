@@ -14,15 +14,8 @@ from ingot._version import __version__
 from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
 from ingot.protocol.context import CONTEXT, RequestContext
-from ingot.runtime import Cancellable, Catalog, Metrics, Model, devices
-from ingot.runtime.dispatch.statistics import Statistics
-from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
-from ingot.runtime.metrics import Count
-from ingot.runtime.scheduling.entry import Outcome
-from ingot.server import compression
-from ingot.server.observation.observer import Observer
-from ingot.server.recorder import Recorder
-from ingot.server.requests import (
+from ingot.protocol.regions import OFF, Reader
+from ingot.protocol.requests import (
     InferRequest,
     InferResponse,
     Route,
@@ -32,9 +25,16 @@ from ingot.server.requests import (
     step_of,
     timeout_of,
 )
+from ingot.runtime import Cancellable, Catalog, Metrics, Model, devices
+from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
+from ingot.runtime.metrics import Count
+from ingot.runtime.scheduling.entry import Outcome
+from ingot.server import compression
+from ingot.server.observation.observer import Observer
+from ingot.server.recorder import Recorder
 from ingot.server.triton.delivery import AT_ONCE, Deliveries
 from ingot.server.triton.logs import LogSettings
-from ingot.server.triton.placement import OFF, Reader
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.server.triton.traces import Traces
 from ingot.tensors import Array, Signature, TensorSpec

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Mapping
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, InvalidArgument
+from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
 from ingot.runtime.gpu.array import reachable
 from ingot.runtime.repeat import Repeat
 from ingot.server.dataplane import DataPlane
-from ingot.server.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
 from ingot.tensors import Array
 
 # Parameters of the request as a whole, not of each call.

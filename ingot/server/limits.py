@@ -33,26 +33,6 @@ _REMEMBERED_CLIENTS = 1024
 _TIMES_FREE = 7
 
 
-class BoundedCache(dict[Key, Value]):
-    """A dictionary that drops its oldest entry when a new one exceeds the limit.
-
-    Look up with ``get``; add with :meth:`keep`.
-
-    Args:
-        limit: most entries.
-    """
-
-    def __init__(self, limit: int):
-        super().__init__()
-        self._limit = limit
-
-    def keep(self, key: Key, value: Value) -> None:
-        """Add a value."""
-        if len(self) >= self._limit and key not in self:
-            del self[next(iter(self))]
-        self[key] = value
-
-
 def check_size(size: int, limit: int) -> None:
     """Refuse a body over the limit.
 

@@ -22,11 +22,11 @@ from ingot.dlpack import to_array
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.folder import remove_scratch
+from ingot.protocol import arguments
 from ingot.report.units import written
 from ingot.runtime import Repository
 from ingot.runtime.device_tensors import resident
 from ingot.runtime.loading.downloads import Transferring, logged
-from ingot.server.clients import arguments
 from ingot.server.config.configuration import Configuration
 from ingot.server.dataplane import attempt_async
 from ingot.server.lifecycle import Server

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from ingot.errors import InvalidArgument
-from ingot.server.access.exposure import is_path
+from ingot.protocol.addresses import is_path
 from ingot.server.access.gate import MANAGE, Gate
 from ingot.server.access.watch import Watch
 from ingot.server.config import ServerConfig

@@ -32,7 +32,7 @@ from ingot.bench.processes import Window
 from ingot.bench.results import warnings
 from ingot.bench.target import Target
 from ingot.errors import InvalidArgument
-from ingot.server.grpc.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
+from ingot.protocol.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.test_tls import make

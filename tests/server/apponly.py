@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ingot.protocol.keys import BoundedCache
 from ingot.runtime import Repository
 from ingot.server.access.exposure import listed
 from ingot.server.access.gate import Gate
@@ -17,7 +18,6 @@ from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
 from ingot.server.http.listener import HttpListener
 from ingot.server.http.parser import PREFLIGHT, Parser, RequestHead
-from ingot.server.limits import BoundedCache
 
 
 class AppConnection(Connection):

@@ -22,8 +22,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot import arrays
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.gates import Gate
@@ -32,7 +32,7 @@ from tests.support import ROOT, matrix
 # Both implement the same protocol, so both run the same tests.
 GRPC_SERVERS = matrix("fast", "grpcio")
 
-INFER = f"/{codec.SERVICE}/ModelInfer"
+INFER = f"/{proto_codec.SERVICE}/ModelInfer"
 
 # FP32[1, 1048576] is a message of 4 MiB and some bytes.
 FOUR_MIB = 1 << 20

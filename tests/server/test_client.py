@@ -32,7 +32,7 @@ from ingot.errors import (
     Unavailable,
     Unsupported,
 )
-from ingot.server.clients import arguments
+from ingot.protocol import arguments
 from ingot.server.clients.http import HttpCall, HttpProtocol
 from ingot.server.clients.management import Management
 from ingot.server.main import RunningServer

@@ -16,9 +16,9 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, TooManyRequests, Unavailable
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.server.config import ServerConfig
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.limits import ClientLimits, Share
 from tests import onnx_models
 from tests.server import gates
@@ -149,7 +149,7 @@ def test_each_message_of_a_stream_counts_for_the_rate(tmp_path: Path) -> None:
         grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel,
     ):
         stream: Any = channel.stream_stream(
-            f"/{codec.SERVICE}/ModelStreamInfer",
+            f"/{proto_codec.SERVICE}/ModelStreamInfer",
             pb.ModelInferRequest.SerializeToString,
             pb.ModelStreamInferResponse.FromString,
         )

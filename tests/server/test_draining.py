@@ -20,8 +20,8 @@ import pytest
 from hyperframe.frame import PingFrame
 
 import ingot
+from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.grpc import fast
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.http import timeouts
 from tests import onnx_models
 from tests.server.http2_peer import ACK, PING, Peer, frame

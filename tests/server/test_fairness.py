@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import INFER, affine, wait_until

@@ -12,13 +12,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.requests import InferRequest, Template
 from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.service import Service
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
-from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 
 

@@ -20,9 +20,8 @@ from tritonclient.utils import serialize_byte_tensor
 
 import ingot
 from ingot import arrays
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.http import data
+from ingot.protocol import json_data, proto_codec
+from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import INFER
@@ -58,7 +57,12 @@ def converting(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
         return run
 
-    for module, name in ((arrays, "_unpack_bytes"), (arrays, "_prefixed"), (data, "_dump_texts"), (codec, "_typed")):
+    for module, name in (
+        (arrays, "_unpack_bytes"),
+        (arrays, "_prefixed"),
+        (json_data, "_dump_texts"),
+        (proto_codec, "_typed"),
+    ):
         monkeypatch.setattr(module, name, noted(getattr(module, name)))
     return names
 
@@ -97,7 +101,7 @@ def test_many_texts_over_grpc_with_and_without_raw_contents(
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
         ask: Any = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
         answer = ask(message)
-    assert codec.decode_response(answer)["y"].tolist() == sent.tolist()
+    assert proto_codec.decode_response(answer)["y"].tolist() == sent.tolist()
     assert converting == {"ingot-bodies"}
 
 

@@ -20,9 +20,9 @@ import pytest
 import ingot
 from ingot.cli.serve import curl
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
-from ingot.server.http import codec as http_codec
+from ingot.protocol import json_codec
+from ingot.protocol.requests import InferRequest, Template
 from ingot.server.main import RunningServer
-from ingot.server.requests import InferRequest, Template
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
@@ -295,7 +295,7 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch
     hold(gate.path, monkeypatch.setattr)
     model = onnx_models.held(folder)
     x = np.ones((64, 1024), np.float32)
-    body, length = http_codec.encode_request(InferRequest(Template("held"), {"x": x}), binary=True)
+    body, length = json_codec.encode_request(InferRequest(Template("held"), {"x": x}), binary=True)
     with ingot.serve(str(model), http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
 
         def wait_for(line: str) -> None:
@@ -312,7 +312,7 @@ def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch
             port = int(server.http_url.rpartition(":")[2])
             with socket.create_connection(("127.0.0.1", port)) as leaving:
                 head = f"POST /v2/models/held/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-                leaving.sendall(f"{head}{http_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
+                leaving.sendall(f"{head}{json_codec.HEADER_LENGTH}: {length}\r\n\r\n".encode() + body)
                 wait_for('ingot_in_flight_requests{model="held",version="1"} 2.0')
             wait_for('ingot_requests_total{code="cancelled",model="held",protocol="http",version="1"} 1.0')
         staying.join(120)

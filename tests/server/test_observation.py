@@ -21,11 +21,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 import ingot
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.protocol.context import RequestContext
 from ingot.runtime import Metrics
 from ingot.runtime.scheduling.scheduler import REASONS
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.spans import _exporter
@@ -43,7 +43,7 @@ def call(server: RunningServer, metadata: tuple[tuple[str, str], ...] = (), name
     message = pb.ModelInferRequest(model_name=name, raw_input_contents=[bytes(12)])
     message.inputs.add(name="x", datatype="FP32", shape=[1, 3])
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
-        infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer")
+        infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{proto_codec.SERVICE}/ModelInfer")
         try:
             _, done = infer.with_call(message.SerializeToString(), metadata=metadata, timeout=60, wait_for_ready=True)
         except grpc.RpcError as error:

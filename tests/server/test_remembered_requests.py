@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.requests import InferRequest
 from ingot.server.grpc import wire
 from ingot.server.http.decoder import Decoder
-from ingot.server.requests import InferRequest
 from ingot.tensors import DType
 
 Decode = Callable[[bytes], tuple[InferRequest, Any]]

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.http.test_fast_path import connect
@@ -28,13 +28,13 @@ MOST = {
     (False, "json"): 17,
     (False, "binary"): 17,
     (False, "grpc"): 20,
-    (True, "json"): 26,
-    (True, "binary"): 25,
+    (True, "json"): 27,
+    (True, "binary"): 26,
     (True, "grpc"): 26,
 }
 # Entered for the PING and WINDOW_UPDATE that grpcio sends with a request.
 CONTROL = ("server/http2/control.py", "server/http2/allowance.py", "server/http2/sender.py")
-CODECS = ("server/http/codec.py", "server/grpc/codec.py")
+CODECS = ("protocol/json_codec.py", "protocol/proto_codec.py")
 PACKAGE = str(ROOT / "ingot")
 
 
@@ -82,7 +82,7 @@ def client(server: RunningServer, kind: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that sends a request; another text makes it another request to the codec."""
     if kind == "grpc":
         with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
-            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer")
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{proto_codec.SERVICE}/ModelInfer")
 
             def ask(text: str) -> None:
                 message = pb.ModelInferRequest(model_name="affine", raw_input_contents=[bytes(12)])

@@ -199,7 +199,7 @@ def test_a_client_stays_with_its_version(store: Store, run_ingot: RunIngot) -> N
         assert all(len(versions) == 1 for versions in seen.values())
         assert {version for versions in seen.values() for version in versions} == {1, 1.1}
         with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
-            from ingot.server.grpc import open_inference_pb2 as pb
+            from ingot.protocol import open_inference_pb2 as pb
 
             call = channel.unary_unary(
                 "/inference.GRPCInferenceService/ModelInfer",

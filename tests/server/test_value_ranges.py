@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.server.main import RunningServer
 from ingot.tensors import Array
 from tests import onnx_models
@@ -90,7 +90,7 @@ def send(request: pytest.FixtureRequest, served: RunningServer) -> Iterator[Send
 
         def rpc(model: str, inputs: dict[str, Array]) -> tuple[str, dict[str, Array]]:
             try:
-                return "", codec.decode_response(over_grpc(channel, message(model, inputs)))
+                return "", proto_codec.decode_response(over_grpc(channel, message(model, inputs)))
             except grpc.RpcError as error:
                 failed: Any = error
                 assert failed.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -147,7 +147,7 @@ def test_metadata_states_the_ranges(served: RunningServer) -> None:
     assert "values" not in str(httpx.get(f"{served.http_url}/v2/models/quotient", trust_env=False).json())
     with grpc.insecure_channel(served.grpc_url.partition("://")[2]) as channel:
         ask: Any = channel.unary_unary(
-            f"/{codec.SERVICE}/ModelMetadata",
+            f"/{proto_codec.SERVICE}/ModelMetadata",
             pb.ModelMetadataRequest.SerializeToString,
             pb.ModelMetadataResponse.FromString,
         )

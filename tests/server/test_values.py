@@ -21,9 +21,9 @@ import ingot
 from ingot import arrays
 from ingot.errors import TooLarge
 from ingot.faultlog import RateLimitFilter
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.runtime import load_engine
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
@@ -114,13 +114,13 @@ def test_a_request_without_rows_is_not_joined_with_others(server: RunningServer,
     sent = [np.full((number % 3, 3), number, np.float32) for number in range(60)]
     calls = [ask.future(message("affine", {"x": x}), timeout=60) for x in sent]
     for x, call in zip(sent, calls, strict=True):
-        assert codec.decode_response(call.result())["y"].tolist() == (2 * x + 1).tolist()
+        assert proto_codec.decode_response(call.result())["y"].tolist() == (2 * x + 1).tolist()
 
 
 def test_empty_typed_contents_with_raw_data(channel: grpc.Channel) -> None:
     x = np.array([[1, 2, 3]], np.float32)
     reply = over_grpc(channel, message("affine", {"x": x}, contents=True))
-    assert codec.decode_response(reply)["y"].tolist() == [[3, 5, 7]]
+    assert proto_codec.decode_response(reply)["y"].tolist() == [[3, 5, 7]]
 
 
 @pytest.mark.parametrize("case", REJECTED)

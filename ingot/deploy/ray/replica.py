@@ -15,19 +15,19 @@ from ray import serve
 from ingot.deploy.ray.servicer import METHODS
 from ingot.errors import IngotError, Unavailable, public_text
 from ingot.model_store import Store
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
+from ingot.protocol.requests import CLIENT
 from ingot.runtime import Model
 from ingot.server.config import ServerConfig
 from ingot.server.config.configuration import Configuration
 from ingot.server.config.model import ModelConfig
 from ingot.server.dataplane import attempt_async
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.grpcio_server import STATUS
 from ingot.server.grpc.service import Service
 from ingot.server.http.app import create_app
 from ingot.server.limits import check_size
 from ingot.server.main import create
-from ingot.server.requests import CLIENT
 from ingot.tensors import Array
 
 M = TypeVar("M", bound=Message)
@@ -185,11 +185,11 @@ class Ingress(Replica):
 
     def _parse(self, kind: type[M], raw: bytes) -> M:
         check_size(len(raw), self._server.config.max_body_bytes)
-        return codec.parse(kind, raw)
+        return proto_codec.parse(kind, raw)
 
 
 def _fail(context: Any, error: IngotError) -> None:
-    context.set_code(STATUS[codec.STATUS[error.code]])
+    context.set_code(STATUS[proto_codec.STATUS[error.code]])
     context.set_details(public_text(error))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 
 METHODS = tuple(pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods)
 
@@ -20,4 +20,4 @@ def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
         else grpc.unary_unary_rpc_method_handler(getattr(servicer, method.name))
         for method in METHODS
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto_codec.SERVICE, handlers),))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from ingot.errors import InvalidArgument
+from ingot.protocol.addresses import is_loopback, is_path
 
 # RFC 6454, section 6.2, in lower case as browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -125,16 +125,3 @@ def _check_management(config: Exposed, called: Callable[[str], str]) -> None:
             raise InvalidArgument(
                 f"{called(name)} is {address}, which other machines may reach, without TLS (--tls-cert, --tls-key)"
             )
-
-
-def is_path(address: str) -> bool:
-    """Return whether an address is the path of a Unix socket."""
-    return "://" not in address and ("/" in address or address.endswith(".sock"))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address or a name is this machine's own."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

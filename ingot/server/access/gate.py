@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot.errors import PermissionDenied, Unauthenticated
+from ingot.protocol.keys import BoundedCache
 from ingot.runtime import Metrics
 from ingot.server.access import keys
 from ingot.server.access.audit import AuditLog
 from ingot.server.access.auth_file import AuthFile
 from ingot.server.access.grants import Grant, Refusal
 from ingot.server.access.peers import Certificate, Peer
-from ingot.server.limits import BoundedCache
 
 INFER, MANAGE, METRICS = "infer", "manage", "metrics"
 # What a client certificate allows if no file says otherwise.

@@ -29,7 +29,7 @@ def address(url: str) -> tuple[str, str]:
     Raises:
         InvalidArgument: it is not a server's address.
     """
-    from ingot.server.clients import arguments  # which needs half a second, and Access does not
+    from ingot.protocol import arguments  # which needs half a second, and Access does not
 
     forms = "write http://host:port or grpc://host:port"
     try:

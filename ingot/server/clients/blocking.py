@@ -12,16 +12,15 @@ import grpc
 import httpx
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.server.access.exposure import is_loopback
-from ingot.server.clients import arguments
+from ingot.protocol import arguments, proto_codec
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.addresses import is_loopback
+from ingot.protocol.requests import InferRequest
 from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
 from ingot.server.clients.bodies import IDENTITY, read
 from ingot.server.clients.grpc import STREAM, GrpcCall, GrpcProtocol
 from ingot.server.clients.http import HttpCall, HttpProtocol
 from ingot.server.clients.retries import Retries, checked
-from ingot.server.grpc import codec as grpc_codec
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.requests import InferRequest
 from ingot.tensors import Array
 
 T = TypeVar("T")
@@ -268,7 +267,7 @@ class _Grpc:
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        answers = method(iter([grpc_codec.encode_request(request)]), timeout=timeout, metadata=self._metadata)
+        answers = method(iter([proto_codec.encode_request(request)]), timeout=timeout, metadata=self._metadata)
         try:
             for message in answers:
                 if (outputs := self.protocol.read_event(message)) is not None:

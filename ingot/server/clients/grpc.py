@@ -12,17 +12,17 @@ from google.protobuf.json_format import MessageToDict
 
 from ingot import errors
 from ingot.errors import IngotError
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
+from ingot.protocol.requests import InferRequest
 from ingot.server.clients.access import parsing, too_large, unreachable
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.requests import InferRequest
 from ingot.tensors import Array
 
 T = TypeVar("T")
 
-STREAM = f"/{codec.SERVICE}/ModelStreamInfer"
+STREAM = f"/{proto_codec.SERVICE}/ModelStreamInfer"
 
-_BY_STATUS = {status: errors.CLASSES[code] for code, status in codec.STATUS.items()}
+_BY_STATUS = {status: errors.CLASSES[code] for code, status in proto_codec.STATUS.items()}
 _LARGEST_MESSAGE = (1 << 31) - 1
 _PUSHBACK = "grpc-retry-pushback-ms"  # with RESOURCE_EXHAUSTED: the client may retry
 
@@ -38,7 +38,7 @@ class GrpcCall(Generic[T]):
 
     @property
     def path(self) -> str:
-        return f"/{codec.SERVICE}/{self.method}"
+        return f"/{proto_codec.SERVICE}/{self.method}"
 
 
 class GrpcProtocol:
@@ -68,7 +68,7 @@ class GrpcProtocol:
 
     def infer(self, request: InferRequest, *, binary: bool) -> GrpcCall[dict[str, Array]]:
         """Ask for an answer, which is always raw."""
-        message = codec.encode_request(request)
+        message = proto_codec.encode_request(request)
         return GrpcCall(method="ModelInfer", request=message, answer=pb.ModelInferResponse, read=self._outputs)
 
     def read_event(self, message: pb.ModelStreamInferResponse) -> dict[str, Array] | None:
@@ -83,7 +83,7 @@ class GrpcProtocol:
 
     def _outputs(self, answer: pb.ModelInferResponse) -> dict[str, Array]:
         with parsing(self.url):
-            return codec.decode_response(answer)
+            return proto_codec.decode_response(answer)
 
     def statistics(self, model: str, version: str) -> GrpcCall[list[dict[str, Any]]]:
         """Ask for the statistics of a model."""

@@ -15,16 +15,16 @@ import orjson
 
 from ingot import errors
 from ingot.errors import IngotError, InvalidArgument
+from ingot.protocol import json_codec, json_data
+from ingot.protocol.requests import InferRequest
 from ingot.server.clients.access import DOCUMENT_BYTES, parsing, unreachable
 from ingot.server.clients.bodies import Lines
-from ingot.server.http import codec, data
-from ingot.server.requests import InferRequest
 from ingot.tensors import Array, DType
 
 T = TypeVar("T")
 
-_BY_STATUS = {status: errors.CLASSES[code] for code, status in codec.STATUS.items()}
-_BY_STATUS[codec.TOO_SLOW] = errors.DeadlineExceeded
+_BY_STATUS = {status: errors.CLASSES[code] for code, status in json_codec.STATUS.items()}
+_BY_STATUS[json_codec.TOO_SLOW] = errors.DeadlineExceeded
 # Statuses of requests that were refused for now.
 _LATER = (429, 503)
 
@@ -71,15 +71,15 @@ class HttpProtocol:
 
     def infer(self, request: InferRequest, *, binary: bool) -> HttpCall[dict[str, Array]]:
         """Ask for an answer."""
-        body, length = codec.encode_request(request, binary=binary)
+        body, length = json_codec.encode_request(request, binary=binary)
         headers = {"Content-Type": "application/json"}
         if length is not None:
-            headers |= {"Content-Type": "application/octet-stream", codec.HEADER_LENGTH: str(length)}
+            headers |= {"Content-Type": "application/octet-stream", json_codec.HEADER_LENGTH: str(length)}
 
         def read(response: httpx.Response) -> dict[str, Array]:
-            header_length = response.headers.get(codec.HEADER_LENGTH)
+            header_length = response.headers.get(json_codec.HEADER_LENGTH)
             with parsing(self.url):
-                return codec.decode_response(response.content, int(header_length) if header_length else None)
+                return json_codec.decode_response(response.content, int(header_length) if header_length else None)
 
         path = f"{_path(request.template.model, request.template.version)}/infer"
         return HttpCall(method="POST", path=path, content=body, headers=headers, read=read, limit=self.limit)
@@ -99,7 +99,7 @@ class HttpProtocol:
             dtype = DType.of(array)
             if wanted.get(name, dtype) is not dtype:
                 raise InvalidArgument(f"input '{name}' is {dtype.value}, but the model takes {wanted[name].value}")
-            content[name] = orjson.Fragment(_nested(data.to_json(name, dtype, array), array.shape))
+            content[name] = orjson.Fragment(_nested(json_data.to_json(name, dtype, array), array.shape))
         call = HttpCall(
             method="POST",
             path=f"{_path(request.template.model, request.template.version)}/generate_stream",
@@ -183,7 +183,7 @@ class Events:
     def _array(self, name: str, value: object) -> Array:
         """Return an output; its shape is that of the metadata if that leaves no choice, otherwise it is flat."""
         spec = self._specs[name]
-        array = data.from_json(name, DType(spec["datatype"]), value if isinstance(value, list) else [value])
+        array = json_data.from_json(name, DType(spec["datatype"]), value if isinstance(value, list) else [value])
         shape = tuple(spec["shape"])
         known = math.prod(size for size in shape if size != -1)
         fits = shape.count(-1) <= 1 and known and array.size % known == 0 and (-1 in shape or array.size == known)

@@ -113,7 +113,7 @@ def content_of(answer: httpx.Response) -> Any:
         IngotError: the server's.
         Unavailable: it is not that of an Ingot server.
     """
-    from ingot.server.http.codec import STATUS
+    from ingot.protocol.json_codec import STATUS
 
     if answer.status_code == 200:
         try:

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from ingot.errors import InvalidArgument
+from ingot.protocol.addresses import is_path
 from ingot.report import units
-from ingot.server.access.exposure import check_exposure, is_path
+from ingot.server.access.exposure import check_exposure
 from ingot.server.config.fields import Fields
 from ingot.server.config.given import Given, given
 from ingot.server.config.setting import Setting

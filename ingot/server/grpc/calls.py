@@ -9,15 +9,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.protocol import proto_codec
 from ingot.protocol.context import CONTEXT, GRPC
+from ingot.protocol.proto_codec import STATUS
+from ingot.protocol.requests import CLIENT, InferResponse, memory_of
 from ingot.server import compression
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.compression import decompress
 from ingot.server.dataplane import DataPlane, attempt_async, public_error
-from ingot.server.grpc import codec
 from ingot.server.grpc.call import Call, Method
-from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.health import scope_of
 from ingot.server.grpc.messages import PREFIX, Messages, pieces
@@ -27,7 +28,6 @@ from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
-from ingot.server.requests import CLIENT, InferResponse, memory_of
 
 Work = Callable[[], Coroutine[None, None, None]]
 
@@ -295,7 +295,7 @@ class Calls:
 
     async def _answer_slow(self, replies: Replies, call: Call, typed: bool, response: InferResponse) -> None:
         """Send a response that is encoded in a thread."""
-        message, seconds = await replies.loop.run_in_executor(compression.threads, codec.timed, response, typed)
+        message, seconds = await replies.loop.run_in_executor(compression.threads, proto_codec.timed, response, typed)
         self._plane.encoding["grpc"].observe(seconds)
         data = message.SerializeToString()
         replies.answer(call, (data,), len(data))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.proto_codec import SERVICE, parse
 from ingot.server import listening
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.call import Method, Streaming
 from ingot.server.grpc.calls import Calls
-from ingot.server.grpc.codec import SERVICE, parse
 from ingot.server.grpc.connection import Connection
 from ingot.server.grpc.health import SERVICE as HEALTH
 from ingot.server.grpc.health import Health

@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 
 from ingot.errors import public_text
+from ingot.protocol.proto_codec import STATUS
+from ingot.protocol.requests import CLIENT
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer, certificate_of
 from ingot.server.dataplane import DataPlane
-from ingot.server.grpc.codec import STATUS
 from ingot.server.grpc.health import scope_of
-from ingot.server.requests import CLIENT
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 

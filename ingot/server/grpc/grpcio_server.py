@@ -15,16 +15,16 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ingot.errors import IngotError, InvalidArgument, public_text
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.protocol.context import CONTEXT, GRPC, RequestContext, identity_of
+from ingot.protocol.requests import CLIENT
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane, attempt_async
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
 from ingot.server.listening import bracketed
-from ingot.server.requests import CLIENT
 from ingot.server.tls import Content, Tls
 
 # gRPC has numbers, grpcio an enumeration.
@@ -78,7 +78,7 @@ class GrpcioListener:
     async def set_serving(self, serving: bool) -> None:
         """Set the answer of the health service."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", codec.SERVICE):
+        for service in ("", proto_codec.SERVICE):
             await self._health.set(service, status)
 
     async def stop(self, drain: float) -> None:
@@ -133,11 +133,11 @@ def _create_server(
     service = Service(plane)
     handlers = {name: _unary(plane, function, kind) for name, (function, kind) in service.unary().items()}
     handlers["ModelStreamInfer"] = _infer_stream(plane, service)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto_codec.SERVICE, handlers),))
     health_service = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection(
-        (codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=pool()
+        (proto_codec.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, pool=pool()
     )
     return server, health_service
 
@@ -148,18 +148,18 @@ def _unary(
     """Wrap a method so that its errors become statuses without internal text."""
 
     async def call(raw: bytes) -> Message:
-        return await function(codec.parse(kind, raw))
+        return await function(proto_codec.parse(kind, raw))
 
     @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
         CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
         request = _begin(plane, context, _path(function.__name__))
         outcome = await attempt_async(f"{function.__name__} failed", call(raw))
-        request.finish(0 if not isinstance(outcome, IngotError) else codec.STATUS[outcome.code])
+        request.finish(0 if not isinstance(outcome, IngotError) else proto_codec.STATUS[outcome.code])
         if not isinstance(outcome, IngotError):
             return outcome
         plane.count_error("grpc", outcome)
-        status, text = STATUS[codec.STATUS[outcome.code]], public_text(outcome)
+        status, text = STATUS[proto_codec.STATUS[outcome.code]], public_text(outcome)
         del outcome  # grpcio keeps this frame for a while, and so all that the error's traceback refers to
         return await context.abort(status, text)  # raises
 
@@ -184,22 +184,22 @@ def _begin(plane: DataPlane, context: grpc.aio.ServicerContext[Any, Any], path: 
 
 def _path(function: str) -> str:
     """Return the path of a method, whose function is named in Python's way."""
-    return f"/{codec.SERVICE}/{function.title().replace('_', '')}"
+    return f"/{proto_codec.SERVICE}/{function.title().replace('_', '')}"
 
 
 def _infer_stream(plane: DataPlane, service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
         request = _begin(plane, context, _path("model_stream_infer"))
-        requests = (codec.parse(pb.ModelInferRequest, data) async for data in messages)
+        requests = (proto_codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:
             async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:
                 async for answer in answers:
                     yield answer.SerializeToString()
             request.finish(0)
         except InvalidArgument as error:
-            request.finish(codec.STATUS[error.code])
-            await context.abort(STATUS[codec.STATUS[error.code]], public_text(error))
+            request.finish(proto_codec.STATUS[error.code])
+            await context.abort(STATUS[proto_codec.STATUS[error.code]], public_text(error))
         finally:
             request.finish(_CANCELLED)
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from ingot.errors import NotFound
+from ingot.protocol.proto_codec import SERVICE as INFERENCE
+from ingot.protocol.proto_codec import parse
 from ingot.server.access.gate import INFER
-from ingot.server.grpc.codec import SERVICE as INFERENCE
-from ingot.server.grpc.codec import parse
 
 SERVICE = "grpc.health.v1.Health"
 _STATUS = {

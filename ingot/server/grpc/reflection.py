@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServiceResponse,
 )
 
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.grpc.codec import parse
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.proto_codec import parse
 
 SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from ingot.errors import IngotError, NotFound, Unsupported, public_text
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
+from ingot.protocol.regions import refuse
+from ingot.protocol.requests import CLIENT, InferRequest, InferResponse
 from ingot.server import compression, extensions, generation
 from ingot.server.dataplane import DataPlane, attempt_async, public_error
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.management import ELSEWHERE
-from ingot.server.requests import CLIENT, InferRequest, InferResponse
 from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.server.triton.placement import refuse
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ class Service:
         return await self._encoded(decoded, response)
 
     async def _encoded(self, request: InferRequest, response: InferResponse) -> pb.ModelInferResponse:
-        typed = codec.wants_typed(request)
-        encode = functools.partial(codec.timed, response, typed)
+        typed = proto_codec.wants_typed(request)
+        encode = functools.partial(proto_codec.timed, response, typed)
         message, seconds = await _run(encode, in_thread=response.is_slow(one_by_one=typed))
         self._plane.encoding["grpc"].observe(seconds)
         return message
@@ -166,8 +166,8 @@ class Service:
     async def _decoded(self, request: pb.ModelInferRequest) -> InferRequest:
         client = CLIENT.get()
         read = refuse if self._plane.reader is None else self._plane.reader(client)
-        decode = functools.partial(codec.decode_request, request, self._plane.repository.get, read)
-        decoded = await _run(decode, in_thread=codec.is_slow(request))
+        decode = functools.partial(proto_codec.decode_request, request, self._plane.repository.get, read)
+        decoded = await _run(decode, in_thread=proto_codec.is_slow(request))
         decoded.client = client
         return decoded
 

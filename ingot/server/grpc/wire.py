@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot import arrays
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.limits import BoundedCache
-from ingot.server.requests import MEMO_BYTES, InferRequest, InferResponse, Memo, Pattern, Route
-from ingot.server.triton.placement import Reader, refuse
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
+from ingot.protocol.keys import MEMO_BYTES, BoundedCache, Memo
+from ingot.protocol.regions import Reader, refuse
+from ingot.protocol.requests import InferRequest, InferResponse, Pattern, Route
 from ingot.tensors import Array, DType
 
 _LENGTHS = 512
@@ -88,9 +88,9 @@ class Codec:
         known = self._known(data, left)
         if known is not None:
             return known, False
-        message = codec.parse(pb.ModelInferRequest, data)
+        message = proto_codec.parse(pb.ModelInferRequest, data)
         decode = partial(self._decode, message, left, client)
-        if codec.is_slow(message):
+        if proto_codec.is_slow(message):
             return decode
         request, typed = decode()
         if not typed and len(message.raw_input_contents) == len(message.inputs) > 0:
@@ -117,9 +117,9 @@ class Codec:
 
     def _decode(self, message: pb.ModelInferRequest, left: float | None, client: Hashable) -> Decoded:
         read = refuse if self._reader is None else self._reader(client)
-        request = codec.decode_request(message, self._find, read)
+        request = proto_codec.decode_request(message, self._find, read)
         request.left = left
-        return request, codec.wants_typed(request)
+        return request, proto_codec.wants_typed(request)
 
     def _learn_request(self, message: pb.ModelInferRequest, request: InferRequest, size: int) -> None:
         raw = list(message.raw_input_contents)
@@ -162,7 +162,7 @@ class Codec:
                 for before, name in rest:
                     parts += (before, arrays.to_bytes(found[name]))
                 return tuple(parts), size
-        data = codec.encode_response(response, typed=typed).SerializeToString()
+        data = proto_codec.encode_response(response, typed=typed).SerializeToString()
         return (data,), len(data)
 
 

@@ -9,11 +9,11 @@ import httptools
 
 from ingot.errors import InvalidArgument, PermissionDenied
 from ingot.protocol.context import REQUEST_ID
+from ingot.protocol.json_codec import HEADER_LENGTH, Headers
 from ingot.server.access.exposure import ANY
 from ingot.server.access.gate import INFER, METRICS, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
-from ingot.server.http.codec import HEADER_LENGTH, Headers
 from ingot.server.http.parser import LIVE, PAGE, PREFLIGHT, READY, Fault, RequestHead
 
 _OPEN = ("/", LIVE.decode(), READY.decode())

@@ -14,9 +14,10 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
+from ingot.protocol import json_codec
 from ingot.server import extensions
 from ingot.server.dataplane import DataPlane, ModelMetadata
-from ingot.server.http import codec, exchange, generate, responses, schema
+from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.page import add_page
 from ingot.server.http.parser import InferHead
@@ -186,7 +187,7 @@ def create_app(
     @app.post("/v2/logging", openapi_extra=schema.LOGGING, include_in_schema=changeable)
     async def change_log_settings(request: Request) -> Response:
         with budget.reserve() as reservation:
-            wanted = codec.decode_object(await _read(request, max_body_bytes, reservation))
+            wanted = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
         plane.logs.change(wanted, _client(request), managed=control is not None)
         return _json(plane.logs.content)
 
@@ -201,7 +202,7 @@ def create_app(
     @app.post("/v2/trace/setting", openapi_extra=schema.TRACE, include_in_schema=traced)
     async def change_trace_settings(request: Request) -> Response:
         with budget.reserve() as reservation:
-            wanted = codec.decode_object(await _read(request, max_body_bytes, reservation))
+            wanted = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
         return _json(plane.trace_settings(request.path_params.get("model", ""), wanted))
 
     add_routes(app, control)
@@ -235,8 +236,8 @@ def _add_shared_memory(app: FastAPI, plane: DataPlane, max_body_bytes: int, budg
     )
     async def register_memory(request: Request, region: str) -> Response:
         with budget.reserve() as reservation:
-            content = codec.decode_object(await _read(request, max_body_bytes, reservation))
-        plane.memory.register(_client(request), region, *codec.region_of(content))
+            content = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
+        plane.memory.register(_client(request), region, *json_codec.region_of(content))
         return _json({})
 
     @app.post(
@@ -264,7 +265,7 @@ def _add_shared_memory(app: FastAPI, plane: DataPlane, max_body_bytes: int, budg
     )
     async def register_cuda_memory(request: Request, region: str) -> Response:
         with budget.reserve() as reservation:
-            content = codec.decode_object(await _read(request, max_body_bytes, reservation))
+            content = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
         plane.memory.register_cuda(_client(request), region, *handle_of(content))
         return _json({})
 
@@ -361,4 +362,4 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def _json(
     content: Mapping[str, Any] | list[Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return Response(codec.dumps(content), status, headers, "application/json")
+    return Response(json_codec.dumps(content), status, headers, "application/json")

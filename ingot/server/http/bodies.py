@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from ingot.protocol.requests import Cancellable
 from ingot.server import compression
 from ingot.server.compression import Decompression, Hold
 from ingot.server.limits import Budget
-from ingot.server.requests import Cancellable
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
+from ingot.protocol.keys import BoundedCache
 from ingot.server.access.peers import Peer, peer_of
 from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
@@ -15,7 +16,7 @@ from ingot.server.http.exchange import Arriving, Exchange, Shared
 from ingot.server.http.over_limit import RefusedConnection
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
-from ingot.server.limits import BoundedCache, Share
+from ingot.server.limits import Share
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_KNOWN_BYTES = 4 << 10

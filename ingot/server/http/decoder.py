@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from ingot.protocol.keys import key_of
-from ingot.server.http import codec, data
-from ingot.server.http.codec import ResponseFormat
-from ingot.server.requests import MEMO_BYTES, InferRequest, Memo, Pattern, Template
-from ingot.server.triton.placement import Reader, refuse
+from ingot.protocol import json_codec, json_data
+from ingot.protocol.json_codec import ResponseFormat
+from ingot.protocol.keys import MEMO_BYTES, Memo, key_of
+from ingot.protocol.regions import Reader, refuse
+from ingot.protocol.requests import InferRequest, Pattern, Template
 from ingot.tensors import DType
 
-# Longer lists are converted in pieces, by codec.py.
+# Longer lists are converted in pieces, by json_codec.py.
 _MOST_VALUES = 1 << 14
 # An id at the beginning, where most clients write it, without escapes; and the member behind it.
 _ID = re.compile(rb'\{ ?"id": ?"([^"\\\x00-\x1f]+)", ?(?=")')
@@ -54,7 +54,7 @@ class Decoder:
     def decode(
         self, model: str, version: str, body: bytes, header_length: int | None, client: Hashable = None
     ) -> Decoded:
-        """Return the request of a client's body; see :func:`ingot.server.http.codec.decode_request`.
+        """Return the request of a client's body; see :func:`ingot.protocol.json_codec.decode_request`.
 
         Raises:
             InvalidArgument: the body is not of the protocol; the message names the tensor.
@@ -68,7 +68,7 @@ class Decoder:
         if known is not None:
             return known
         read = refuse if self.reader is None else self.reader(client)
-        request, layout, header = codec.decode_request(model, version, body, header_length, orjson.loads, read)
+        request, layout, header = json_codec.decode_request(model, version, body, header_length, orjson.loads, read)
         if header_length is None:
             self._learn_text(body, header, request, layout)
         else:
@@ -124,7 +124,7 @@ class Decoder:
         if len(request.inputs) != 1:
             return
         [(name, array)] = request.inputs.items()
-        code = data.FORMATS.get(DType.of(array))
+        code = json_data.FORMATS.get(DType.of(array))
         start, stop = _values(body)
         if code is None or not 0 < array.size <= _MOST_VALUES or len(body) - (stop - start) > MEMO_BYTES:
             return

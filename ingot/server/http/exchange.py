@@ -9,20 +9,22 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
+from ingot.protocol import json_codec, json_large
 from ingot.protocol.context import CONTEXT, RequestContext
+from ingot.protocol.json_codec import Headers, ResponseFormat
+from ingot.protocol.keys import BoundedCache
+from ingot.protocol.regions import refuse
+from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, memory_of, outcome_of
 from ingot.server import compression
 from ingot.server.compression import Hold
 from ingot.server.dataplane import DataPlane
-from ingot.server.http import codec, large, responses
+from ingot.server.http import responses
 from ingot.server.http.admission import Admission
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
-from ingot.server.http.codec import Headers, ResponseFormat
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
-from ingot.server.limits import BoundedCache, Budget, ClientLimits, Share, bodies_budget, check_size
-from ingot.server.requests import Cancellable, InferRequest, InferResponse, memory_of, outcome_of
-from ingot.server.triton.placement import refuse
+from ingot.server.limits import Budget, ClientLimits, Share, bodies_budget, check_size
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10
@@ -104,15 +106,17 @@ def _decode(
         length = head.header_length
         if isinstance(length, str):
             raise InvalidArgument(
-                f"{codec.HEADER_LENGTH} is '{length}'; it must be the length of the JSON header in bytes"
+                f"{json_codec.HEADER_LENGTH} is '{length}'; it must be the length of the JSON header in bytes"
             )
         regions = service.decoder.reader is not None
         if length == 0:
             signature = plane.signature(head.model, head.version)
-            request, layout = codec.decode_raw_request(head.model, head.version, body, signature)
-        elif (len(body) > large.AT_ONCE or regions) and large.is_slow(body, length, regions=regions):
+            request, layout = json_codec.decode_raw_request(head.model, head.version, body, signature)
+        elif (len(body) > json_large.AT_ONCE or regions) and json_large.is_slow(body, length, regions=regions):
             read = refuse if service.decoder.reader is None else service.decoder.reader(client)
-            decode = functools.partial(codec.decode_request, head.model, head.version, body, length, large.loads, read)
+            decode = functools.partial(
+                json_codec.decode_request, head.model, head.version, body, length, json_large.loads, read
+            )
             proceed = functools.partial(_decoded, service, head, hold, done, client, context)
             return ThreadedBody(service.budget, len(body), proceed).start(decode)
         else:
@@ -170,7 +174,7 @@ def _reply(
             encoded.add_done_callback(functools.partial(_encoded, plane, head, done))
             return
         began = time.perf_counter()
-        body, headers = codec.encode_response(outcome, layout)
+        body, headers = json_codec.encode_response(outcome, layout)
         plane.encoding["http"].observe(time.perf_counter() - began)
     except Exception as error:  # noqa: BLE001 - the boundary of one request; others of its batch wait behind it
         done(responses.failure(plane, error))
@@ -181,7 +185,7 @@ def _reply(
 def _timed(response: InferResponse, layout: ResponseFormat) -> tuple[float, bytes, Headers]:
     """Return the seconds that encoding takes, and its result."""
     began = time.perf_counter()
-    body, headers = codec.encode_large(response, layout)
+    body, headers = json_codec.encode_large(response, layout)
     return time.perf_counter() - began, body, headers
 
 

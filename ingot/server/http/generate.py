@@ -10,10 +10,10 @@ import numpy as np
 import orjson
 
 from ingot.errors import InvalidArgument, Unsupported, public_text
+from ingot.protocol import json_codec, json_data
+from ingot.protocol.requests import InferRequest, InferResponse, Template
 from ingot.server import generation
 from ingot.server.dataplane import DataPlane, public_error
-from ingot.server.http import codec, data
-from ingot.server.requests import InferRequest, InferResponse, Template
 from ingot.tensors import Array, TensorSpec
 
 
@@ -26,7 +26,7 @@ def decode(plane: DataPlane, model: str, version: str, body: bytes, client: Hash
         NotFound: no such model or version is served.
         InvalidArgument: the body is not a JSON object, or a value does not fit its input.
     """
-    content = codec.decode_object(body)
+    content = json_codec.decode_object(body)
     specs = {spec.name: spec for spec in plane.signature(model, version).inputs}
     inputs = {name: _array(specs[name], value) for name, value in content.items() if name in specs}
     given, identifier = content.get("parameters", {}), content.get("id", "")
@@ -73,11 +73,11 @@ async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[byte
                 raise
             public = public_error(error, "a request failed")
             plane.count_error("http", public)
-            yield b"data: %b\n\n" % codec.dumps({"error": public_text(public)})
+            yield b"data: %b\n\n" % json_codec.dumps({"error": public_text(public)})
 
 
 def _array(spec: TensorSpec, value: object) -> Array:
-    array = data.from_json(spec.name, spec.dtype, value)
+    array = json_data.from_json(spec.name, spec.dtype, value)
     missing = len(spec.shape) - array.ndim
     return array.reshape((1,) * missing + array.shape) if missing > 0 else array
 
@@ -87,6 +87,6 @@ def _encode(response: InferResponse) -> bytes:
     content: dict[str, Any] = {"id": response.id} if response.id else {}
     content |= {"model_name": route.name, "model_version": route.version}
     for name, dtype, array in response.outputs:
-        text = data.to_json(name, dtype, np.asarray(array))
+        text = json_data.to_json(name, dtype, np.asarray(array))
         content[name] = orjson.Fragment(text[1:-1] if array.size == 1 else text)
     return orjson.dumps(content)

@@ -15,9 +15,9 @@ import httptools
 
 from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
 from ingot.protocol.context import identity_of
+from ingot.protocol.json_codec import HEADER_LENGTH, Headers
+from ingot.protocol.keys import BoundedCache
 from ingot.server import compression
-from ingot.server.http.codec import HEADER_LENGTH, Headers
-from ingot.server.limits import BoundedCache
 
 MAX_HEAD_BYTES = 64 << 10
 LIVE, READY = b"/v2/health/live", b"/v2/health/ready"

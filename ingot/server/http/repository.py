@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request, Response
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.server.http import codec
+from ingot.protocol import json_codec
 from ingot.server.management import ELSEWHERE
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ async def _parameters(request: Request) -> dict[str, Any]:
         body += part
         if len(body) > MAX_BODY_BYTES:
             raise InvalidArgument(f"the body has over {MAX_BODY_BYTES} bytes")
-    return codec.decode_object(body)
+    return json_codec.decode_object(body)
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:
@@ -89,4 +89,4 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _json(content: Any) -> Response:
-    return Response(codec.dumps(content), media_type="application/json")
+    return Response(json_codec.dumps(content), media_type="application/json")

@@ -8,12 +8,13 @@ from email.utils import formatdate
 from typing import Any, NamedTuple
 
 from ingot.errors import Code, DeadlineExceeded, EngineLost, IngotError, public_text
+from ingot.protocol import json_codec
 from ingot.protocol.context import RequestContext
+from ingot.protocol.json_codec import Headers
+from ingot.protocol.keys import BoundedCache
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane, public_error
-from ingot.server.http import codec
-from ingot.server.http.codec import Headers
-from ingot.server.limits import BODY_PACE, BoundedCache
+from ingot.server.limits import BODY_PACE
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)
@@ -46,7 +47,7 @@ MALFORMED = HttpResponse(400, b"Invalid HTTP request received.", media_type="tex
 
 def ready(plane: DataPlane) -> HttpResponse:
     """Return whether requests would be served."""
-    return HttpResponse(200 if plane.ready else 503, codec.dumps({"ready": plane.ready}))
+    return HttpResponse(200 if plane.ready else 503, json_codec.dumps({"ready": plane.ready}))
 
 
 def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
@@ -55,13 +56,13 @@ def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
     # A request during which an engine process ended may have caused that.
     later = error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) and not isinstance(error, EngineLost)
     headers = _RETRY if later else ()
-    return HttpResponse(codec.STATUS[error.code], codec.dumps({"error": public_text(error)}), headers)
+    return HttpResponse(json_codec.STATUS[error.code], json_codec.dumps({"error": public_text(error)}), headers)
 
 
 def too_slow(plane: DataPlane) -> HttpResponse:
     """Return the response to a request whose body arrives too slowly, and count it."""
     error = DeadlineExceeded(f"the rest of the request's body did not arrive in time; {BODY_PACE}")
-    return refusal(plane, error)._replace(status=codec.TOO_SLOW)
+    return refusal(plane, error)._replace(status=json_codec.TOO_SLOW)
 
 
 def failure(plane: DataPlane, error: Exception) -> HttpResponse:

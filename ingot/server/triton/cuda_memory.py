@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported
+from ingot.protocol.regions import Place
 from ingot.runtime import devices
 from ingot.runtime.gpu.array import DeviceArray, SharedBlock, Target
 from ingot.runtime.plugins import open_device
-from ingot.server.triton.placement import Place
 from ingot.tensors import DType
 
 

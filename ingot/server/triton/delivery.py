@@ -10,9 +10,9 @@ import numpy as np
 
 from ingot import arrays
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
+from ingot.protocol.regions import ALL, OFF, Delivery, Place
 from ingot.runtime.gpu.array import Target
 from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.server.triton.placement import ALL, OFF, Delivery, Place
 from ingot.server.triton.shared_memory import Region, SharedMemory
 from ingot.tensors import Array, DType, TensorSpec
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from ingot import arrays
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, TooManyRequests
+from ingot.protocol.regions import Place, Read
 from ingot.server.limits import check_size
 from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.server.triton.placement import Place, Read
 from ingot.tensors import DType
 
 _FOLDER = "/dev/shm"
@@ -129,7 +129,7 @@ class SharedMemory:
         """Register a region of system shared memory.
 
         Args:
-            client: who registers it, as in :class:`ingot.server.requests.InferRequest`.
+            client: who registers it, as in :class:`ingot.protocol.requests.InferRequest`.
             name: by which requests refer to it.
             key: the name of a POSIX shared memory object.
             offset: where the region begins in it, in bytes.

@@ -14,12 +14,12 @@ import pytest
 
 import ingot
 from ingot.model_store.format import goldens
+from ingot.protocol.regions import Place
 from ingot.runtime import device_tensors, devices
 from ingot.runtime.loading import loader
 from ingot.server.main import RunningServer
 from ingot.server.triton import cuda_memory
 from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.server.triton.placement import Place
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import span_of

@@ -14,10 +14,10 @@ import grpc
 import httpx
 
 import ingot
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.server.access.auth_file import add_key
 from ingot.server.access.keys import ApiKey, generate
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.outside import affine
@@ -67,7 +67,7 @@ class Served:
 
     def infer_grpc(self, key: str | None = None) -> pb.ModelInferResponse:
         reply: pb.ModelInferResponse = self.call(
-            f"{codec.SERVICE}/ModelInfer", affine([1, 2, 3]), pb.ModelInferResponse, key
+            f"{proto_codec.SERVICE}/ModelInfer", affine([1, 2, 3]), pb.ModelInferResponse, key
         )
         return reply
 

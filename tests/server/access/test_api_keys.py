@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.runtime import Metrics
 from ingot.server.access import keys
 from ingot.server.access.auth_file import AuthFile, revoke_key
 from ingot.server.access.gate import MAX_HEADER_BYTES, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
 from tests.server.access.served import BODY, DAY, NOW, Served, make_key, served
 from tests.server.http.test_fast_path import connect
 from tests.server.outside import affine, wait_until
@@ -196,15 +196,15 @@ def test_grpc_needs_the_same_keys(rpc: Served, tokens: dict[str, str]) -> None:
     assert status_of(rpc, tokens["revoked"])[0] == UNAUTHENTICATED
     metadata = pb.ModelMetadataRequest(name="affine")
     with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
-        rpc.call(f"{codec.SERVICE}/ModelMetadata", metadata, pb.ModelMetadataResponse)
-    assert rpc.call(f"{codec.SERVICE}/ModelMetadata", metadata, pb.ModelMetadataResponse, tokens["infer"]).inputs
+        rpc.call(f"{proto_codec.SERVICE}/ModelMetadata", metadata, pb.ModelMetadataResponse)
+    assert rpc.call(f"{proto_codec.SERVICE}/ModelMetadata", metadata, pb.ModelMetadataResponse, tokens["infer"]).inputs
 
 
 def test_a_key_that_is_sent_twice_is_refused(rpc: Served, tokens: dict[str, str]) -> None:
     assert rpc.grpc is not None
     twice = [("authorization", f"Bearer {tokens['infer']}")] * 2
     with grpc.insecure_channel(rpc.grpc.removeprefix("grpc://")) as channel:
-        ask: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer")
+        ask: Any = channel.unary_unary(f"/{proto_codec.SERVICE}/ModelInfer")
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             ask(affine([1, 2, 3]).SerializeToString(), timeout=60, metadata=twice)
 
@@ -217,12 +217,12 @@ def test_reflection_needs_a_key(rpc: Served, tokens: dict[str, str]) -> None:
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             next(ask(iter([question]), timeout=60))
         key = [("authorization", f"Bearer {tokens['infer']}")]
-        assert codec.SERVICE.encode() in next(ask(iter([question]), timeout=60, metadata=key))
+        assert proto_codec.SERVICE.encode() in next(ask(iter([question]), timeout=60, metadata=key))
 
 
 def test_health_over_grpc_needs_no_key(rpc: Served) -> None:
-    assert rpc.call(f"{codec.SERVICE}/ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse).live
-    assert rpc.call(f"{codec.SERVICE}/ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready
+    assert rpc.call(f"{proto_codec.SERVICE}/ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse).live
+    assert rpc.call(f"{proto_codec.SERVICE}/ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse).ready
     check = health_pb2.HealthCheckRequest()
     assert rpc.call("grpc.health.v1.Health/Check", check, health_pb2.HealthCheckResponse).status == 1
 
@@ -299,7 +299,7 @@ def test_an_open_stream_ends_when_its_key_is_revoked(changing: tuple[Served, str
     more = iter(lambda: (turns.get(timeout=60), affine([1, 2, 3]))[1], None)
     with grpc.insecure_channel(server.grpc.removeprefix("grpc://")) as channel:
         stream: Any = channel.stream_stream(
-            f"/{codec.SERVICE}/ModelStreamInfer",
+            f"/{proto_codec.SERVICE}/ModelStreamInfer",
             pb.ModelInferRequest.SerializeToString,
             pb.ModelStreamInferResponse.FromString,
         )
@@ -342,7 +342,7 @@ def test_a_key_is_looked_up_once_per_connection(tmp_path: Path, monkeypatch: pyt
         assert len(calls) == 1
         calls.clear()
         with grpc.insecure_channel(str(server.grpc).removeprefix("grpc://")) as channel:
-            ask: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", None, pb.ModelInferResponse.FromString)
+            ask: Any = channel.unary_unary(f"/{proto_codec.SERVICE}/ModelInfer", None, pb.ModelInferResponse.FromString)
             for _ in range(20):  # without a timeout, which would be another text in each call
                 ask(affine([1, 2, 3]).SerializeToString(), metadata=[("authorization", f"Bearer {key}")])
         assert len(calls) <= 4
@@ -414,7 +414,7 @@ def test_calls_without_a_key_are_a_flood(rpc: Served, tokens: dict[str, str]) ->
 
     before = floods()
     with grpc.insecure_channel(rpc.grpc.removeprefix("grpc://")) as channel:
-        ask: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer")
+        ask: Any = channel.unary_unary(f"/{proto_codec.SERVICE}/ModelInfer")
         for _ in range(20):
             for call in [ask.future(b"", timeout=60) for _ in range(500)]:
                 call.exception()

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from tests.server.access.served import Served, make_key, served
 from tests.server.faults.http1 import PATH, Connection, body_of, chunked
 from tests.server.http2_peer import Peer

@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 
 import ingot
 from benchmarks.serving.processes import free_ports
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.extensions.conftest import Addresses, Triton, clients
@@ -138,7 +138,7 @@ def test_every_described_method_exists(request: pytest.FixtureRequest, kind: str
     assert len(service.methods) >= 17
     with grpc.insecure_channel(running.grpc_url.removeprefix("grpc://")) as channel:
         for method in service.methods:
-            path = f"/{codec.SERVICE}/{method.name}"
+            path = f"/{proto_codec.SERVICE}/{method.name}"
             stream: Any = channel.stream_stream(path, None, None)
             unary: Any = channel.unary_unary(path, None, None)
             try:

@@ -8,7 +8,7 @@ import grpc
 import httpx
 import pytest
 
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from tests.server.outside import INFER, Service, affine, affine_of, floats, row, serving
 from tests.server.outside import still_answers as still_answers
 

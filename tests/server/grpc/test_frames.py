@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.grpc import call as call_module
 from ingot.server.grpc import calls
-from ingot.server.grpc import open_inference_pb2 as pb
 from ingot.server.grpc.call import Call
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.messages import Messages

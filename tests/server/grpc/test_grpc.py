@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from ingot import arrays
-from ingot.server.grpc import codec
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol import proto_codec
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests.server.samples import sample
@@ -30,7 +30,7 @@ def channel(request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
 
 def call(channel: grpc.Channel, method: str, request: Any, answer: Any) -> Any:
     stub = channel.unary_unary(
-        f"/{codec.SERVICE}/{method}",
+        f"/{proto_codec.SERVICE}/{method}",
         request_serializer=type(request).SerializeToString,
         response_deserializer=answer.FromString,
     )
@@ -80,7 +80,7 @@ def test_health_and_metadata(channel: grpc.Channel) -> None:
 
 def test_the_standard_health_service(channel: grpc.Channel) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    for service in ("", codec.SERVICE):
+    for service in ("", proto_codec.SERVICE):
         status = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
         assert status == health_pb2.HealthCheckResponse.SERVING
 
@@ -99,8 +99,8 @@ def test_the_health_service_reports_at_once_and_keeps_watching(channel: grpc.Cha
 
 def test_reflection_lists_the_services_and_their_messages(channel: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(channel)
-    assert set(database.get_services()) >= {codec.SERVICE, "grpc.health.v1.Health"}
-    file = database.FindFileContainingSymbol(codec.SERVICE)
+    assert set(database.get_services()) >= {proto_codec.SERVICE, "grpc.health.v1.Health"}
+    file = database.FindFileContainingSymbol(proto_codec.SERVICE)
     assert "ModelInferRequest" in [message.name for message in file.message_type]
     assert database.FindFileContainingSymbol("grpc.health.v1.Health").package == "grpc.health.v1"
 
@@ -206,7 +206,9 @@ def test_a_message_over_the_limit(channel: grpc.Channel) -> None:
 
 
 def test_a_message_that_is_not_protobuf(channel: grpc.Channel) -> None:
-    stub: Any = channel.unary_unary(f"/{codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None)
+    stub: Any = channel.unary_unary(
+        f"/{proto_codec.SERVICE}/ModelInfer", request_serializer=None, response_deserializer=None
+    )
     with pytest.raises(grpc.RpcError) as caught:
         stub(b"\xff\xff\xff", timeout=10)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -216,7 +218,7 @@ def test_a_message_that_is_not_protobuf(channel: grpc.Channel) -> None:
 
 def test_a_stream_is_answered_in_order_and_its_errors_are_in_band(channel: grpc.Channel) -> None:
     stub: Any = channel.stream_stream(
-        f"/{codec.SERVICE}/ModelStreamInfer",
+        f"/{proto_codec.SERVICE}/ModelStreamInfer",
         request_serializer=pb.ModelInferRequest.SerializeToString,
         response_deserializer=pb.ModelStreamInferResponse.FromString,
     )
@@ -238,7 +240,7 @@ def test_messages_of_several_mib_both_ways(channel: grpc.Channel) -> None:
     request.raw_input_contents.append(2 * ((1 << 20).to_bytes(4, "little") + b"0123456789abcdef" * (1 << 16)))
     calls = [
         channel.unary_unary(
-            f"/{codec.SERVICE}/ModelInfer",
+            f"/{proto_codec.SERVICE}/ModelInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelInferResponse.FromString,
         ).future(request, timeout=60)
@@ -250,7 +252,7 @@ def test_messages_of_several_mib_both_ways(channel: grpc.Channel) -> None:
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_compressed_requests(channel: grpc.Channel, compression: grpc.Compression) -> None:
     stub: Any = channel.unary_unary(
-        f"/{codec.SERVICE}/ModelInfer",
+        f"/{proto_codec.SERVICE}/ModelInfer",
         request_serializer=pb.ModelInferRequest.SerializeToString,
         response_deserializer=pb.ModelInferResponse.FromString,
     )

@@ -17,9 +17,9 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
+from ingot.protocol import json_codec, json_data, json_large
 from ingot.server import compression
 from ingot.server.dataplane import DataPlane
-from ingot.server.http import codec, data, large
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.exchange import Service, begin
 from ingot.server.http.parser import InferHead
@@ -46,7 +46,7 @@ def body(*tensors: str, rest: str = "") -> bytes:
 def decoded(raw: bytes, loads: Callable[[Any], Any]) -> dict[str, Array] | str:
     """Return the inputs, or the error's text."""
     try:
-        return dict(codec.decode_request("m", "", raw, None, loads)[0].inputs)
+        return dict(json_codec.decode_request("m", "", raw, None, loads)[0].inputs)
     except InvalidArgument as error:
         return str(error)
 
@@ -86,7 +86,7 @@ INTS = list(range(COUNT))
     ],
 )
 def test_it_is_what_a_small_one_would_be(raw: bytes) -> None:
-    alike, found = decoded(raw, orjson.loads), decoded(raw, large.loads)
+    alike, found = decoded(raw, orjson.loads), decoded(raw, json_large.loads)
     assert isinstance(alike, dict), alike
     assert isinstance(found, dict), found
     assert found.keys() == alike.keys()
@@ -98,7 +98,7 @@ def test_it_is_what_a_small_one_would_be(raw: bytes) -> None:
 @pytest.mark.parametrize("row", ["1[,2]", "[1,2"])
 def test_brackets_must_stand_where_lists_begin_and_end(row: str) -> None:
     raw = body(tensor(f"[{','.join([row] * COUNT)}]", [COUNT, 2]))
-    for found in (decoded(raw, large.loads), decoded(raw, orjson.loads)):
+    for found in (decoded(raw, json_large.loads), decoded(raw, orjson.loads)):
         assert isinstance(found, str)
         assert "JSON" in found
 
@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[str, str]] = {
 def test_invalid_requests_are_refused(case: str) -> None:
     data, says = WRONG[case]
     shape = [10, COUNT // 10] if "between lists" in case else [COUNT]
-    found = decoded(body(tensor(data, shape, "INT32")), large.loads)
+    found = decoded(body(tensor(data, shape, "INT32")), json_large.loads)
     assert isinstance(found, str)
     assert isinstance(decoded(body(tensor(data, shape, "INT32")), orjson.loads), str)
     assert says in found or "values, but shape" in found
@@ -156,8 +156,8 @@ def test_no_objects_are_made_of_excess_values(raw: bytes, says: str, monkeypatch
             parsed.append(len(text))
             return orjson.loads(text)
 
-    monkeypatch.setattr(large, "orjson", Counting)
-    found = decoded(raw, large.loads)
+    monkeypatch.setattr(json_large, "orjson", Counting)
+    found = decoded(raw, json_large.loads)
     assert isinstance(found, str)
     assert says in found or "has 1 values" in found or "has 0 values" in found, found
     assert max(parsed, default=0) <= 1 << 20
@@ -184,7 +184,7 @@ class Searched(bytes):
 @pytest.mark.parametrize("unit", [b'"data":[', b'"data":[1]', b'"data":[}', b'"data":[]}', b'{"data":[', b'"data":'])
 def test_no_part_of_a_text_is_searched_for_each_key(unit: bytes) -> None:
     text = Searched(unit * 5000)
-    assert not list(large._long_lists(text))
+    assert not list(json_large._long_lists(text))
     assert 0 < text.bytes_searched <= 5 * len(text)
 
 
@@ -203,14 +203,14 @@ def test_a_bomb_of_a_few_bytes_is_refused(server: RunningServer) -> None:
 def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Large JSON is not decoded before the second event is set; the first says that one has begun."""
     begun, go = threading.Event(), threading.Event()
-    loads: Callable[[bytes], Any] = large.loads
+    loads: Callable[[bytes], Any] = json_large.loads
 
     def wait(raw: bytes) -> Any:
         begun.set()
         assert go.wait(60)
         return loads(raw)
 
-    monkeypatch.setattr(large, "loads", wait)
+    monkeypatch.setattr(json_large, "loads", wait)
     return begun, go
 
 
@@ -283,7 +283,7 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
         assert go.wait(60)
         raise InvalidArgument("never read")
 
-    monkeypatch.setattr(large, "loads", wait)
+    monkeypatch.setattr(json_large, "loads", wait)
     budget = Budget(1 << 30)
     service = Service(cast(DataPlane, None), Decoder(), 1 << 30, budget)
     head = InferHead("", "", None, "", None)
@@ -326,13 +326,13 @@ def test_large_answers_are_written_in_a_thread(
 ) -> None:
     """The event loop would answer nothing else meanwhile."""
     seen: list[str] = []
-    to_json = data.to_json
+    to_json = json_data.to_json
 
     def noted(*args: Any) -> bytes:
         seen.append(threading.current_thread().name)
         return to_json(*args)
 
-    monkeypatch.setattr(data, "to_json", noted)
+    monkeypatch.setattr(json_data, "to_json", noted)
     x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
     with (
         ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0) as server,

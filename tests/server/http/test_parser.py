@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot.protocol.keys import BoundedCache
 from ingot.server.http.parser import MAX_HEAD_BYTES, Event, Parser, RequestHead, Signal
-from ingot.server.limits import BoundedCache
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
 CHUNKS = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from tests.server.outside import (
     INFER,
     Service,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from tests.server.http2_peer import Peer
 from tests.server.interop.test_command_line import HEADERS, body
 from tests.server.outside import (

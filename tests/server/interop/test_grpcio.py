@@ -11,7 +11,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from ingot.server.grpc import open_inference_pb2 as pb
+from ingot.protocol import open_inference_pb2 as pb
 from tests.server.outside import INFER, Service, affine, affine_of, floats, large, request_of, row, wait_until
 
 pytestmark = pytest.mark.usefixtures("still_answers")

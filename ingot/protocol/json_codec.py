@@ -15,8 +15,9 @@ import orjson
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.http import data, large
-from ingot.server.requests import (
+from ingot.protocol import json_data, json_large
+from ingot.protocol.regions import EXTRA, Delivery, Place, Read, refuse
+from ingot.protocol.requests import (
     MAX_TENSORS,
     InferRequest,
     InferResponse,
@@ -24,7 +25,6 @@ from ingot.server.requests import (
     Template,
     named,
 )
-from ingot.server.triton.placement import EXTRA, Delivery, Place, Read, refuse
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 # The status of an error; responses.py looks it up, and replaces it where HTTP has a more exact one.
@@ -81,7 +81,7 @@ def decode_request(
         version: from the path, or empty.
         body: the whole body.
         header_length: the JSON's length if raw buffers follow it, as the header says; None for plain JSON.
-        loads: parses JSON; :func:`ingot.server.http.large.loads` if it is large.
+        loads: parses JSON; :func:`ingot.protocol.json_large.loads` if it is large.
         read: returns the inputs in shared memory.
 
     Returns:
@@ -222,7 +222,7 @@ def _with_texts(response: InferResponse, known: _Layout, raws: list[bytes]) -> t
     """Return a response with an id, or with outputs in JSON."""
     parts: list[bytes] = []
     for before, spec in known.texts:
-        parts += (before, data.to_json(spec.name, spec.dtype, response.arrays[spec.name]))
+        parts += (before, json_data.to_json(spec.name, spec.dtype, response.arrays[spec.name]))
     parts.append(b'%b,"id":%b}' % (known.end[:-1], orjson.dumps(response.id)) if response.id else known.end)
     headers = _length(sum(map(len, parts))) if raws else ()
     return b"".join(parts + raws), headers
@@ -282,7 +282,7 @@ def encode_request(request: InferRequest, *, binary: bool) -> tuple[bytes, int |
             buffers.append(arrays.to_bytes(array))
             entry["parameters"] = {"binary_data_size": len(buffers[-1])}
         else:
-            entry["data"] = orjson.Fragment(data.to_json(name, dtype, array))
+            entry["data"] = orjson.Fragment(json_data.to_json(name, dtype, array))
         inputs.append(entry)
     header: dict[str, Any] = {"inputs": inputs, "parameters": {**template.parameters, "binary_data_output": binary}}
     if request.id:
@@ -335,7 +335,7 @@ def _parse(
     try:
         header = loads(raw)
     except orjson.JSONDecodeError as error:
-        problem, hint = data.problem(error, bytes(raw[:12])), remedy(bytes(raw), str(error))
+        problem, hint = json_data.problem(error, bytes(raw[:12])), remedy(bytes(raw), str(error))
         raise InvalidArgument(f"the request is not valid JSON: {problem}{hint and f'; {hint}'}") from error
     if not isinstance(header, dict):
         raise InvalidArgument("the request is not a JSON object")
@@ -376,9 +376,9 @@ def _input(item: Any, buffers: _Buffers, read: Read = refuse) -> tuple[str, Arra
     if "data" not in item:
         raise InvalidArgument(f"tensor '{name}' has neither 'data' nor binary_data_size")
     values = item["data"]
-    if isinstance(values, large.Numbers):
+    if isinstance(values, json_large.Numbers):
         return name, values.to_array(name, dtype, shape)
-    return name, data.to_array(name, dtype, shape, values)
+    return name, json_data.to_array(name, dtype, shape, values)
 
 
 _DTYPES = {dtype.value: dtype for dtype in DType}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot import dlpack
 from ingot.errors import InvalidArgument
-from ingot.server.requests import InferRequest, Template
+from ingot.protocol.requests import InferRequest, Template
 from ingot.tensors import Array, DType
 
 Tensors = Callable[[str, Any], Any]

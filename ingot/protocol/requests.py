@@ -13,16 +13,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from ingot.errors import InvalidArgument
+from ingot.protocol import regions
 from ingot.protocol.context import RequestContext
-from ingot.protocol.keys import InputKey, Step, key_of
-from ingot.server.limits import BoundedCache
-from ingot.server.triton import placement
-from ingot.server.triton.placement import Delivery
+from ingot.protocol.keys import BoundedCache, InputKey, Step, key_of
+from ingot.protocol.regions import Delivery
 from ingot.tensors import Array, DType, TensorSpec
 
 Parameters = Mapping[str, Any]
@@ -47,13 +46,7 @@ _AT_ONCE = 1 << 15
 # Bytes that Python's object of a short text takes in addition to the text.
 _TEXT_OBJECT = 40
 
-# Entries of a memo, and the most bytes around the tensors of a request that is remembered.
-_MEMO_ENTRIES = 512
-MEMO_BYTES = 4 << 10
-
 T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 
 class Cancellable(Protocol):
@@ -105,9 +98,7 @@ class Template:
         self.outputs = outputs
         self.parameters = parameters
         self.key = key
-        self.deliveries = (
-            placement.deliveries(parameters, deliveries) if placement.CLASSES in parameters else deliveries
-        )
+        self.deliveries = regions.deliveries(parameters, deliveries) if regions.CLASSES in parameters else deliveries
         self.repeated = False
         self.route: Route | None = None
 
@@ -233,27 +224,6 @@ def step_of(parameters: Parameters) -> Step:
         if not isinstance(value, bool):
             raise InvalidArgument(f"parameter '{flag}' is {value!r}; it must be true or false")
     return Step.of(name, start, end)
-
-
-class Memo(Generic[K, V]):
-    """A bounded cache of what requests mean, which learns a key at its second occurrence.
-
-    Requests that never repeat then do not evict those that do.
-    """
-
-    def __init__(self) -> None:
-        self._known: BoundedCache[K, V] = BoundedCache(_MEMO_ENTRIES)
-        self._seen: BoundedCache[int, None] = BoundedCache(_MEMO_ENTRIES)
-        self.get = self._known.get
-        self.keep = self._known.keep
-
-    def is_new(self, key: K) -> bool:
-        """Return whether a key occurs for the first time, and note that it has occurred."""
-        seen = hash(key)
-        if seen in self._seen:
-            return False
-        self._seen.keep(seen, None)
-        return True
 
 
 class Pattern(NamedTuple):

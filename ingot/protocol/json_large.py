@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from ingot.errors import InvalidArgument, TooLarge
-from ingot.server.http import data
+from ingot.protocol import json_data
 from ingot.tensors import Array, DType
 
 AT_ONCE = 64 << 10
@@ -65,7 +65,7 @@ class Numbers:
         self._stop = stop
 
     def to_array(self, name: str, dtype: DType, shape: Sequence[int]) -> Array:
-        """Return the values as an array; see :func:`ingot.server.http.data.to_array`.
+        """Return the values as an array; see :func:`ingot.protocol.json_data.to_array`.
 
         Raises:
             InvalidArgument: the number of values is not that of ``shape``, or one does not fit ``dtype``.
@@ -93,7 +93,7 @@ class Numbers:
                 return self._otherwise(name, dtype, shape, count + lists)
             at = end
             values = _parsed(name, piece.removesuffix(b",") if end < len(structure) else piece)
-            array[filled : filled + len(values)] = data.cast(name, dtype, values)
+            array[filled : filled + len(values)] = json_data.cast(name, dtype, values)
             filled += len(values)
         if filled != size:
             raise InvalidArgument(f"tensor '{name}' has {filled} values, but shape {list(shape)} takes {size}")
@@ -108,8 +108,10 @@ class Numbers:
         try:
             values = orjson.loads(self._text[self._start : self._stop])
         except orjson.JSONDecodeError as error:
-            raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {data.problem(error)}") from error
-        return data.to_array(name, dtype, shape, values)
+            raise InvalidArgument(
+                f"the data of tensor '{name}' is not valid JSON: {json_data.problem(error)}"
+            ) from error
+        return json_data.to_array(name, dtype, shape, values)
 
     def _count(self, mark: bytes) -> int:
         return _count(self._text, mark, self._start, self._stop)
@@ -229,5 +231,5 @@ def _parsed(name: str, piece: bytes) -> list[Any]:
     try:
         values: list[Any] = orjson.loads(b"[%b]" % numbers)
     except orjson.JSONDecodeError as error:
-        raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {data.problem(error)}") from error
+        raise InvalidArgument(f"the data of tensor '{name}' is not valid JSON: {json_data.problem(error)}") from error
     return values

@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError, Message
 
 from ingot import arrays
 from ingot.errors import Code, InvalidArgument
-from ingot.server.grpc import open_inference_pb2 as pb
-from ingot.server.requests import MAX_TENSORS, InferRequest, InferResponse, Template, named
-from ingot.server.triton.placement import Delivery, Place, Read, refuse
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.regions import Delivery, Place, Read, refuse
+from ingot.protocol.requests import MAX_TENSORS, InferRequest, InferResponse, Template, named
 from ingot.tensors import Array, DType
 
 M = TypeVar("M", bound=Message)

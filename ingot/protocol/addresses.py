@@ -1,0 +1,18 @@
+"""Addresses of servers: what a socket or a name says about who can reach them."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def is_path(address: str) -> bool:
+    """Return whether an address is the path of a Unix socket."""
+    return "://" not in address and ("/" in address or address.endswith(".sock"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or a name is this machine's own."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
