@@ -358,6 +358,16 @@ class TestRefusals:
             export_model(models.net, inputs=ROWS)
 
 
+def test_inputs_may_have_no_dimensions() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, count: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+            return x * 2.5 + count * chosen
+
+    archive = export_model(Scaled(), inputs=["x:float32[]", "count:int64[]", "chosen:bool[]"])
+    answer = ask(archive, x=np.asarray(2, np.float32), count=np.asarray(3), chosen=np.asarray(True))
+    assert answer["output"].tolist() == 8
+
+
 @pytest.mark.matrix
 def test_large_weights_are_stored_next_to_the_graph() -> None:
     module = nn.Linear(600, 600)

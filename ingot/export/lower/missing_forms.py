@@ -133,32 +133,6 @@ def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None 
     return op.Pow(op.ReduceSum(op.Pow(gap, power), _ints(-1), keepdims=0), root)
 
 
-# https://github.com/onnx/onnx/issues/3586
-def kth_value(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """Express ``aten.kthvalue``."""
-    if not x.shape:
-        return op.Identity(x), _int(0)
-    k = _ints(k) if isinstance(k, int) else op.Reshape(k, _ints(-1))
-    values, indices = op.TopK(x, k, axis=dim, largest=0, sorted=1)
-    place = op.Sub(k, _ints(1))
-    found = op.Gather(values, place, axis=dim), op.Gather(indices, place, axis=dim)
-    return found if keepdim else (op.Squeeze(found[0], _ints(dim)), op.Squeeze(found[1], _ints(dim)))
-
-
-def median_along(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """Express ``aten.median.dim``: the lower middle value of an even number."""
-    if not x.shape:
-        return op.Identity(x), _int(0)
-    return kth_value(x, op.Div(op.Add(_size(x, dim), _ints(1)), _ints(2)), dim, keepdim)
-
-
-def median(x: Any) -> Any:
-    """Express ``aten.median`` of all values."""
-    flat = op.Reshape(x, _ints(-1))
-    flat.shape = ir.Shape([None])
-    return median_along(flat)[0]
-
-
 # https://github.com/pytorch/pytorch/issues/26034
 def masked_select(x: Any, mask: Any) -> Any:
     """Express ``aten.masked_select``."""
@@ -314,9 +288,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Scalar: search_sorted,
     aten.bucketize.Scalar: bucketize,
     aten._cdist_forward.default: pairwise_distances,
-    aten.kthvalue.default: kth_value,
-    aten.median.dim: median_along,
-    aten.median.default: median,
     aten.masked_select.default: masked_select,
     aten.sort.stable: stable_sort,
     aten.linalg_inv.default: inverse,

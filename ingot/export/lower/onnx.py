@@ -36,6 +36,12 @@ _BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
 VIEW_ERROR = "Cannot view a tensor"
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 _NUMBERED = re.compile(r"val_\d+")
+# Second names of operators. The exporter does not promote the types of their tensors, and does not use the forms of
+# :mod:`ingot.export.lower.translations` for them, so they are replaced by the operators.
+_ALIASES = re.compile(
+    r"aten::(divide|multiply|subtract|greater|greater_equal|less|less_equal|concat|concatenate"
+    r"|special_(erf|erfc|expm1|sinc|softmax|log_softmax))(\..*)?"
+)
 _NODE = re.compile(r"translating node %(\w+)")
 
 
@@ -118,7 +124,9 @@ def make_registry(opset: int | None, translations: Translations | None) -> Regis
 def _known(opset: int) -> Registry:
     """Return PyTorch's translations, cached because reading them takes longer than exporting a small model."""
     with quiet():
-        return torch_internals.registry(opset, own=True)
+        known = torch_internals.registry(opset, own=True)
+    known.functions = {name: found for name, found in known.functions.items() if not _ALIASES.fullmatch(str(name))}
+    return known
 
 
 def _translate(

@@ -183,6 +183,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     **{function: _function(name.capitalize()) for name, function in SIZE_FUNCTIONS.items()},
     SIZE_FUNCTIONS["log2"]: log_2,
     aten.scalar_tensor.default: scalar_tensor,
+    torch.ops.prims.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,
     aten.arange.default: arange_end,
     aten.arange.start: arange_start,

@@ -123,6 +123,20 @@ def celu(x: Any, alpha: float = 1.0) -> Any:
     return elu(x, alpha, 1.0, 1 / alpha)
 
 
+def hypotenuse(x: Any, y: Any) -> Any:
+    """Express ``aten.hypot``: squares of single precision neither overflow nor vanish in double precision."""
+    wide, other = op.Abs(to_double(x)), op.Abs(to_double(y))
+    if x.dtype is ir.DataType.DOUBLE:
+        longer, shorter = op.Max(wide, other), op.Min(wide, other)
+        share = op.Where(op.Equal(longer, to_double(0.0)), longer, op.Div(shorter, longer))
+        length = op.Mul(longer, op.Sqrt(op.Add(to_double(1.0), op.Mul(share, share))))
+    else:
+        length = op.Sqrt(op.Add(op.Mul(wide, wide), op.Mul(other, other)))
+    infinite = to_double(math.inf)
+    endless = op.Or(op.Equal(wide, infinite), op.Equal(other, infinite))  # even if the other is NaN
+    return op.CastLike(op.Where(endless, infinite, length), x)
+
+
 def erfc(x: Any) -> Any:
     """Express ``aten.erfc``, whose tail ``1 - erf(x)`` loses; see :func:`_erfcx_of_positive`."""
     if x.dtype is ir.DataType.DOUBLE:
@@ -156,14 +170,14 @@ def _erfcx_of_positive(x: Any) -> Any:
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
-    aten.special_expm1.default: expm1,
     aten.elu.default: elu,
     aten.selu.default: selu,
     aten.celu.default: celu,
     aten.erfc.default: erfc,
-    aten.special_erfc.default: erfc,
     aten.special_erfcx.default: erfcx,
     aten.logit.default: logit,
+    aten.hypot.default: hypotenuse,
+    torch.ops.prims.hypot.default: hypotenuse,
     aten.log_sigmoid.default: log_sigmoid,
     aten.logaddexp.default: log_add_exp,
     aten.logaddexp2.default: log_add_exp2,

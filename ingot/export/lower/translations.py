@@ -17,8 +17,8 @@ from ingot.export.capture import recurrent
 from ingot.export.lower import (
     exact_math,
     integers,
-    largest,
     missing_forms,
+    order_statistics,
     reductions,
     resizing,
     size_arithmetic,
@@ -95,7 +95,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     **reductions.TRANSLATIONS,
     **integers.TRANSLATIONS,
     **resizing.TRANSLATIONS,
-    **largest.TRANSLATIONS,
+    **order_statistics.TRANSLATIONS,
     **missing_forms.TRANSLATIONS,
     **size_arithmetic.TRANSLATIONS,
     **recurrent.TRANSLATIONS,

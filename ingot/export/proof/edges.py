@@ -114,7 +114,7 @@ def _chosen(search: _Search) -> list[Edge] | None:
     flags = [name for name in examples.flags if first.numbers.get(name, {}).keys() <= {0, 1} and not first.steps]
     edges = []
     for drawn in (*_direct(examples, base, first, flags), *_small(examples, base, first), *_masked(examples, flags)):
-        for inputs in (drawn, _nonnegative(drawn)):  # a negative index is rejected, for example
+        for inputs in (drawn, examples.fitted(_nonnegative(drawn))):  # a negative index is rejected, for example
             if (seen := search.run(inputs, keep=True)) is not None:
                 edges.append(Edge(inputs, _all_numbers(first), ordered=not seen.unordered))
                 break

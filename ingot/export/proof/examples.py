@@ -254,6 +254,7 @@ class Examples:
 
 
 def _within(spec: TensorSpec, array: Array) -> Array:
+    array = np.asarray(array)  # arithmetic turns arrays without dimensions into numbers
     return array if spec.values is None else spec.values.clip(array)
 
 

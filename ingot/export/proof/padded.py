@@ -98,10 +98,11 @@ def _cases(padder: Padder, examples: Examples, numbers: Sequence[int]) -> Iterat
             continue
         yield inputs
         if any(_is_free(examples, name, array) for name, array in inputs.items()):
-            yield {
+            negative = {
                 name: -np.abs(array) - array.dtype.type(1) if _is_free(examples, name, array) else array
                 for name, array in inputs.items()
             }
+            yield examples.fitted(negative)
 
 
 def _is_free(examples: Examples, name: str, array: Array) -> bool:

@@ -335,7 +335,7 @@ def _inputs(examples: Examples) -> Iterator[dict[str, Array]]:
     free = [spec.name for spec in examples.inputs if spec.dtype.is_float and not examples.is_limited(spec.name)]
     large = examples.make(sizes, seed=3)
     if free := [name for name in free if name not in examples.states]:
-        yield large | {name: (large[name] * 1000).astype(large[name].dtype) for name in free}
+        yield examples.fitted(large | {name: (large[name] * 1000).astype(large[name].dtype) for name in free})
 
 
 def _kinds(eager: Eager) -> dict[str, str]:

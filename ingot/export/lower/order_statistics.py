@@ -1,4 +1,4 @@
-"""ONNX forms of the largest and the smallest value, and of its place.
+"""ONNX forms of the largest and the smallest value, of medians, and of their places.
 
 ONNX Runtime passes over a NaN that is not the first value; in PyTorch, NaN is both the largest and the smallest.
 """
@@ -131,6 +131,70 @@ def vector_norm(
     return _reduced("ReduceMax" if ord > 0 else "ReduceMin", size, axes, keepdim)
 
 
+def _ascending(x: Any, dim: int) -> tuple[Any, Any]:
+    """Return the values along a dimension in order, with infinity in the place of NaN, and their places."""
+    keys = op.Where(_is_nan(x), like(math.inf, x), x) if x.dtype.is_floating_point() else x
+    values, places = op.TopK(keys, op.Shape(x, start=dim, end=dim + 1), axis=dim, largest=0)
+    return values, places
+
+
+def _numbers(x: Any, dim: int) -> Any:
+    """Return how many values along a dimension, which is kept, are not NaN."""
+    ones = (
+        op.CastLike(op.Not(_is_nan(x)), _ints(0)) if x.dtype.is_floating_point() else op.Expand(_ints(1), op.Shape(x))
+    )
+    return op.ReduceSum(ones, _ints(dim))
+
+
+# https://github.com/onnx/onnx/issues/3586
+def kth_value(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.kthvalue``, for which NaN is the largest value."""
+    if not x.shape:
+        return op.Identity(x), op.Constant(value_int=0)
+    dim %= len(x.shape)
+    values, places = _ascending(x, dim)
+    k = _ints(k) if isinstance(k, int) else op.Reshape(k, _ints(-1))
+    value, place = (op.Gather(found, op.Sub(k, _ints(1)), axis=dim) for found in (values, places))
+    if x.dtype.is_floating_point():
+        value = op.Where(op.Greater(k, _numbers(x, dim)), like(math.nan, x), value)
+    return (value, place) if keepdim else (op.Squeeze(value, _ints(dim)), op.Squeeze(place, _ints(dim)))
+
+
+def _median_along(*, of_numbers: bool) -> Callable[..., Any]:
+    """Return the form of ``aten.median``, or of ``aten.nanmedian``, along a dimension.
+
+    It is the lower middle value of an even number. A NaN is the median, or passed over.
+    """
+
+    def apply(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+        if not x.shape:
+            return op.Identity(x), op.Constant(value_int=0)
+        dim %= len(x.shape)
+        values, places = _ascending(x, dim)
+        known, size = _numbers(x, dim), op.Shape(x, start=dim, end=dim + 1)
+        middle = op.Div(op.Sub(op.Max(known, _ints(1)), _ints(1)), _ints(2))
+        value, place = (op.GatherElements(found, middle, axis=dim) for found in (values, places))
+        if x.dtype.is_floating_point():
+            undefined = op.Less(known, _ints(1) if of_numbers else size)
+            value = op.Where(undefined, like(math.nan, x), value)
+            place = op.Where(undefined, op.ArgMax(_flags(x), axis=dim), place)
+        return (value, place) if keepdim else (op.Squeeze(value, _ints(dim)), op.Squeeze(place, _ints(dim)))
+
+    return _named("median_of_numbers_along" if of_numbers else "median_along", apply)
+
+
+def _median(*, of_numbers: bool) -> Callable[..., Any]:
+    """Return the form of ``aten.median``, or of ``aten.nanmedian``, of all values."""
+    along = _median_along(of_numbers=of_numbers)
+
+    def apply(x: Any) -> Any:
+        flat = op.Reshape(x, _ints(-1))
+        flat.shape, flat.dtype = ir.Shape([None]), x.dtype
+        return along(flat)[0]
+
+    return _named("median_of_numbers" if of_numbers else "median", apply)
+
+
 def fmax(x: Any, y: Any) -> Any:
     """Express ``aten.fmax``, which ignores NaN."""
     return _of_numbers(x, y, op.Max(x, y)) if x.dtype.is_floating_point() else op.Where(op.Less(x, y), y, x)
@@ -156,6 +220,11 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.argmax.default: _place_of_extreme("ArgMax"),
     aten.argmin.default: _place_of_extreme("ArgMin"),
     aten.linalg_vector_norm.default: vector_norm,
+    aten.kthvalue.default: kth_value,
+    aten.median.dim: _median_along(of_numbers=False),
+    aten.median.default: _median(of_numbers=False),
+    aten.nanmedian.dim: _median_along(of_numbers=True),
+    aten.nanmedian.default: _median(of_numbers=True),
     aten.fmax.default: fmax,
     aten.fmin.default: fmin,
 }
