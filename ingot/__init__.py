@@ -13,6 +13,8 @@ from ingot import errors as errors
 from ingot._version import __version__
 
 if TYPE_CHECKING:
+    from ingot.client.blocking import Client as Client
+    from ingot.client.concurrent import AsyncClient as AsyncClient
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
     from ingot.export import op as op
@@ -22,14 +24,12 @@ if TYPE_CHECKING:
     from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
     from ingot.quant.measure.comparison import compare as compare
-    from ingot.server.clients.blocking import Client as Client
-    from ingot.server.clients.concurrent import AsyncClient as AsyncClient
     from ingot.server.main import serve as serve
 
 _PUBLIC = {
     "Archive": "ingot.model_store",
-    "AsyncClient": "ingot.server.clients.concurrent",
-    "Client": "ingot.server.clients.blocking",
+    "AsyncClient": "ingot.client.concurrent",
+    "Client": "ingot.client.blocking",
     "IngotError": "ingot.errors",
     "QuantConfig": "ingot.quant",
     "Store": "ingot.model_store",

@@ -9,7 +9,7 @@ from tests.support import ROOT
 # Each reads the date: what it is for.
 DATES = {
     "server/http/responses.py": "the header Date",
-    "server/clients/http.py": "a Retry-After that is a date",
+    "client/http.py": "a Retry-After that is a date",
     "server/access/gate.py": "expiry of keys, tokens and certificates",
     "server/access/audit.py": "times of lines",
     "server/observation/spans.py": "times of spans",

@@ -13,12 +13,12 @@ import httpx
 from ingot.bench.grpc import header_block
 from ingot.bench.payload import Payload, payload, raw
 from ingot.bench.plan import Arrivals, Plan, Tls, Wire
+from ingot.client.access import MAX_RESPONSE_MB, Access, address
+from ingot.client.blocking import Client
+from ingot.client.bodies import IDENTITY, read
 from ingot.errors import IngotError, InvalidArgument, Unavailable
 from ingot.protocol import json_codec, proto_codec
 from ingot.protocol.arguments import request as infer_request
-from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
-from ingot.server.clients.blocking import Client
-from ingot.server.clients.bodies import IDENTITY, read
 from ingot.tensors import Array
 
 Protocol = Literal["binary", "json", "grpc", "grpc-stream", "torchserve"]

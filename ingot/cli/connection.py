@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.client.management import content_of, options_of, socket_of, unreached
 from ingot.errors import InvalidArgument, NotFound
-from ingot.server.clients.management import content_of, options_of, socket_of, unreached
 
 if TYPE_CHECKING:
     import httpx
@@ -59,7 +59,7 @@ class Server:
     ):
         import httpx
 
-        from ingot.server.clients.access import Access
+        from ingot.client.access import Access
 
         self.place = place
         self._timeout = timeout
@@ -93,7 +93,7 @@ class Server:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         import httpx
 
-        from ingot.server.clients.bodies import read
+        from ingot.client.bodies import read
 
         try:
             with self._client.stream(method, path, json=body) as head:

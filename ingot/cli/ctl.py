@@ -11,9 +11,9 @@ import typer
 from ingot.cli.archives import Json
 from ingot.cli.connection import CaOption, Server, only_server
 from ingot.cli.output import print_json, say
+from ingot.client.management import model_path, reading
 from ingot.errors import InvalidArgument, NotFound
 from ingot.report.units import size
-from ingot.server.clients.management import model_path, reading
 
 ctl = typer.Typer(help="Control a running server: its models, and changes of what it serves.", no_args_is_help=True)
 

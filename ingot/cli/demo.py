@@ -129,7 +129,7 @@ def _torch_classes(checkpoint: Path, held_out: Data) -> Array:
 
 def _report(server: RunningServer, archive: Archive, classes: Array, held_out: Data) -> dict[str, Any]:
     """Send every held-out image to the served models over both protocols, and measure them."""
-    from ingot.server.clients.blocking import Client
+    from ingot.client.blocking import Client
 
     def accuracy(predicted: Array) -> float:
         return float((predicted == held_out.labels).mean())

@@ -11,11 +11,11 @@ import typer
 
 from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, api_key
 from ingot.cli.output import note, print_json, stdout
+from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, write_error
-from ingot.server.clients.access import MAX_RESPONSE_MB
 
 if TYPE_CHECKING:
-    from ingot.server.clients.blocking import Client
+    from ingot.client.blocking import Client
     from ingot.tensors import Array
 
 
@@ -51,7 +51,7 @@ def infer(
     """Send a request to a served model and print the response."""
     import numpy as np
 
-    from ingot.server.clients.blocking import Client
+    from ingot.client.blocking import Client
 
     chosen = _parameters(parameters or [])
     key = api_key(key_file)

@@ -12,7 +12,7 @@ from ingot.cli.connection import Server
 from ingot.errors import InternalError, InvalidArgument, PermissionDenied, Unavailable, Unreached
 
 if TYPE_CHECKING:
-    from ingot.server.clients.monitoring import Reading, ServerLoad
+    from ingot.client.monitoring import Reading, ServerLoad
 
 WINDOW = 10.0
 """Seconds over which latencies and shares are computed, as on the server's page."""
@@ -51,7 +51,7 @@ class Monitor:
             Unreached: no server answers.
             IngotError: what answers is not an Ingot server, or refuses access.
         """
-        from ingot.server.clients.monitoring import load
+        from ingot.client.monitoring import load
 
         try:
             now = self._read()
@@ -72,7 +72,7 @@ class Monitor:
             raise self._foreign("its metrics and statistics do not fit together") from error
 
     def _read(self) -> Reading:
-        from ingot.server.clients.monitoring import Reading, Samples
+        from ingot.client.monitoring import Reading, Samples
 
         if self._server is None:
             self._server = self._connect()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from ingot.server.clients.monitoring import ModelLoad, ServerLoad
+    from ingot.client.monitoring import ModelLoad, ServerLoad
 
 _TIMEOUT = 10.0
 _BAR = 20
@@ -127,7 +127,7 @@ def _screen(title: str, found: ServerLoad) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from ingot.server.clients.monitoring import STAGES
+    from ingot.client.monitoring import STAGES
 
     narrow = stdout().width < _WIDE
     left_out = _LEFT_OUT if narrow else ()

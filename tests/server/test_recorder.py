@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.client.blocking import Client
 from ingot.errors import InvalidArgument
 from ingot.model_store import Golden
 from ingot.model_store.format import goldens
 from ingot.runtime import Metrics
 from ingot.server import recorder
-from ingot.server.clients.blocking import Client
 from ingot.server.recorder import Recorder
 from ingot.tensors import Array, DType
 from tests import onnx_models

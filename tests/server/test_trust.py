@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import ingot
+from ingot.client.blocking import Client
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
 from ingot.model_store import Archive, BlobFolder, Store
 from ingot.model_store.format import manifest
@@ -23,7 +24,6 @@ from ingot.model_store.trust.policy import Policy
 from ingot.runtime import Repository, Settings, load_engine
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
-from ingot.server.clients.blocking import Client
 from tests import onnx_models
 from tests.model_store import forgeries, samples
 from tests.model_store.signers import KEY, OTHER

@@ -14,10 +14,10 @@ import onnx
 import pytest
 
 import ingot
+from ingot.client.blocking import Client
 from ingot.errors import InvalidArgument, NotFound, Unsupported
 from ingot.runtime.loading import comparison, runnable
 from ingot.runtime.loading.loader import load_engine
-from ingot.server.clients.blocking import Client
 from ingot.server.main import RunningServer
 from tests.runtime.variants import WRONG, Made, X, archive, timed
 from tests.server.test_lifecycle import running

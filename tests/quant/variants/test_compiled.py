@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ingot.client.blocking import Client
 from ingot.errors import InvalidArgument, NotFound, QuantizationError, Unsupported
 from ingot.export import export_model
 from ingot.export.lower import aoti
@@ -20,7 +21,6 @@ from ingot.quant.config import Recipe
 from ingot.quant.measure.stopwatch import Race
 from ingot.quant.report.records import Report
 from ingot.runtime import load_engine
-from ingot.server.clients.blocking import Client
 from ingot.tensors import Array
 from tests.export.models import net
 from tests.quant.variants.test_pt2e import Net

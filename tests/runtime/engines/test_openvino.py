@@ -15,12 +15,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot.client.blocking import Client
 from ingot.demo.digits import Data, Digits
 from ingot.errors import InternalError, InvalidArgument, Unsupported
 from ingot.model_store import Archive
 from ingot.runtime import Engine, Settings, load_engine
 from ingot.runtime.loading.choice import obstacle
-from ingot.server.clients.blocking import Client
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.runtime.variants import RIGHT, Made, X, archive

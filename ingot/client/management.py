@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ingot.client.access import MALFORMED, Access, unreachable
 from ingot.errors import CLASSES, InternalError, Unavailable, Unreached
-from ingot.server.clients.access import MALFORMED, Access, unreachable
 
 if TYPE_CHECKING:
     import httpx
@@ -48,7 +48,7 @@ class Management:
         """
         import httpx
 
-        from ingot.server.clients.bodies import aread
+        from ingot.client.bodies import aread
 
         socket = socket_of(self.place)
         transport = None if socket is None else httpx.AsyncHTTPTransport(uds=socket)
@@ -76,7 +76,7 @@ def options_of(place: str, access: Access) -> dict[str, Any]:
     Raises:
         InvalidArgument: a file of ``access`` cannot be used.
     """
-    from ingot.server.clients.bodies import IDENTITY
+    from ingot.client.bodies import IDENTITY
 
     with access.reading():
         verify = access.context()

@@ -11,11 +11,11 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from ingot import errors
+from ingot.client.access import parsing, too_large, unreachable
 from ingot.errors import IngotError
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.requests import InferRequest
-from ingot.server.clients.access import parsing, too_large, unreachable
 from ingot.tensors import Array
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import time
 
 import httpx
 
+from ingot.client.access import DOCUMENT_BYTES, too_large
 from ingot.errors import Unsupported
-from ingot.server.clients.access import DOCUMENT_BYTES, too_large
 
 IDENTITY = {"Accept-Encoding": "identity"}
 """Compressed responses are refused, as a small one may decompress to any size."""

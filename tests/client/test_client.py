@@ -22,6 +22,8 @@ import pytest
 import ingot
 from ingot.bench.payload import payload
 from ingot.bench.target import ServerCounts
+from ingot.client.http import HttpCall, HttpProtocol
+from ingot.client.management import Management
 from ingot.errors import (
     DeadlineExceeded,
     IngotError,
@@ -33,8 +35,6 @@ from ingot.errors import (
     Unsupported,
 )
 from ingot.protocol import arguments
-from ingot.server.clients.http import HttpCall, HttpProtocol
-from ingot.server.clients.management import Management
 from ingot.server.main import RunningServer
 from tests.support import RunIngot
 

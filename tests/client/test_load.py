@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingot.server.clients.monitoring import Reading, Samples, load, quantile
+from ingot.client.monitoring import Reading, Samples, load, quantile
 
 LABELS = 'model="digits",version="1"'
 

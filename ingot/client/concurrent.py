@@ -13,16 +13,16 @@ import grpc
 import grpc.aio
 import httpx
 
+from ingot.client.access import MAX_RESPONSE_MB, Access, address
+from ingot.client.bodies import IDENTITY, aread
+from ingot.client.grpc import STREAM, GrpcCall, GrpcProtocol
+from ingot.client.http import HttpCall, HttpProtocol
+from ingot.client.retries import Retries, checked
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument
 from ingot.protocol import arguments, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.addresses import is_loopback
 from ingot.protocol.requests import InferRequest
-from ingot.server.clients.access import MAX_RESPONSE_MB, Access, address
-from ingot.server.clients.bodies import IDENTITY, aread
-from ingot.server.clients.grpc import STREAM, GrpcCall, GrpcProtocol
-from ingot.server.clients.http import HttpCall, HttpProtocol
-from ingot.server.clients.retries import Retries, checked
 from ingot.tensors import Array
 
 T = TypeVar("T")

@@ -14,11 +14,11 @@ import httpx
 import orjson
 
 from ingot import errors
+from ingot.client.access import DOCUMENT_BYTES, parsing, unreachable
+from ingot.client.bodies import Lines
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol import json_codec, json_data
 from ingot.protocol.requests import InferRequest
-from ingot.server.clients.access import DOCUMENT_BYTES, parsing, unreachable
-from ingot.server.clients.bodies import Lines
 from ingot.tensors import Array, DType
 
 T = TypeVar("T")
