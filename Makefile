@@ -49,14 +49,14 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))
 # One more than the cores, as tests wait for processes that they start; four need some 6 GB.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( cores < 3 ? cores + 1 : 4 )))
 test: lint tools
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --max-worker-restart 1 --dist loadfile $(ARGS)
 
 test-matrix: $(INSTALLED) tools
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'matrix and not long' $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --max-worker-restart 1 --dist loadfile -m 'matrix and not long' $(ARGS)
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[helm,ray]'
-	@$(BIN)/pytest -m long $(ARGS)
+	@$(BIN)/pytest -m long -o faulthandler_timeout=7200 $(ARGS)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

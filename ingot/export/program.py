@@ -8,10 +8,11 @@ import io
 import itertools
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -38,6 +39,30 @@ class Runner(Protocol):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch."""
         ...
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """A runner whose call can be ended from another thread."""
+
+    def terminate(self) -> None:
+        """End the running call, which then raises EngineTimeout."""
+        ...
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, runner: Runner) -> Iterator[None]:
+    """End the call of a runner that takes longer than this in the block, if the runner can be stopped."""
+    if not isinstance(runner, Stoppable):
+        yield
+        return
+    timer = threading.Timer(seconds, runner.terminate)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from ingot.export import torch_internals
 from ingot.export.program import Eager
 from ingot.export.proof.examples import MOST_WORK, Edge, Examples
 from ingot.export.proof.extremes import WIDE
-from ingot.export.proof.watch import Condition, Seen, Watch
+from ingot.export.proof.watch import Condition, OperatorLimit, Seen, Watch
 from ingot.tensors import Array
 
 # Values at which many operators change their form.
@@ -50,6 +51,8 @@ _BISECTIONS = 12
 # The differences between elements that a search changes together, relative to their size.
 _UNEVEN = 0.02
 _SEARCHED = 8
+# Operators that any run may call, and how many times those of the first run another may call.
+_ENDLESS, _LONGER = 20_000, 20
 
 _UNOBSERVED = "its operators could not be observed, so no inputs were chosen for the numbers that they compare with"
 
@@ -58,12 +61,16 @@ _Family = Callable[[float], dict[str, Array]]
 
 @dataclass
 class _Search:
-    """The module, its examples, and what runs have shown: those on inputs that are kept, and all."""
+    """The module, its examples, and what runs have shown: those on inputs that are kept, and all.
+
+    ``most`` is the number of operators that a run may call: values can make a loop endless.
+    """
 
     eager: Eager
     examples: Examples
     shown: dict[tuple[str, str], Condition] = field(default_factory=dict)
     tried: dict[tuple[str, str], Condition] = field(default_factory=dict)
+    most: int = sys.maxsize
 
     def run(self, inputs: Mapping[str, Array], *, keep: bool = False) -> Seen | None:
         """Observe a run, or return None if the module rejects the inputs."""
@@ -73,10 +80,13 @@ class _Search:
             watches.append(Watch({name: inputs[name] for name in self.eager.names}, tensors))
             return watches[0]
 
+        limit = OperatorLimit(self.most)
         try:
-            self.eager.run(inputs, within)
+            with limit:
+                self.eager.run(inputs, within)
         except ExportError:
             return None
+        self.most = min(self.most, _ENDLESS + _LONGER * limit.count)
         seen = watches[0].seen
         for known in (self.shown, self.tried) if keep else (self.tried,):
             for key, condition in seen.conditions.items():

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import arrays
-from ingot.errors import ExportError, IngotError, InvalidArgument, ParityError
-from ingot.export.program import NEXT, Runner
+from ingot.errors import EngineTimeout, ExportError, IngotError, InvalidArgument, ParityError
+from ingot.export.program import NEXT, Runner, ended_after
 from ingot.export.proof import draws, extremes
 from ingot.export.proof.examples import Edge, Examples
 from ingot.model_store import Golden, ParityEvidence
@@ -22,6 +22,11 @@ from ingot.tensors import Array, DType, Signature
 
 # The largest error that rounding alone can cause, as a share of the tensor's largest value.
 TOLERANCE = {DType.FP64: 1e-8, DType.FP32: 1e-4, DType.FP16: 5e-3, DType.BF16: 4e-2}
+
+# Seconds after which a graph's call on chosen values is ended, and how many times its slowest ordinary call it may take:
+# a loop whose condition such values decide may never end.
+_ENDLESS = 5.0
+_SLOWER = 100
 
 
 def tolerance(signature: Signature) -> float:
@@ -85,6 +90,7 @@ def prove(
     skipped: list[Mapping[str, int]] = []
     unshared = ""
     states: dict[str, Array] = {}
+    slowest = 0.0
     end = time.monotonic() + budget
     for seed, sizes in enumerate(itertools.islice(examples.cases(), most)):
         if len(proved) >= 3 and time.monotonic() > end:
@@ -92,7 +98,9 @@ def prove(
         needed = not proved or not examples.stretched
         gap = ""
         for inputs, expected in draws.accepted(reference, examples, sizes, seed, states, needed=needed):
+            start = time.monotonic()
             actual = _run(candidate, inputs)
+            slowest = max(slowest, time.monotonic() - start)
             wanted = {name: draws.defined(inputs, expected[name], actual[name]) for name in worst}
             errors = {name: _error(name, inputs, wanted[name], actual[name], limit, exact) for name in worst}
             gap = next((name for name in worst if wanted[name] is not expected[name]), "")
@@ -115,7 +123,8 @@ def prove(
         if time.monotonic() > end:
             break
         try:
-            found = _at_edge(reference, candidate, edge, states, limit, exact)
+            with ended_after(max(_ENDLESS, _SLOWER * slowest), candidate):
+                found = _at_edge(reference, candidate, edge, states, limit, exact)
         except ParityError as failure:
             if not edge.extreme:
                 raise
@@ -143,6 +152,8 @@ def _remarks(unshared: str, skipped: Sequence[Mapping[str, int]], default: Mappi
 def _run(candidate: Runner, inputs: Mapping[str, Array]) -> dict[str, Array]:
     try:
         return candidate.run(inputs)
+    except EngineTimeout as failure:
+        raise ParityError(f"the exported graph does not end where the model does ({_shapes(inputs)})") from failure
     except IngotError as failure:
         cause = " ".join(str(failure.__cause__ or "").split())[:300]
         raise ParityError(

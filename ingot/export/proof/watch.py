@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ingot.errors import ExportError
 from ingot.export.torch_internals import TorchDispatchMode
 from ingot.tensors import Array
 
@@ -139,6 +140,26 @@ class Seen:
     normalizes: bool = False
     unordered: bool = False
     reads: bool = False
+
+
+class OperatorLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Ends a run that calls too many operators, such as one whose loop never ends on the inputs.
+
+    Args:
+        most: the operators after which the run raises ExportError.
+    """
+
+    def __init__(self, most: int = 20_000):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+        self._most = most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count and run an operator."""
+        self.count += 1
+        if self.count > self._most:
+            raise ExportError(f"the model calls more than {self._most:,} operators")
+        return func(*args, **(kwargs or {}))
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
