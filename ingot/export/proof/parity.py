@@ -23,8 +23,8 @@ from ingot.tensors import Array, DType, Signature
 # The largest error that rounding alone can cause, as a share of the tensor's largest value.
 TOLERANCE = {DType.FP64: 1e-8, DType.FP32: 1e-4, DType.FP16: 5e-3, DType.BF16: 4e-2}
 
-# Seconds after which a graph's call on chosen values is ended, and how many times its slowest ordinary call it may take:
-# a loop whose condition such values decide may never end.
+# Seconds after which a graph's call on chosen values is ended, and how many times its slowest ordinary call it may
+# take: a loop whose condition such values decide may never end.
 _ENDLESS = 5.0
 _SLOWER = 100
 
