@@ -10,9 +10,9 @@ import json
 import re
 from pathlib import Path
 
-from ingot.server.config import ServerConfig
-from ingot.server.config.file import schema
-from ingot.server.config.setting import Setting
+from ingot.config import ServerConfig
+from ingot.config.file import schema
+from ingot.config.setting import Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 SCHEMA = PAGE.with_name("ingot.schema.json")

@@ -13,13 +13,13 @@ import typer
 
 import ingot
 from ingot.cli.main import app
+from ingot.config import ServerConfig
 from ingot.errors import CLASSES
 from ingot.protocol import json_codec, proto_codec
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics, Repository
-from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
 from scripts import settings_table

@@ -15,14 +15,15 @@ from scripts import structure
 from tests.support import ROOT
 
 FLOORS = {
-    "cli": 9,
+    "cli": 10,
     "capacity": 8,
     "bench": 7,
-    "deploy": 7,
+    "deploy": 9,
     "importing": 7,
     "quant": 7,
     "export": 6,
-    "server": 6,
+    "server": 8,
+    "config": 6,
     "runtime": 5,
     "ipc": 4,
     "model_store": 4,

@@ -12,13 +12,13 @@ import typer
 from ingot.cli.archives import Json
 from ingot.cli.output import print_json, say
 from ingot.cli.settings import ConfigOption, chosen, with_settings
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from ingot.server.config.changes import Changes
-    from ingot.server.config.configuration import Configuration
-    from ingot.server.config.given import Given
+    from ingot.config.changes import Changes
+    from ingot.config.configuration import Configuration
+    from ingot.config.given import Given
 
 config = typer.Typer(
     help="Check, show and describe the configuration file of a server (ingot serve --config).", no_args_is_help=True
@@ -38,8 +38,8 @@ def check(
 
     Models and the files that settings name are not opened.
     """
-    from ingot.server.config.changes import changes
-    from ingot.server.config.configuration import Configuration
+    from ingot.config.changes import changes
+    from ingot.config.configuration import Configuration
 
     old = None if against is None else Configuration.of({}, against)
     try:
@@ -65,7 +65,7 @@ def check(
 @with_settings
 def show(file: ConfigOption = None, as_json: Json = False, **settings: Any) -> None:
     """Show every setting that ingot serve would have with the same options, and where its value comes from."""
-    from ingot.server.config.configuration import Configuration
+    from ingot.config.configuration import Configuration
 
     found = Configuration.of(chosen(settings), file, options=True)
     if as_json:
@@ -86,7 +86,7 @@ def show(file: ConfigOption = None, as_json: Json = False, **settings: Any) -> N
 @config.command("schema")
 def print_schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
-    from ingot.server.config.file import schema
+    from ingot.config.file import schema
 
     print(json.dumps(schema(), indent=2))
 

@@ -14,8 +14,8 @@ import typer
 from ingot.cli.archives import StoreOption
 from ingot.cli.output import note
 from ingot.cli.settings import chosen, with_settings
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, write_error
-from ingot.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from ingot.deploy.plan import Served

@@ -47,8 +47,8 @@ def serve(
     """
     hangups = interrupts.Hangups()
     with _garbage_later() as loaded:
+        from ingot.config.configuration import Configuration
         from ingot.model_store import Store
-        from ingot.server.config.configuration import Configuration
         from ingot.server.lifecycle import Server
         from ingot.server.main import create, run
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ingot.server.config import ServerConfig
-from ingot.server.config.setting import Setting
+from ingot.config import ServerConfig
+from ingot.config.setting import Setting
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -34,7 +34,7 @@ _LEAST_WAIT, _UNKNOWN_WAIT = 0.02, 0.1
 
 
 class Settings(Protocol):
-    """The settings of the server that decide on its surroundings; see :class:`ingot.server.config.ServerConfig`."""
+    """The settings of the server that decide on its surroundings; see :class:`ingot.config.ServerConfig`."""
 
     @property
     def http_port(self) -> int: ...

@@ -7,14 +7,14 @@ import contextlib
 import os
 
 from ingot._version import __version__
+from ingot.config import ServerConfig
+from ingot.config.exposure import listed
 from ingot.errors import InvalidArgument
 from ingot.runtime import Repository, memory
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.watchdog import Watchdog
 from ingot.server.access.audit import check_writable
 from ingot.server.access.auth_file import AuthFile
-from ingot.server.access.exposure import listed
-from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.listeners import Listeners, Ports
 from ingot.server.listening import bracketed

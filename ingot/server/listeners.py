@@ -8,14 +8,14 @@ import logging
 import socket
 from typing import Protocol
 
+from ingot.config import CLIENT_LIMITS, ServerConfig
+from ingot.config.exposure import listed
 from ingot.errors import Unauthenticated
 from ingot.server.access.audit import AuditLog
-from ingot.server.access.exposure import listed
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.access.watch import Watch
-from ingot.server.config import CLIENT_LIMITS, ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.admission import Admission, Cors, Hosts

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import uvloop
 
+from ingot.config.configuration import Configuration
 from ingot.dlpack import to_array
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
@@ -27,7 +28,6 @@ from ingot.report.units import written
 from ingot.runtime import Repository
 from ingot.runtime.device_tensors import resident
 from ingot.runtime.loading.downloads import Transferring, logged
-from ingot.server.config.configuration import Configuration
 from ingot.server.dataplane import attempt_async
 from ingot.server.lifecycle import Server
 from ingot.server.listeners import Ports
@@ -337,7 +337,7 @@ def serve(
             paths.
         store: where references are looked up; by default the user's.
         config: an ``ingot.toml`` with settings and further models; by default that of ``INGOT_CONFIG``, if it is set.
-        settings: fields of :class:`ingot.server.config.ServerConfig`, such as ``http_port=0``.
+        settings: fields of :class:`ingot.config.ServerConfig`, such as ``http_port=0``.
 
     Returns:
         The running server, when every model is ready.

@@ -8,11 +8,11 @@ import logging
 import os
 from pathlib import Path
 
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
 from ingot.protocol.addresses import is_path
 from ingot.server.access.gate import MANAGE, Gate
 from ingot.server.access.watch import Watch
-from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.fast import FastListener
 from ingot.server.http.admission import Admission

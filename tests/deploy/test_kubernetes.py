@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from benchmarks.serving.processes import free_ports
+from ingot.config import ServerConfig
 from ingot.deploy.plan import Plan, Served, object_name
 from ingot.errors import InvalidArgument
 from ingot.model_store import Reference
-from ingot.server.config import ServerConfig
 from tests.deploy.conftest import IMAGE, Deploy, run_container
 from tests.runtime import variants
 from tests.runtime.variants import Made

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ingot.config.exposure import listed
 from ingot.protocol.keys import BoundedCache
 from ingot.runtime import Repository
-from ingot.server.access.exposure import listed
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission, Cors

@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store import Store
-from ingot.server.config import ServerConfig
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until

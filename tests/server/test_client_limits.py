@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, TooManyRequests, Unavailable
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.server.config import ServerConfig
 from ingot.server.limits import ClientLimits, Share
 from tests import onnx_models
 from tests.server import gates

@@ -140,7 +140,7 @@ def test_a_second_signal_does_not_wait(folder: Path, gate: Gate) -> None:
 STUCK = """
 import os, sys
 from ingot.server import main
-from ingot.server.config import ServerConfig
+from ingot.config import ServerConfig
 
 class Stuck:
     config = ServerConfig(drain_timeout=float(sys.argv[1]))

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
 from ingot.runtime import Repository
-from ingot.server.config import ServerConfig
 from ingot.server.dataplane import DataPlane
 from ingot.server.listeners import Listeners
 from ingot.server.listening import check_port, reserve, taken

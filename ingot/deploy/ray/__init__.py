@@ -35,7 +35,7 @@ def bind(
         num_gpus: GPUs of a replica, or a share of one.
         registry: where replicas read archives that are named as in the store.
         store: the folder where models without a registry are.
-        settings: fields of :class:`ingot.server.config.ServerConfig`.
+        settings: fields of :class:`ingot.config.ServerConfig`.
 
     Raises:
         NotFound: there is no such archive.

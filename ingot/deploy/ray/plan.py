@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ingot.config import ServerConfig
 from ingot.deploy.documents import comment
 from ingot.deploy.models import resolve
 from ingot.deploy.plan import Served, held_memory, object_name, parse_range, used_cores
 from ingot.errors import InvalidArgument
 from ingot.model_store import Store
-from ingot.server.config import ServerConfig
 
 _PACKAGE: Final = "ingot.deploy.ray"
 # Ray's proxies have the ports, so whatever a server does with connections and their requests is without effect.

@@ -12,6 +12,9 @@ import fastapi
 from google.protobuf.message import Message
 from ray import serve
 
+from ingot.config import ServerConfig
+from ingot.config.configuration import Configuration
+from ingot.config.model import ModelConfig
 from ingot.deploy.ray.servicer import METHODS
 from ingot.errors import IngotError, Unavailable, public_text
 from ingot.model_store import Store
@@ -19,9 +22,6 @@ from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.requests import CLIENT
 from ingot.runtime import Model
-from ingot.server.config import ServerConfig
-from ingot.server.config.configuration import Configuration
-from ingot.server.config.model import ModelConfig
 from ingot.server.dataplane import attempt_async
 from ingot.server.grpc.grpcio_server import STATUS
 from ingot.server.grpc.service import Service

@@ -7,10 +7,10 @@ import urllib.parse
 
 import httptools
 
+from ingot.config.exposure import ANY
 from ingot.errors import InvalidArgument, PermissionDenied
 from ingot.protocol.context import REQUEST_ID
 from ingot.protocol.json_codec import HEADER_LENGTH, Headers
-from ingot.server.access.exposure import ANY
 from ingot.server.access.gate import INFER, METRICS, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ingot.config import ServerConfig
 from ingot.errors import Code, IngotError, InvalidArgument, NotFound, PermissionDenied, Unsupported
 from ingot.runtime.deployment import Deployment
 from ingot.runtime.metrics import Metrics
-from ingot.server.config import ServerConfig
 from ingot.server.models.rollout import Rollout, Rollouts
 
 # What a server trusts is decided where it is started.

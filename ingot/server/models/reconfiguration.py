@@ -7,10 +7,10 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from ingot.config.changes import Changes, changes
+from ingot.config.configuration import Configuration
+from ingot.config.model import ModelConfig
 from ingot.errors import IngotError
-from ingot.server.config.changes import Changes, changes
-from ingot.server.config.configuration import Configuration
-from ingot.server.config.model import ModelConfig
 from ingot.server.models.rollout import Rollouts
 from ingot.server.observation.records import CHANGES
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from ingot.config import ServerConfig
+from ingot.config.model import ModelConfig
 from ingot.errors import IngotError, NotFound, Unavailable, shortened
 from ingot.runtime import Model, Repository
 from ingot.runtime.deployment import Deployment, Event, Result
 from ingot.runtime.settings import Settings
-from ingot.server.config import ServerConfig
-from ingot.server.config.model import ModelConfig
 from ingot.server.dataplane import attempt_async
 from ingot.server.models.following import LOOK_SECONDS, follow
 from ingot.server.models.loading import Tasks, in_thread

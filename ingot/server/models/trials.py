@@ -8,13 +8,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ingot.config import ServerConfig
+from ingot.config.given import nearest
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported
 from ingot.runtime import Metrics, Model, Repository
 from ingot.runtime.canary import Plan
 from ingot.runtime.deployment import Deployment, Event
 from ingot.runtime.traffic.split import Split
-from ingot.server.config import ServerConfig
-from ingot.server.config.given import nearest
 from ingot.server.models.loading import Tasks, in_thread
 from ingot.server.models.trial import Outcome, Trial
 from ingot.server.observation.records import CHANGES

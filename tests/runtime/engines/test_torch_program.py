@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from ingot.config import ServerConfig
 from ingot.errors import ExportError, InternalError, InvalidArgument, Unsupported
 from ingot.export.capture import recurrent
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import precision_of
 from ingot.model_store import BlobFolder
 from ingot.runtime import Repository, Settings, load_engine
-from ingot.server.config import ServerConfig
 from ingot.tensors import DType
 from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import ROOT, run_python

@@ -18,8 +18,8 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 import ingot
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.server.config import ServerConfig
 from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models

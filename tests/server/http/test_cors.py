@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 import ingot
+from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.server.config import ServerConfig
 from tests import onnx_models
 from tests.server.access.served import BODY, KINDS, make_key
 from tests.server.apponly import serve_app

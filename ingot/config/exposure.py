@@ -17,7 +17,7 @@ ANY = "*"
 
 
 class Exposed(Protocol):
-    """The settings that are checked; see :class:`ingot.server.config.ServerConfig`."""
+    """The settings that are checked; see :class:`ingot.config.ServerConfig`."""
 
     @property
     def host(self) -> str: ...

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import ingot
+from ingot.config import ServerConfig, given
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.server.config import ServerConfig, given
 from tests.support import ROOT
 
 SETTINGS = ServerConfig.settings()

@@ -16,14 +16,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from ingot.config import toml_lines
+from ingot.config.given import Given, nearest
+from ingot.config.model import ModelConfig
+from ingot.config.server import ServerConfig
+from ingot.config.setting import Setting
 from ingot.errors import InvalidConfig
 from ingot.model_store.places import is_file
 from ingot.model_store.trust.keys import read_file
-from ingot.server.config import toml_lines
-from ingot.server.config.given import Given, nearest
-from ingot.server.config.model import ModelConfig
-from ingot.server.config.server import ServerConfig
-from ingot.server.config.setting import Setting
 
 MAX_FILE_BYTES = 1 << 20
 # A prefix of sources on the command line, as ingot.runtime.repository reads it.

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.server.config.configuration import Configuration
-from ingot.server.config.model import ModelConfig
-from ingot.server.config.server import ServerConfig
+from ingot.config.configuration import Configuration
+from ingot.config.model import ModelConfig
+from ingot.config.server import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, strategies
 
 import ingot
+from ingot.config import ServerConfig
+from ingot.config.changes import changes
+from ingot.config.configuration import Configuration
+from ingot.config.file import ConfigFile, schema
+from ingot.config.model import ModelConfig
+from ingot.config.toml_lines import lines
 from ingot.errors import AlreadyExists, InvalidArgument, InvalidConfig, NotFound
-from ingot.server.config import ServerConfig
-from ingot.server.config.changes import changes
-from ingot.server.config.configuration import Configuration
-from ingot.server.config.file import ConfigFile, schema
-from ingot.server.config.model import ModelConfig
-from ingot.server.config.toml_lines import lines
 from tests import onnx_models
 from tests.server.outside import serving
 

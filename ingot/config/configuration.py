@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.server.config.given import Given, given
-from ingot.server.config.model import ModelConfig
-from ingot.server.config.server import ServerConfig
+from ingot.config.given import Given, given
+from ingot.config.model import ModelConfig
+from ingot.config.server import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Configuration:
                 server=ServerConfig.of(settings, options=options),
                 given=given(ServerConfig.settings(), settings, options, {}),
             )
-        from ingot.server.config.file import ConfigFile
+        from ingot.config.file import ConfigFile
 
         file = ConfigFile.load(Path(path))
         return cls(

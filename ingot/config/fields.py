@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.server.config.setting import Setting
+from ingot.config.setting import Setting
 
 # The groups of the options in --help.
 ADDRESSES = "Addresses"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from ingot.config.setting import Setting
 from ingot.errors import InvalidArgument
-from ingot.server.config.setting import Setting
 
 # Variables read in addition to the settings: store, configuration file, secrets, other commands, tests.
 OTHER_VARIABLES = (

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ingot.config.given import Given, nearest
+from ingot.config.server import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.server.config.given import Given, nearest
-from ingot.server.config.server import ServerConfig
 
 if TYPE_CHECKING:
     from ingot.runtime import Settings

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from ingot.config.exposure import check_exposure
+from ingot.config.fields import Fields
+from ingot.config.given import Given, given
+from ingot.config.setting import Setting
 from ingot.errors import InvalidArgument
 from ingot.protocol.addresses import is_path
 from ingot.report import units
-from ingot.server.access.exposure import check_exposure
-from ingot.server.config.fields import Fields
-from ingot.server.config.given import Given, given
-from ingot.server.config.setting import Setting
 
 if TYPE_CHECKING:
     from ingot.runtime import Settings

@@ -4,6 +4,6 @@
 variables, and ``changes.py`` compares two configurations.
 """
 
-from ingot.server.config.server import CLIENT_LIMITS, ServerConfig
+from ingot.config.server import CLIENT_LIMITS, ServerConfig
 
 __all__ = ["CLIENT_LIMITS", "ServerConfig"]
