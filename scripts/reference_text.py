@@ -13,9 +13,9 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from ingot import errors
 from ingot.cli.main import app
 from ingot.protocol import open_inference_pb2 as pb
-from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
+from ingot.serving import Repository
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 

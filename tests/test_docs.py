@@ -19,9 +19,10 @@ from ingot.protocol import json_codec, proto_codec
 from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
-from ingot.runtime import Metrics, Repository
+from ingot.runtime import Metrics
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
+from ingot.serving import Repository
 from scripts import settings_table
 from tests.support import ROOT
 

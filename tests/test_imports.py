@@ -24,6 +24,8 @@ FLOORS = {
     "export": 6,
     "server": 8,
     "config": 6,
+    "faults": 3,
+    "serving": 7,
     "runtime": 5,
     "ipc": 4,
     "model_store": 4,

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.serving.processes import LOAD_CORE, SERVER_CORE, served
 from ingot.model_store import Store
-from tests.server.rolling import Load, times
+from tests.serving.rolling import Load, times
 
 # Longest wait for a change.
 _SECONDS = 60.0

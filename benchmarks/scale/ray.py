@@ -37,7 +37,7 @@ from ingot.model_store import Store
 from tests.deploy.raylets import ADDRESSES, GRPC, HTTP, Raylets, answered, clients, failed, raylets
 from tests.deploy.sleeping import SleepingReplica
 from tests.server.outside import wait_until
-from tests.server.rolling import X, times
+from tests.serving.rolling import X, times
 
 _CLIENTS = 16
 _GOAL = 1.8

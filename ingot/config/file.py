@@ -26,7 +26,7 @@ from ingot.model_store.places import is_file
 from ingot.model_store.trust.keys import read_file
 
 MAX_FILE_BYTES = 1 << 20
-# A prefix of sources on the command line, as ingot.runtime.repository reads it.
+# A prefix of sources on the command line, as ingot.serving.repository reads it.
 _NAMED = re.compile(r"[A-Za-z0-9][\w.\-]*=.+", re.DOTALL)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
 

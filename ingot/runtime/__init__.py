@@ -3,28 +3,24 @@
 Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch its requests, engines/ run them.
 """
 
-from ingot.runtime.catalog import Catalog
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.signature_check import CheckedInputs
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model, State
-from ingot.runtime.repository import Repository
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 from ingot.runtime.settings import Settings
 
 __all__ = [
     "Cancellable",
-    "Catalog",
     "CheckedInputs",
     "Engine",
     "Entry",
     "Limits",
     "Metrics",
     "Model",
-    "Repository",
     "Scheduler",
     "Settings",
     "State",

@@ -6,13 +6,14 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
 from ingot._version import __version__
-from ingot.errors import Code, IngotError, InternalError, InvalidArgument, Unsupported
+from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
+from ingot.faults import attempt, public_error
 from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.protocol.regions import OFF, Reader
 from ingot.protocol.requests import (
@@ -25,7 +26,7 @@ from ingot.protocol.requests import (
     step_of,
     timeout_of,
 )
-from ingot.runtime import Cancellable, Catalog, Metrics, Model, devices
+from ingot.runtime import Cancellable, Metrics, Model, devices
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.metrics import Count
@@ -37,13 +38,11 @@ from ingot.server.triton.delivery import AT_ONCE, Deliveries
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.server.triton.traces import Traces
+from ingot.serving import Catalog
 from ingot.tensors import Array, Signature, TensorSpec
 
 _PROTOCOLS = ("http", "grpc")
 _NAME = 100
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 log = rate_limited_logger(__name__)
 
@@ -457,35 +456,6 @@ class _DeliveryTicket(Ticket):
 
 _Route.ticket = Ticket
 _DeliveryRoute.ticket = _DeliveryTicket
-
-
-def public_error(error: Exception, failure: str) -> IngotError:
-    """Return the error to answer a request with: a deliberate one as it is, any other logged, as an internal one.
-
-    Args:
-        error: what was raised.
-        failure: what failed, as a clause for the log.
-    """
-    if isinstance(error, IngotError):
-        return error
-    log.error("%s", failure, exc_info=error)
-    return InternalError(f"{failure}: {type(error).__name__}: {error}")
-
-
-def attempt(failure: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | IngotError:
-    """Run a step of one request, and return its result, or :func:`public_error` of what it raises."""
-    try:
-        return step(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - the boundary of one request: its fault must not reach the others
-        return public_error(error, failure)
-
-
-async def attempt_async(failure: str, step: Awaitable[T]) -> T | IngotError:
-    """Do the same as :func:`attempt`, with a coroutine."""
-    try:
-        return await step
-    except Exception as error:  # noqa: BLE001 - the boundary of one request: its fault must not reach the others
-        return public_error(error, failure)
 
 
 class _Counters:

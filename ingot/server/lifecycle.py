@@ -10,7 +10,7 @@ from ingot._version import __version__
 from ingot.config import ServerConfig
 from ingot.config.exposure import listed
 from ingot.errors import InvalidArgument
-from ingot.runtime import Repository, memory
+from ingot.runtime import memory
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.watchdog import Watchdog
 from ingot.server.access.audit import check_writable
@@ -19,13 +19,14 @@ from ingot.server.dataplane import DataPlane
 from ingot.server.listeners import Listeners, Ports
 from ingot.server.listening import bracketed
 from ingot.server.management_listener import Management
-from ingot.server.models.rollout import Rollouts
 from ingot.server.observation import records
 from ingot.server.recorder import Recorder
 from ingot.server.tls import Tls
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.server.triton.traces import Traces
+from ingot.serving import Repository
+from ingot.serving.rollout import Rollouts
 
 # Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0

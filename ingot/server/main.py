@@ -21,18 +21,18 @@ import uvloop
 from ingot.config.configuration import Configuration
 from ingot.dlpack import to_array
 from ingot.errors import IngotError, InternalError, InvalidArgument
+from ingot.faults import attempt_async
 from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.folder import remove_scratch
 from ingot.protocol import arguments
 from ingot.report.units import written
-from ingot.runtime import Repository
 from ingot.runtime.device_tensors import resident
 from ingot.runtime.loading.downloads import Transferring, logged
-from ingot.server.dataplane import attempt_async
 from ingot.server.lifecycle import Server
 from ingot.server.listeners import Ports
-from ingot.server.models.reconfiguration import Reconfiguration
-from ingot.server.models.rollout import Rollout, Rollouts
+from ingot.serving import Repository
+from ingot.serving.reconfiguration import Reconfiguration
+from ingot.serving.rollout import Rollout, Rollouts
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from ingot.server.http.admission import Admission
 from ingot.server.http.listener import HttpListener
 from ingot.server.listening import Listener, bracketed
 from ingot.server.management import places
-from ingot.server.management.control import Control
-from ingot.server.models.rollout import Rollouts
 from ingot.server.tls import Tls
+from ingot.serving.control import Control
+from ingot.serving.rollout import Rollouts
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.access.served import make_key
 from tests.server.outside import wait_until
-from tests.server.rolling import load, times
+from tests.serving.rolling import load, times
 from tests.support import ROOT, RunIngot, matrix, refused, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}

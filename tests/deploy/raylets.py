@@ -83,7 +83,7 @@ def raylets(nodes: int = 2) -> Iterator[Raylets]:
 
 
 class Request(NamedTuple):
-    """Times in seconds of ``time.monotonic``; ``factor`` is the answer's of :func:`tests.server.rolling.times`."""
+    """Times in seconds of ``time.monotonic``; ``factor`` is the answer's of :func:`tests.serving.rolling.times`."""
 
     began: float
     ended: float

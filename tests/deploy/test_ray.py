@@ -23,7 +23,7 @@ from ingot.deploy.ray.proxy import JsonErrors, middlewares
 from ingot.deploy.ray.scaling import ExpectedWait
 from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.model_store import Store
-from tests.server.rolling import X, times
+from tests.serving.rolling import X, times
 from tests.support import RunIngot, refused, succeeded
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import pytest
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
-from ingot.runtime.catalog import Catalog
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.latency_model import Latency
+from ingot.serving.catalog import Catalog
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine
 from tests.runtime.waiting import wait_until

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ingot.config.exposure import listed
 from ingot.protocol.keys import BoundedCache
-from ingot.runtime import Repository
 from ingot.server.access.gate import Gate
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission, Cors
@@ -18,6 +17,7 @@ from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
 from ingot.server.http.listener import HttpListener
 from ingot.server.http.parser import PREFLIGHT, Parser, RequestHead
+from ingot.serving import Repository
 
 
 class AppConnection(Connection):

@@ -14,11 +14,11 @@ import pytest
 
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.requests import InferRequest, Template
-from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.service import Service
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
+from ingot.serving import Repository
 from tests import onnx_models
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.listener import HttpListener
+from ingot.serving import Repository
 from tests import onnx_models
 from tests.server.echo_peer import Peer, request
 from tests.server.http.test_fast_path import BODY, PLAIN

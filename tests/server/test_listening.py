@@ -18,11 +18,11 @@ import pytest
 import ingot
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.listeners import Listeners
 from ingot.server.listening import check_port, reserve, taken
 from ingot.server.management import places
+from ingot.serving import Repository
 from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.server.test_lifecycle import running

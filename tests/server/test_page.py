@@ -22,7 +22,7 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.browsers import Opened
 from tests.server.access.served import make_key
-from tests.server.rolling import load, times
+from tests.serving.rolling import load, times
 from tests.support import RunIngot, succeeded
 
 

@@ -26,10 +26,10 @@ from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
-from tests.server.rolling import X, load, times
 from tests.server.test_recorder import cases
 from tests.server.test_statistics import client as triton_client
 from tests.server.test_statistics import statistics
+from tests.serving.rolling import X, load, times
 from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}

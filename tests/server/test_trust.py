@@ -21,9 +21,10 @@ from ingot.model_store.registry import Registry
 from ingot.model_store.trust import cosign, oms, signing
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.model_store.trust.policy import Policy
-from ingot.runtime import Repository, Settings, load_engine
+from ingot.runtime import Settings, load_engine
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
+from ingot.serving import Repository
 from tests import onnx_models
 from tests.model_store import forgeries, samples
 from tests.model_store.signers import KEY, OTHER

@@ -17,12 +17,12 @@ from ingot.config.configuration import Configuration
 from ingot.config.model import ModelConfig
 from ingot.deploy.ray.servicer import METHODS
 from ingot.errors import IngotError, Unavailable, public_text
+from ingot.faults import attempt_async
 from ingot.model_store import Store
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.requests import CLIENT
 from ingot.runtime import Model
-from ingot.server.dataplane import attempt_async
 from ingot.server.grpc.grpcio_server import STATUS
 from ingot.server.grpc.service import Service
 from ingot.server.http.app import create_app

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from ingot.errors import public_text
 from ingot.faultlog import rate_limited_logger
+from ingot.faults import attempt, attempt_async
 from ingot.runtime import Metrics
 from ingot.server.access.audit import AuditLog
-from ingot.server.dataplane import attempt, attempt_async
 
 T = TypeVar("T")
 

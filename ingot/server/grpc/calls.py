@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
+from ingot.faults import attempt_async, public_error
 from ingot.protocol import proto_codec
 from ingot.protocol.context import CONTEXT, GRPC
 from ingot.protocol.proto_codec import STATUS
@@ -17,7 +18,7 @@ from ingot.server import compression
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.compression import decompress
-from ingot.server.dataplane import DataPlane, attempt_async, public_error
+from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.call import Call, Method
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.health import scope_of

@@ -28,7 +28,7 @@ from ingot.server.limits import ClientLimits, bodies_budget, calls_budget
 from ingot.server.listening import BACKLOG, listen
 
 if TYPE_CHECKING:
-    from ingot.server.management.control import Control
+    from ingot.serving.control import Control
 
 # The interval of Connection.look, and its limits: 60 s without a sign of life until a ping, 80 s until the end.
 _LOOK_SECONDS = 10.0

@@ -15,12 +15,13 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ingot.errors import IngotError, InvalidArgument, public_text
+from ingot.faults import attempt_async
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.context import CONTEXT, GRPC, RequestContext, identity_of
 from ingot.protocol.requests import CLIENT
 from ingot.server.access.gate import Gate
-from ingot.server.dataplane import DataPlane, attempt_async
+from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service

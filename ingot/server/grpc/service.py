@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from ingot.errors import IngotError, NotFound, Unsupported, public_text
+from ingot.faults import attempt_async, public_error
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.regions import refuse
 from ingot.protocol.requests import CLIENT, InferRequest, InferResponse
 from ingot.server import compression, extensions, generation
-from ingot.server.dataplane import DataPlane, attempt_async, public_error
+from ingot.server.dataplane import DataPlane
 from ingot.server.management import ELSEWHERE
 from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from ingot.server.management.control import Control
+    from ingot.serving.control import Control
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from ingot.server.triton.cuda_memory import CudaRegion, handle_of
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from ingot.server.management.control import Control
+    from ingot.serving.control import Control
 
 # The router's errors, with our codes, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httptools
 
 from ingot.errors import IngotError, PermissionDenied, Unavailable
+from ingot.faults import attempt_async
 from ingot.protocol.context import CONTEXT, RequestContext
-from ingot.server.dataplane import attempt_async
 from ingot.server.http import responses
 from ingot.server.http.exchange import Carrier, Service
 from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
-from ingot.server.models.loading import in_thread
+from ingot.serving.loading import in_thread
 
 if TYPE_CHECKING:
-    from ingot.server.management.control import Control
+    from ingot.serving.control import Control
 
 # Bytes of a body that wait for the application before reading is paused.
 _HIGH_WATER = 64 << 10

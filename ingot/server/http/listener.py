@@ -18,7 +18,7 @@ from ingot.server.listening import BACKLOG, listen
 from ingot.server.tls import Tls
 
 if TYPE_CHECKING:
-    from ingot.server.management.control import Control
+    from ingot.serving.control import Control
 
 # Seconds for the application's tasks to end once their connection is closed.
 _TASK_SECONDS = 1.0

@@ -11,7 +11,7 @@ from ingot.protocol import json_codec
 from ingot.server.management import ELSEWHERE
 
 if TYPE_CHECKING:
-    from ingot.server.management.control import Control
+    from ingot.serving.control import Control
 
 MAX_BODY_BYTES = 1 << 20
 

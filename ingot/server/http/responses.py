@@ -8,12 +8,13 @@ from email.utils import formatdate
 from typing import Any, NamedTuple
 
 from ingot.errors import Code, DeadlineExceeded, EngineLost, IngotError, public_text
+from ingot.faults import public_error
 from ingot.protocol import json_codec
 from ingot.protocol.context import RequestContext
 from ingot.protocol.json_codec import Headers
 from ingot.protocol.keys import BoundedCache
 from ingot.server import compression
-from ingot.server.dataplane import DataPlane, public_error
+from ingot.server.dataplane import DataPlane
 from ingot.server.limits import BODY_PACE
 
 # Seconds after which a refused client may ask again: the smallest value of the header.

@@ -1,7 +1,8 @@
 """The management listener: it loads, unloads and reloads models of a running server.
 
-HTTP (``server/http/repository.py``) and gRPC (``server/grpc/service.py``) call ``control.py``; ``places.py`` finds the
-listener's address, and ``server/management_listener.py`` opens it.
+HTTP (``server/http/repository.py``) and gRPC (``server/grpc/service.py``) call
+``serving/control.py``; ``places.py`` finds the listener's address, and
+``server/management_listener.py`` opens it.
 """
 
 ELSEWHERE = (

@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 import orjson
 
 from ingot.protocol.context import CONTEXT
+from ingot.serving.deployment import CHANGES
 
 Format = Literal["human", "json"]
 
@@ -132,10 +133,6 @@ class LogWriter(logging.Handler):
             return
         while line:
             line = line[os.write(handle, line) :]
-
-
-CHANGES = "ingot.changes"
-"""The logger of what an operator changed: what is served, the configuration, the log level."""
 
 
 def configure(level: int | str, form: Format = "human") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.errors import InvalidArgument, PermissionDenied
-from ingot.server.observation.records import CHANGES
+from ingot.serving.deployment import CHANGES
 
 log = logging.getLogger(CHANGES)
 

@@ -19,7 +19,8 @@ from ingot.export.lower import aoti, partition
 from ingot.model_store import BlobFolder, Store, add_variant
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan
-from ingot.runtime import Metrics, Repository, Settings
+from ingot.runtime import Metrics, Settings
+from ingot.serving import Repository
 from tests.export.programs import Lowered, archive, capture
 from tests.model_store import forgeries
 

@@ -14,7 +14,8 @@ from torch import nn
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.lower import aoti
 from ingot.model_store import BlobFolder, Store
-from ingot.runtime import Repository, Settings, load_engine
+from ingot.runtime import Settings, load_engine
+from ingot.serving import Repository
 from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import RequireTool, run_python
 

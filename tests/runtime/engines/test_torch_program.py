@@ -18,7 +18,8 @@ from ingot.export.capture import recurrent
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import precision_of
 from ingot.model_store import BlobFolder
-from ingot.runtime import Repository, Settings, load_engine
+from ingot.runtime import Settings, load_engine
+from ingot.serving import Repository
 from ingot.tensors import DType
 from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import ROOT, run_python

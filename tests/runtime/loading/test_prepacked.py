@@ -16,10 +16,11 @@ import pytest
 from ingot.errors import InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.model_store.store.derived import CacheEntry
-from ingot.runtime import Metrics, Model, Repository, Settings
+from ingot.runtime import Metrics, Model, Settings
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
+from ingot.serving import Repository
 from ingot.tensors import Array
 from tests.runtime import large_models
 from tests.runtime.large_models import MODELS

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.runtime import Repository
 from ingot.server.dataplane import DataPlane
 from ingot.server.http import timeouts
 from ingot.server.http.exchange import Arriving, Shared
 from ingot.server.http.parser import InferHead, RequestHead
 from ingot.server.main import RunningServer
+from ingot.serving import Repository
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until

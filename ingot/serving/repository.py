@@ -15,13 +15,13 @@ from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDen
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
-from ingot.runtime.catalog import Catalog
-from ingot.runtime.deployment import Deployment, is_onnx, stamp
 from ingot.runtime.loading.admission import Gate
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
+from ingot.serving.catalog import Catalog
+from ingot.serving.deployment import Deployment, is_onnx, stamp
 
 if TYPE_CHECKING:
     from ingot.model_store.trust.policy import Policy

@@ -28,8 +28,8 @@ from tests import onnx_models
 from tests.server.access.served import make_key
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
-from tests.server.rolling import X, load, times
 from tests.server.test_lifecycle import refuses
+from tests.serving.rolling import X, load, times
 from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}

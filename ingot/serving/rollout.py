@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 from ingot.config import ServerConfig
 from ingot.config.model import ModelConfig
 from ingot.errors import IngotError, NotFound, Unavailable, shortened
-from ingot.runtime import Model, Repository
-from ingot.runtime.deployment import Deployment, Event, Result
+from ingot.faults import attempt_async
+from ingot.runtime import Model
 from ingot.runtime.settings import Settings
-from ingot.server.dataplane import attempt_async
-from ingot.server.models.following import LOOK_SECONDS, follow
-from ingot.server.models.loading import Tasks, in_thread
-from ingot.server.models.residency import Residency, sweep
-from ingot.server.models.trials import Trials
-from ingot.server.observation.records import CHANGES
+from ingot.serving import Repository
+from ingot.serving.aliases import LOOK_SECONDS, follow
+from ingot.serving.deployment import CHANGES, Deployment, Event, Result
+from ingot.serving.loading import Tasks, in_thread
+from ingot.serving.residency import Residency, sweep
+from ingot.serving.trials import Trials
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ _CLOSE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """The outcome of one change; digests, result and reason as in :class:`~ingot.runtime.deployment.Event`."""
+    """The outcome of one change; digests, result and reason as in :class:`~ingot.serving.deployment.Event`."""
 
     name: str
     version: str

@@ -21,7 +21,7 @@ from ingot.model_store import Store
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
-from tests.server.rolling import X, archive
+from tests.serving.rolling import X, archive
 from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from ingot.config import ServerConfig
 from ingot.config.given import nearest
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported
-from ingot.runtime import Metrics, Model, Repository
+from ingot.runtime import Metrics, Model
 from ingot.runtime.canary import Plan
-from ingot.runtime.deployment import Deployment, Event
-from ingot.runtime.traffic.split import Split
-from ingot.server.models.loading import Tasks, in_thread
-from ingot.server.models.trial import Outcome, Trial
-from ingot.server.observation.records import CHANGES
+from ingot.serving import Repository
+from ingot.serving.deployment import CHANGES, Deployment, Event
+from ingot.serving.loading import Tasks, in_thread
+from ingot.serving.split import Split
+from ingot.serving.trial import Outcome, Trial
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -28,7 +28,7 @@ _WEIGHT = 10.0
 
 
 class Changes(Protocol):
-    """What a trial needs of :class:`ingot.server.models.rollout.Rollouts`."""
+    """What a trial needs of :class:`ingot.serving.rollout.Rollouts`."""
 
     repository: Repository
 

@@ -20,7 +20,7 @@ from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
-from ingot.runtime.traffic.comparison import Drift, Side, error_of
+from ingot.serving.comparison import Drift, Side, error_of
 from ingot.tensors import Array
 
 # Comparisons at once, and the largest request that is compared: their inputs and outputs are copied.

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from ingot.runtime import Model, State
 from ingot.runtime.canary import Plan
-from ingot.runtime.deployment import Deployment
-from ingot.runtime.traffic.comparison import at_least
-from ingot.runtime.traffic.split import Split
+from ingot.serving.comparison import at_least
+from ingot.serving.deployment import Deployment
+from ingot.serving.split import Split
 
 # Requests or comparisons below which a candidate is not rolled back, and those that a step needs at least.
 _FEW, _ENOUGH = 10, 50

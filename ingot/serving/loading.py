@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
+from ingot.faults import attempt_async
 from ingot.report import units
 from ingot.runtime import Model
-from ingot.server.dataplane import attempt_async
 
 T = TypeVar("T")
 

@@ -19,6 +19,9 @@ from ingot.runtime.settings import Settings
 
 Result = Literal["ok", "failed", "unchanged", "canary"]
 
+CHANGES = "ingot.changes"
+"""The logger of what an operator changed: what is served, the configuration, the log level."""
+
 _EVENTS = 20
 
 

@@ -23,8 +23,8 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.model_store.signers import KEY, OTHER
 from tests.server.outside import wait_until
-from tests.server.rolling import X, load, signed, times
 from tests.server.test_lifecycle import running
+from tests.serving.rolling import X, load, signed, times
 from tests.support import RunIngot
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}

@@ -10,9 +10,9 @@ from typing import Any
 
 from ingot.config import ServerConfig
 from ingot.errors import Code, IngotError, InvalidArgument, NotFound, PermissionDenied, Unsupported
-from ingot.runtime.deployment import Deployment
 from ingot.runtime.metrics import Metrics
-from ingot.server.models.rollout import Rollout, Rollouts
+from ingot.serving.deployment import Deployment
+from ingot.serving.rollout import Rollout, Rollouts
 
 # What a server trusts is decided where it is started.
 _FIXED = frozenset(("allow_code", "isolate", "ort_library"))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.runtime import Repository
-from ingot.runtime.deployment import Deployment, stamp
-from ingot.server.dataplane import attempt_async
-from ingot.server.models.loading import Tasks, in_thread
+from ingot.faults import attempt_async
+from ingot.serving import Repository
+from ingot.serving.deployment import Deployment, stamp
+from ingot.serving.loading import Tasks, in_thread
 
 LOOK_SECONDS = 0.25
 """Time between two looks at the store, where a look at a model is one system call."""

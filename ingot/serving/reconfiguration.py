@@ -11,8 +11,8 @@ from ingot.config.changes import Changes, changes
 from ingot.config.configuration import Configuration
 from ingot.config.model import ModelConfig
 from ingot.errors import IngotError
-from ingot.server.models.rollout import Rollouts
-from ingot.server.observation.records import CHANGES
+from ingot.serving.deployment import CHANGES
+from ingot.serving.rollout import Rollouts
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)

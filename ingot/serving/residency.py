@@ -14,12 +14,13 @@ from ingot import foreign
 from ingot.errors import IngotError, Unavailable, shortened
 from ingot.protocol.keys import InputKey
 from ingot.report import units
-from ingot.runtime import Metrics, Model, Repository, State, devices, memory
+from ingot.runtime import Metrics, Model, State, devices, memory
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.gpu import nvml
 from ingot.runtime.scheduling.entry import Reply, size_of
-from ingot.server.models.loading import Tasks, in_thread, load_model
-from ingot.server.models.waiting import Waiting
+from ingot.serving import Repository
+from ingot.serving.loading import Tasks, in_thread, load_model
+from ingot.serving.waiting import Waiting
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)

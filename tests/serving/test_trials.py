@@ -18,11 +18,11 @@ import ingot
 from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.runtime.canary import Plan
-from ingot.runtime.traffic.comparison import Side, at_least, error_of
 from ingot.server.main import RunningServer
-from ingot.server.models.trials import changed
+from ingot.serving.comparison import Side, at_least, error_of
+from ingot.serving.trials import changed
 from tests.server.outside import wait_until
-from tests.server.rolling import X, archive, load, times
+from tests.serving.rolling import X, archive, load, times
 from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}

@@ -1,1 +1,0 @@
-"""Traffic shared between the model that answers and a candidate."""

@@ -1,1 +1,0 @@
-"""The models of a running server: loaded, replaced, tried, and within a memory budget."""

@@ -1,0 +1,9 @@
+"""What a server serves: the models under their names, and how new versions take over.
+
+Start in repository.py; rollout.py changes what is served, and deployment.py is one name and version over time.
+"""
+
+from ingot.serving.catalog import Catalog
+from ingot.serving.repository import Repository
+
+__all__ = ["Catalog", "Repository"]

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.server.conftest import gate as gate
