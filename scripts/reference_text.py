@@ -12,46 +12,54 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from ingot import errors
 from ingot.cli.main import app
+from ingot.config import ServerConfig
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
 from ingot.serving import Repository
 
+_SETTINGS = "Every [setting](../settings.md) of the server is an option too: `max_batch` is `--max-batch`."
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 
 def commands() -> str:
-    """Return each command with its usage, help and options."""
+    """Return each command with its usage, help, arguments and options; those of settings are on their own page."""
     root = typer.main.get_command(app)
-    return "\n\n".join(_command(command, name) for name, command in _all_commands(root, "ingot"))
+    return "\n\n".join(_command(command, name) for name, command in all_commands(root, "ingot"))
 
 
-def _all_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+def all_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each command that a command or group ends in, with its full name."""
     members = getattr(command, "commands", None)
     if members is None:
         yield name, command
         return
     for part, member in members.items():
-        yield from _all_commands(member, f"{name} {part}")
+        yield from all_commands(member, f"{name} {part}")
 
 
 def _command(command: Any, name: str) -> str:
     """Return the section of a command: typer has click's classes, but not always from click."""
     context = command.make_context(name, [], resilient_parsing=True)
     usage = " ".join(command.collect_usage_pieces(context))
-    options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
-    help_text = inspect.cleandoc((command.help or "").partition("\f")[0])
-    table = _table(("option", "default", "variable", ""), [_option(item) for item in options])
-    return f"## `{name}`\n\n```text\n{name} {usage}\n```\n\n{help_text}\n\n{table}"
+    given = [item for item in command.params if item.name not in ServerConfig.settings()]
+    help_text = (command.help or "").replace("\\[", "[")  # escaped, as the terminal's markup has brackets
+    table = _table(("argument, option", "default", "variable", ""), [_parameter(item) for item in given])
+    settings = "" if len(given) == len(command.params) else f"\n\n{_SETTINGS}"
+    return f"## `{name}`\n\n```text\n{name} {usage}\n```\n\n{help_text}\n\n{table}{settings}"
 
 
-def _option(option: Any) -> tuple[str, ...]:
+def _parameter(option: Any) -> tuple[str, ...]:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if option.param_type_name == "argument":
+        names = f"`{option.name.upper()}`"
     shown = option.show_default if isinstance(option.show_default, str) else ""
     if not shown and option.default not in (None, False, (), []) and not callable(option.default):
         shown = str(option.default)
     variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or ()
-    return names, shown, ", ".join(f"`{name}`" for name in variables), option.help or ""
+    if option.required:
+        shown = "required"
+    return names, shown, ", ".join(f"`{name}`" for name in variables), (option.help or "").replace("\\[", "[")
 
 
 def http() -> str:

@@ -26,13 +26,15 @@ def table() -> str:
 
 
 def _row(setting: Setting) -> str:
-    option = f"`{setting.option}`"
+    option = f"`{setting.option}`<br>`{setting.variable}`"
     if setting.default is True:
-        option = f"{option}<br>`--no-{setting.option.removeprefix('--')}`"
+        option = f"`{setting.option}`<br>`--no-{setting.option.removeprefix('--')}`<br>`{setting.variable}`"
+    elif setting.file_only:
+        option = "in the file only"
     takes = setting.takes if not setting.duration else f"a time, {setting.takes}"
     own = "[Per model](configuration.md#keys)." if setting.per_model else ""
     text = " ".join(filter(None, (f"{setting.help}.", setting.more, own)))
-    names = f"`{setting.name}`<br>{option}<br>`{setting.variable}`"
+    names = f"`{setting.name}`<br>{option}"
     cells = (names, setting.shown_default, takes, text)
     return f"| {' | '.join(cells)} |\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import warnings
@@ -23,8 +24,7 @@ def matrix(*values: Any) -> list[Any]:
 # Commands that end by themselves and answer to no signal: a separate process would prove nothing more, and take
 # a second, or three where PyTorch is imported.
 _IN_PROCESS = """
-bench compare config ctl deploy diff export fsck gc graph history import infer inspect keygen keys list load
-plan-capacity promote pull push quantize remove rollback save sign top verify
+bench compare config copy deploy diff export graph import infer inspect quantize server store trust
 """
 IN_PROCESS = frozenset(_IN_PROCESS.split())
 
@@ -94,7 +94,8 @@ def refused(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.removeprefix("error: ").rstrip()
 
 
-def run_python(code: str) -> str:
-    """Run a program in a fresh interpreter and return what it prints."""
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+def run_python(code: str, **variables: str) -> str:
+    """Run a program in a fresh interpreter, with these environment variables, and return what it prints."""
+    command, environment = [sys.executable, "-c", code], os.environ | variables
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
     return result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from dataclasses import fields
 from typing import get_args, get_type_hints
@@ -22,8 +23,12 @@ from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
+<<<<<<< HEAD
 from ingot.serving import Repository
 from scripts import settings_table
+=======
+from scripts import reference_text, settings_table
+>>>>>>> 07565678 (All)
 from tests.support import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,18 +38,25 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_and_option_is_documented(name: str) -> None:
-    cli = (ROOT / "docs" / "cli.md").read_text()
-    section = re.search(rf"^## .*`ingot {name}`.*?(?=^## |\Z)", cli, re.MULTILINE | re.DOTALL)
-    assert section is not None, f"docs/cli.md has no section on ingot {name}"
-    settings = ServerConfig.settings() if name in ("serve", "config", "deploy") else {}
-    group = getattr(COMMANDS[name], "commands", {})
-    for parameter in (*COMMANDS[name].params, *(item for command in group.values() for item in command.params)):
-        if parameter.name in settings:  # these are in docs/settings.md
-            continue
-        for option in (*parameter.opts, *parameter.secondary_opts):
-            if option.startswith("--") and option != "--help":
-                assert option in section[0], f"{option} of ingot {name} is not in docs/cli.md"
+def test_every_command_has_examples_that_parse_and_a_text_for_each_option(name: str) -> None:
+    for called, command in reference_text.all_commands(COMMANDS[name], f"ingot {name}"):
+        assert all(item.help for item in command.params), f"an option of {called} has no text"
+        examples = re.findall(r"(?m)^    (ingot .*)$", command.help)
+        assert examples, f"{called} has no example"
+        for example in examples:
+            words = shlex.split(example.replace("\\[", "[").partition(" > ")[0])
+            assert example.startswith(f"{called} ") or example == called
+            command.make_context(called, words[len(called.split()) :])
+
+
+def test_the_reference_has_every_command_and_option() -> None:
+    page = reference_text.commands()
+    for called, command in reference_text.all_commands(typer.main.get_command(app), "ingot"):
+        section = re.search(rf"^## `{called}`$.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        assert section is not None
+        for option in [option for item in command.params for option in (*item.opts, *item.secondary_opts)]:
+            shown = option in section[0] or not option.startswith("-")
+            assert shown or option.removeprefix("--").replace("-", "_").removeprefix("no_") in ServerConfig.settings()
 
 
 @pytest.mark.parametrize("name", sorted(set(ingot.__all__) - {"__version__"}))
@@ -60,12 +72,14 @@ def test_the_table_and_the_schema_of_settings_are_current() -> None:
     assert settings_table.schema_text() == settings_table.SCHEMA.read_text(), "run python scripts/settings_table.py"
 
 
-def test_every_setting_is_an_option() -> None:
+def test_every_setting_is_an_option_unless_only_the_file_has_it() -> None:
     options = {parameter.name: parameter for parameter in COMMANDS["serve"].params}
-    assert set(ServerConfig.settings()) <= set(options)
     for name, setting in ServerConfig.settings().items():
-        assert setting.option in options[name].opts
-        assert options[name].show_default == setting.shown_default != ""
+        assert (name in options) is not setting.file_only
+        if not setting.file_only:
+            assert setting.option in options[name].opts
+            assert setting.shown_default
+            assert f"[default: {setting.shown_default}]" in options[name].help
 
 
 QUANTIZATION = (ROOT / "docs" / "quantization.md").read_text()

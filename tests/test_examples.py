@@ -73,7 +73,7 @@ def test_a_mar_of_torchserve(tmp_path: Path) -> None:
 
 
 def test_several_models_on_one_server(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path) -> None:
-    succeeded(run_ingot("push", digits_fp32, "digits:1"))
+    succeeded(run_ingot("copy", digits_fp32, "digits:1"))
     config = ROOT / "examples" / "several_models" / "ingot.toml"
     store = ingot.Store(tmp_path / "home")
     with (

@@ -76,7 +76,7 @@ def test_every_page_with_commands_is_run() -> None:
 def test_the_commands_of_a_section_run(
     page: str, title: str, run_ingot: RunIngot, require_tool: RequireTool, digits_fp32: Path, tmp_path: Path
 ) -> None:
-    succeeded(run_ingot("push", digits_fp32, "digits:1"))
+    succeeded(run_ingot("copy", digits_fp32, "digits:1"))
     check(sections(page)[title], SECTIONS[page][title], tmp_path, require_tool)
 
 
@@ -87,7 +87,7 @@ def test_the_commands_of_a_page_run(
 ) -> None:
     text = (DOCS / page).read_text()
     if "digits:1` in the store" in text:
-        succeeded(run_ingot("push", digits_fp32, "digits:1"))
+        succeeded(run_ingot("copy", digits_fp32, "digits:1"))
     check(text, PAGES[page], tmp_path, require_tool)
 
 

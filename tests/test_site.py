@@ -63,7 +63,9 @@ def test_generated_parts_are_complete(site: Path) -> None:
     assert "/v2/models/{model}/infer" in (site / "reference" / "http-api.html").read_text()
     assert 'id="modelinferrequest"' in (site / "reference" / "grpc-api.html").read_text()
     commands = (site / "reference" / "commands.html").read_text()
-    assert all(f"ingot {name}" in commands for name in ("export", "serve", "deploy k8s", "keys create", "ctl status"))
+    assert all(
+        f"ingot {name}" in commands for name in ("export", "serve", "deploy k8s", "server keys create", "server status")
+    )
     assert "<!-- generate" not in errors
 
 

@@ -36,14 +36,14 @@ WAYS = {
     "cp": ("`cp` of the archive file", None),
     "cp sync": ("`cp` of the archive file, then `sync` of the copy", None),
     "skopeo push": ("skopeo, layout to registry", "skopeo push"),
-    "ingot push": ("`ingot push`, store to registry", "skopeo push"),
+    "ingot push": ("`ingot copy`, store to registry", "skopeo push"),
     "skopeo pull": ("skopeo, registry to layout", "skopeo pull"),
-    "ingot pull": ("`ingot pull`, registry to store", "skopeo pull"),
+    "ingot pull": ("`ingot copy`, registry to store", "skopeo pull"),
     "skopeo start": ("skopeo, of an archive of some kB: its start", "skopeo pull"),
-    "ingot start": ("`ingot pull` of an archive of some kB: its start", "skopeo pull"),
+    "ingot start": ("`ingot copy` of an archive of some kB: its start", "skopeo pull"),
 }
 """The title of each way, and what of skopeo's it is compared with."""
-CLIENTS = {"skopeo": "skopeo", "ingot": "`ingot push`"}
+CLIENTS = {"skopeo": "skopeo", "ingot": "`ingot copy`"}
 NAME = "bench/tiny"
 
 Times = dict[str, list[float]]
@@ -125,7 +125,7 @@ class Bench:
                 source = f"127.0.0.1:{port}/{NAME}:{tag}"
                 command = _skopeo(f"docker://{source}", f"oci:{pulled}:1", "--src-tls-verify=false")
                 pull(f"skopeo {kind}", tag, command, lambda: _digest_of_layout(pulled))
-                command = _ingot("pull", f"oci://{source}", "tiny:1")
+                command = _ingot("copy", f"oci://{source}", "tiny:1")
                 pull(f"ingot {kind}", tag, command, lambda: Store(pulled).get("tiny:1").digest)
 
     def _second(self, client: str) -> tuple[float, float]:
@@ -139,7 +139,7 @@ class Bench:
     def _push(self, client: str, tag: str, port: int, data: Path) -> float:
         target = f"127.0.0.1:{port}/{NAME}:{tag}"
         command = (
-            _ingot("push", f"tiny:{tag}", f"oci://{target}")
+            _ingot("copy", f"tiny:{tag}", f"oci://{target}")
             if client == "ingot"
             else _skopeo(self._layout(tag), f"docker://{target}", "--dest-tls-verify=false")
         )

@@ -1,4 +1,4 @@
-"""Compare the capacity that ``ingot plan-capacity --measure`` predicts with that of a live server.
+"""Compare the capacity that ``ingot deploy capacity --measure`` predicts with that of a live server.
 
 ``python -m benchmarks.scale.capacity`` predicts, for each model, the highest rate that holds an objective on one core,
 and finds it with ``ingot bench --slo`` from another core. Predictions and live runs alternate; each ratio is of one

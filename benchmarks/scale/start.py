@@ -54,7 +54,7 @@ class Bench:
         self.answers = {}
         for model in (layers, self.tiny):
             model.archive(BlobFolder(folder / model.name)).save(folder / f"{model.name}.ingot")
-            push = [sys.executable, "-m", "ingot", "push", str(folder / f"{model.name}.ingot"), self.source(model)]
+            push = [sys.executable, "-m", "ingot", "copy", str(folder / f"{model.name}.ingot"), self.source(model)]
             subprocess.run(push, check=True, capture_output=True)
             self.answers[model.name] = model.answer(model.inputs(1))
         self.file = folder / f"{layers.name}.ingot"
@@ -101,7 +101,7 @@ class Bench:
         model = model or self.layers
         os.sync()
         began = time.perf_counter()
-        arguments = [self.source(model), "--store", str(store), "--no-management"]
+        arguments = [self.source(model), "--store", str(store), "--management", "off"]
         with served(arguments) as (addresses, _), ingot.Client(addresses["http"]) as client:
             self._check(client, model)
             self._note(self.first, kind, began)

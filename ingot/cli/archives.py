@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli import interrupts
+from ingot.cli.completion import references
 from ingot.cli.output import duration, note, print_json, printable, say, size, stdout
 from ingot.errors import InvalidArgument
 from ingot.report import units
@@ -35,7 +36,8 @@ def inspect(
     model: Annotated[
         str,
         typer.Argument(
-            help="An archive file, or a reference such as digits:1; #variant selects whose report is written."
+            help="An archive file, or a reference such as digits:1; #variant selects whose report is written.",
+            autocompletion=references,
         ),
     ],
     report: Annotated[
@@ -47,7 +49,17 @@ def inspect(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the contents of an archive, after checking every blob's digest."""
+    """Show the contents of an archive, after checking every blob's digest.
+
+    In a registry only the digests of documents are checked: nothing else is downloaded. The report is drawn from the
+    data in the archive: that of its quantization for a quantized variant, that of its export for an exported one.
+
+    Examples:
+
+        ingot inspect digits:1 --json
+        ingot inspect oci://registry.local:5000/team/digits:prod
+        ingot inspect digits:1#fp32 --report export.html
+    """
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 
@@ -199,7 +211,7 @@ def _print(archive: Archive, *, verbose: bool) -> None:
         table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant, verbose=verbose))
     stdout().print(table, markup=False)
     for claim in signatures(archive):
-        say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot verify)")
+        say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot trust verify)")
     provenance = archive.variant().serving.provenance
     say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
 

@@ -153,6 +153,13 @@ def bench(
 
     The server can be Ingot, or any other that speaks the Open Inference Protocol (Triton, KServe, MLServer) or
     TorchServe's API.
+
+    Ctrl-C ends the measurement, prints the results so far and exits with 130.
+
+    Examples:
+
+        ingot bench http://127.0.0.1:8000 digits --clients 1,8,32 --report load.html
+        ingot bench grpc://127.0.0.1:8001 digits --slo p99=50ms
     """
     from ingot.bench.measurement import Bench, Objective, Rule
     from ingot.bench.results import Report

@@ -1,4 +1,4 @@
-"""``ingot plan-capacity``."""
+"""``ingot deploy capacity``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from ingot.cli import output
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.bench import read_shape, read_times
+from ingot.cli.completion import references
 from ingot.cli.output import note, print_json, progress, say
 from ingot.errors import InvalidArgument
 
@@ -28,9 +29,13 @@ Protocol = Literal["binary", "json", "grpc"]
 _BASIS = "Replica"
 
 
-def plan_capacity(
+def capacity(
     model: Annotated[
-        str, typer.Argument(help="An archive file, or a reference such as digits:prod; #variant chooses the variant.")
+        str,
+        typer.Argument(
+            help="An archive file, or a reference such as digits:prod; #variant chooses the variant.",
+            autocompletion=references,
+        ),
     ],
     slo: Annotated[str, typer.Option(metavar="<p99=50ms>", help="The latency that each replica is to hold.")],
     rate: Annotated[
@@ -97,6 +102,11 @@ def plan_capacity(
     """Plan how many replicas hold a latency at a rate, by simulation.
 
     The latencies of the engine by batch size are those that the archive recorded, or are measured here.
+
+    Examples:
+
+        ingot deploy capacity digits:prod --rate 2000 --slo p99=50ms --cost 0.25/h --report capacity.html
+        ingot deploy capacity digits:prod#int8 --rate 2000 --slo p99=50ms --cores 1 --measure
     """
     from ingot.bench.measurement import Objective
     from ingot.capacity import report as reports

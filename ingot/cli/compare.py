@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.completion import references
 from ingot.cli.output import note, print_json, progress, say
 
 if TYPE_CHECKING:
@@ -18,9 +19,14 @@ if TYPE_CHECKING:
 def compare(
     before: Annotated[
         str,
-        typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
+        typer.Argument(
+            help="An archive file, or a reference such as digits:1; #variant names one of its variants.",
+            autocompletion=references,
+        ),
     ],
-    after: Annotated[str, typer.Argument(help="The second model, with the same inputs and outputs.")],
+    after: Annotated[
+        str, typer.Argument(help="The second model, with the same inputs and outputs.", autocompletion=references)
+    ],
     data: Annotated[
         Path | None,
         typer.Option(help="The inputs: .npz, .npy, or a folder.", show_default="the golden inputs"),
@@ -52,7 +58,15 @@ def compare(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two models on the same data: metric, agreement of the outputs, latency and size."""
+    """Compare two models on the same data: metric, agreement of the outputs, latency and size.
+
+    The two are timed in turn. #variant after a model names one of its variants; otherwise the preferred one is used.
+    The exit code is 0 whatever the result.
+
+    Examples:
+
+        ingot compare digits-fp32.ingot digits.ingot --data val.npz --metric accuracy:labels=y --report comparison.html
+    """
     from ingot.cli.report import check_suffix, save
     from ingot.model_store import Store
     from ingot.model_store.places import locate
@@ -98,9 +112,12 @@ def compare(
 def diff(
     before: Annotated[
         str,
-        typer.Argument(help="An archive file, or a reference such as digits:1; #variant names one of its variants."),
+        typer.Argument(
+            help="An archive file, or a reference such as digits:1; #variant names one of its variants.",
+            autocompletion=references,
+        ),
     ],
-    after: Annotated[str, typer.Argument(help="The second archive or variant.")],
+    after: Annotated[str, typer.Argument(help="The second archive or variant.", autocompletion=references)],
     report: Annotated[Path | None, typer.Option(help="Also write a report to this file: .html, .json or .txt.")] = None,
     tensors: Annotated[
         int, typer.Option(min=0, help="Most changed tensors to show, and most rows of each other table.")
@@ -108,7 +125,23 @@ def diff(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show what changed between two archives: signature, sizes, weights, graph, accuracy and latency."""
+    """Show what changed between two archives: signature, sizes, weights, graph, accuracy and latency.
+
+    Only the contents of the archives are compared; nothing is run, and from a registry only the compared parts are
+    downloaded. Variants are matched by name: with #variant after both archives, those two are compared; after one, the
+    other archive's variant of that name is used. The exit code is 0 whatever the result.
+
+    The result has digests and sizes, with how many bytes both share; differences of name, inputs, outputs and variants;
+    the accuracy, parity and latency that each archive recorded, with a note if data or machines differ; the largest
+    difference in golden cases of the same inputs; weights and constants that changed, with ||after - before|| /
+    ||before||, the largest absolute difference and the number of values; and counts of operators. Weights and operators
+    need ingot-serve\\[export].
+
+    Examples:
+
+        ingot diff digits:1 digits:2
+        ingot diff digits.ingot#fp32 digits.ingot#int8 --report difference.html
+    """
     from ingot.cli.report import check_suffix, put
     from ingot.model_store import Store
     from ingot.model_store.places import locate

@@ -37,6 +37,11 @@ def check(
     """Check a configuration file with the environment variables, and list all problems; exit code 1 if there are any.
 
     Models and the files that settings name are not opened.
+
+    Examples:
+
+        ingot config check
+        ingot config check new.toml --against ingot.toml
     """
     from ingot.config.changes import changes
     from ingot.config.configuration import Configuration
@@ -64,7 +69,12 @@ def check(
 @config.command()
 @with_settings
 def show(file: ConfigOption = None, as_json: Json = False, **settings: Any) -> None:
-    """Show every setting that ingot serve would have with the same options, and where its value comes from."""
+    """Show every setting that ingot serve would have with the same options, and where its value comes from.
+
+    Examples:
+
+        ingot config show --config ingot.toml --http-port 9000
+    """
     from ingot.config.configuration import Configuration
 
     found = Configuration.of(chosen(settings), file, options=True)
@@ -85,7 +95,12 @@ def show(file: ConfigOption = None, as_json: Json = False, **settings: Any) -> N
 
 @config.command("schema")
 def print_schema() -> None:
-    """Print the JSON Schema of the configuration file, for editors."""
+    """Print the JSON Schema of the configuration file, for editors.
+
+    Examples:
+
+        ingot config schema > ingot.schema.json
+    """
     from ingot.config.file import schema
 
     print(json.dumps(schema(), indent=2))

@@ -1,4 +1,4 @@
-"""``ingot deploy``: what another system needs to run a server. Each target is a command of the group."""
+"""``ingot deploy``: the capacity that a load needs, and what another system needs to run a server."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.archives import StoreOption
+from ingot.cli.capacity import capacity
+from ingot.cli.completion import references
 from ingot.cli.output import note
 from ingot.cli.settings import chosen, with_settings
 from ingot.config import ServerConfig
@@ -23,13 +25,15 @@ if TYPE_CHECKING:
 # As ingot.deploy.kserve.Storage, which imports more than --help needs.
 Storage = Literal["registry", "modelcar", "native"]
 
-deploy = typer.Typer(help="Write what another system needs to run a server.", no_args_is_help=True)
+deploy = typer.Typer(help="Plan replicas, and write what another system needs to run them.", no_args_is_help=True)
+deploy.command()(capacity)
 
 Models = Annotated[
     list[str],
     typer.Argument(
         help="Archives: oci://host/digits:prod, or digits:prod of the store with --registry; NAME=SOURCE serves one "
-        "under another name, and #fp32 that variant."
+        "under another name, and #fp32 that variant.",
+        autocompletion=references,
     ),
 ]
 Image = Annotated[str, typer.Option(help="The image of the server, as Dockerfile builds it.")]
@@ -135,6 +139,11 @@ def k8s(plan: Any, output: Output = None) -> None:
     """Print manifests of Kubernetes: Deployment, Service, autoscaler, disruption budget, network policy, monitor.
 
     The options of ingot serve become variables of the container.
+
+    Examples:
+
+        ingot deploy k8s oci://registry.local:5000/team/digits:prod --image registry.local/ingot:cpu > digits.yaml
+        ingot deploy k8s digits:prod --registry oci://registry.local:5000/team --image registry.local/ingot:cpu
     """
     from ingot.deploy import kubernetes
 
@@ -148,6 +157,10 @@ def helm(plan: Any, output: Annotated[Path, typer.Option("--output", "-o", help=
     """Write a Helm chart: the objects of k8s as templates, and their computed values as values.yaml.
 
     The options of ingot serve become variables of the container.
+
+    Examples:
+
+        ingot deploy helm oci://registry.local:5000/team/digits:prod --image registry.local/ingot:cpu -o chart
     """
     from ingot.deploy import helm as chart
 
@@ -158,7 +171,9 @@ def helm(plan: Any, output: Annotated[Path, typer.Option("--output", "-o", help=
 @deploy.command()
 @with_settings
 def kserve(
-    model: Annotated[str, typer.Argument(help="An archive: oci://host/digits:prod, or as for k8s.")],
+    model: Annotated[
+        str, typer.Argument(help="An archive: oci://host/digits:prod, or as for k8s.", autocompletion=references)
+    ],
     image: Image,
     storage: Annotated[
         Storage,
@@ -184,6 +199,10 @@ def kserve(
     """Print objects of KServe: a network policy, a ServingRuntime that runs Ingot, an InferenceService with one model.
 
     The options of ingot serve become variables of the container.
+
+    Examples:
+
+        ingot deploy kserve oci://registry.local:5000/team/digits:prod --image registry.local/ingot:cpu > digits.yaml
     """
     from ingot.deploy import kserve
 
@@ -211,7 +230,8 @@ def ray(
         list[str],
         typer.Argument(
             help="Archives: oci://host/digits:prod, or digits:prod of the store; NAME=SOURCE serves one under another "
-            "name, and #fp32 that variant. An alias is followed, a version is served by its digest."
+            "name, and #fp32 that variant. An alias is followed, a version is served by its digest.",
+            autocompletion=references,
         ),
     ],
     run: Annotated[
@@ -243,6 +263,10 @@ def ray(
     """Print a configuration of Ray Serve, for serve deploy; or run it on a Ray cluster.
 
     The options of ingot serve are those of the replicas.
+
+    Examples:
+
+        ingot deploy ray digits:prod --replicas 1..8 --num-gpus 0.25 --run
     """
     from ingot.deploy.ray import require_ray
     from ingot.deploy.ray.plan import Plan

@@ -134,6 +134,12 @@ def export(
     A dimension may state its range: ids:int64\\[batch,seq=1..512], or height=64..512:32 for multiples of 32.
     So may the values: n:int64\\[]=0..4096. The server refuses other values.
     Inputs inside dicts and tuples are named by their path: batch.image, past.0.1.
+
+    Examples:
+
+        ingot export my_models:Net --checkpoint net.pth --input 'image:float32\\[batch,3,224,224]' -o net.ingot
+        ingot export my_models:Net --input 'x:float32\\[batch,8]' --plan
+        ingot export my_models:Net --input 'x:float32\\[batch,8]' --explain
     """
     if out is not None:
         check_out(out)

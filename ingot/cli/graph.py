@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.completion import references
 from ingot.cli.output import note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument, NotFound
 
@@ -24,7 +25,8 @@ def graph(
     model: Annotated[
         str,
         typer.Argument(
-            help="An archive file, a reference such as digits:1, or an .onnx file; #variant draws only that variant."
+            help="An archive file, a reference such as digits:1, or an .onnx file; #variant draws only that variant.",
+            autocompletion=references,
         ),
     ],
     output: Annotated[
@@ -38,7 +40,16 @@ def graph(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the graphs of a model: as captured, after the rewrite rules, as ONNX, and each quantized variant."""
+    """Draw the graphs of a model: as captured, after the rewrite rules, as ONNX, and each quantized variant.
+
+    Neither PyTorch nor the onnx package is needed.
+
+    Examples:
+
+        ingot graph digits:1
+        ingot graph digits:1#int8 -o int8.svg
+        ingot graph model.onnx
+    """
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 

@@ -90,6 +90,16 @@ def import_model(
     """Import models from TorchServe or Triton, each proved equal to its source.
 
     Handlers and server settings are not imported; notes list them.
+
+    REFERENCE is the model's name in the store. Without it, or without a tag, the source's name and version are used, or
+    the next version if the source has none. A single model whose version exists already is refused; of several models,
+    those that exist are skipped. All models are tried, and the exit code is 1 if one failed.
+
+    Examples:
+
+        ingot import densenet161.mar densenet:1 --allow-code --input 'image:float32\\[batch,3,224,224]'
+        ingot import model_repository
+        ingot import model_repository/resnet/2 --out resnet.ingot
     """
     from ingot.importing import Consent, candidates
     from ingot.model_store import Store

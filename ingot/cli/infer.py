@@ -48,7 +48,16 @@ def infer(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
-    """Send a request to a served model and print the response."""
+    """Send a request to a served model and print the response.
+
+    URL is http://host:port, https://host, grpc://host:port or, with TLS, grpcs://host:port, of any server of the Open
+    Inference Protocol.
+
+    Examples:
+
+        ingot infer http://127.0.0.1:8000 digits --input image=@one.npy
+        ingot infer grpc://127.0.0.1:8001 digits --input 'image=\\[\\[1, 2]]' --json
+    """
     import numpy as np
 
     from ingot.client.blocking import Client

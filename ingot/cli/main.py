@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot._version import __version__
-from ingot.cli import interrupts
+from ingot.cli import completion, interrupts
 from ingot.cli.output import note, stderr
 from ingot.errors import FULL_DISK, Code, IngotError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     app: typer.Typer  # created on first access
 
 # Long commands that use temporary folders. Those that serve handle signals themselves.
-_LONG = ("export", "import", "quantize", "compare", "push", "pull", "copy", "save", "load", "sign", "plan-capacity")
+_LONG = ("export", "import", "quantize", "compare", "copy", "trust sign", "deploy capacity")
 # The panels of the help with the function of each command; only the called command's module is imported.
 _COMMANDS = {
     "Create models": {
@@ -33,39 +34,37 @@ _COMMANDS = {
         "quantize": "quantize.quantize",
         "compare": "compare.compare",
     },
-    "Inspect and move archives": {
+    "Inspect, move and sign archives": {
         "inspect": "archives.inspect",
         "diff": "compare.diff",
         "graph": "graph.graph",
         "profile": "profile.profile",
-        "push": "transfers.push",
-        "pull": "transfers.pull",
         "copy": "transfers.copy",
-        "save": "transfers.save",
-        "load": "transfers.load",
+        "store": "store.store",
+        "trust": "trust.trust",
     },
-    "Manage the store": {
-        "list": "tags.list_models",
-        "history": "tags.history",
-        "promote": "tags.promote",
-        "rollback": "tags.rollback",
-        "remove": "tags.remove",
-        "fsck": "maintenance.fsck",
-        "gc": "maintenance.gc",
-    },
-    "Sign and verify archives": {"keygen": "signing.keygen", "sign": "signing.sign", "verify": "signing.verify"},
     "Serve models": {
         "serve": "serve.serve",
-        "deploy": "deploy.deploy",
-        "config": "config.config",
-        "ctl": "ctl.ctl",
-        "top": "top.top",
+        "server": "server.server",
         "infer": "infer.infer",
         "bench": "bench.bench",
-        "plan-capacity": "capacity.plan_capacity",
-        "keys": "keys.keys",
+        "config": "config.config",
+        "deploy": "deploy.deploy",
         "demo": "demo.demo",
     },
+}
+# Former commands, and what replaced them.
+RENAMED = {
+    "push": "copy ARCHIVE NAME:TAG",
+    "pull": "copy oci://HOST/NAME:TAG",
+    "save": "copy NAME:TAG FILE",
+    "load": "copy FILE",
+    **{name: f"store {name}" for name in ("list", "history", "promote", "rollback", "remove", "fsck", "gc")},
+    **{name: f"trust {name}" for name in ("keygen", "sign", "verify")},
+    "ctl": "server",
+    "top": "server top",
+    "keys": "server keys",
+    "plan-capacity": "deploy capacity",
 }
 # What tempfile says if it can write to no folder.
 _NO_FOLDER = "No usable temporary directory"
@@ -74,10 +73,20 @@ _LOADING = "ingot-load"
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
 
+class _Commands(typer.core.TyperGroup):
+    """The commands; the error for a former one has the new command line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if (new := RENAMED.get(args[0])) is not None:
+            ctx.fail(f"'ingot {args[0]}' is now 'ingot {new}'.")
+        return super().resolve_command(ctx, args)
+
+
 def application(*names: str) -> typer.Typer:
     """Return the ``ingot`` command with these of its subcommands, or with all."""
     made = typer.Typer(
         name="ingot",
+        cls=_Commands,
         help="Export, quantize, archive and serve PyTorch models over HTTP and gRPC.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -93,7 +102,18 @@ def application(*names: str) -> typer.Typer:
                     made.add_typer(command, name=name, rich_help_panel=panel)
                 else:
                     made.command(name, rich_help_panel=panel)(command)
+    _join_lines(made)
     return made
+
+
+def _join_lines(group: typer.Typer) -> None:
+    """Join the lines of each paragraph of the help, which typer keeps; those of examples are indented, and stay."""
+    for info in group.registered_commands:
+        paragraphs = (inspect.getdoc(info.callback) or "").split("\n\n")
+        info.help = "\n\n".join(text if text.startswith(" ") else text.replace("\n", " ") for text in paragraphs)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _join_lines(inner.typer_instance)
 
 
 def __getattr__(name: str) -> Any:
@@ -115,7 +135,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand in _LONG:
+    if f"{' '.join(sys.argv[1:3])} ".startswith(tuple(f"{command} " for command in _LONG)):
         context.with_resource(interrupts.prompt(context.with_resource(_scratch())))
 
 
@@ -154,9 +174,10 @@ def main() -> None:
 
 def _main() -> None:
     _set_up_packages()
-    called = sys.argv[1:2]
+    called = sys.argv[1:2] or completion.words()[1:2]
     try:
-        application(*(called if called and called[0] in _NAMES else ()))()
+        with completion.with_colons():
+            application(*(called if called and called[0] in _NAMES else ()))()
     except interrupts.Terminated as error:
         sys.exit(error.code)
     except IngotError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
+from ingot.cli.completion import references
 from ingot.cli.output import duration, note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument
 
@@ -22,7 +23,11 @@ _SHOWN = 25
 
 def profile(
     model: Annotated[
-        str, typer.Argument(help="An archive file, or a reference such as digits:1; #variant chooses the variant.")
+        str,
+        typer.Argument(
+            help="An archive file, or a reference such as digits:1; #variant chooses the variant.",
+            autocompletion=references,
+        ),
     ],
     batches: Annotated[
         list[int] | None,
@@ -40,7 +45,12 @@ def profile(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how the time of a stored model is spent on its operators, on the CPU."""
+    """Measure how the time of a stored model is spent on its operators, on the CPU.
+
+    Examples:
+
+        ingot profile digits:1#int8 --batch 1 --batch 32 --trace calls.json
+    """
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe
+from ingot.cli.completion import references
 from ingot.cli.output import note, print_json, printable, progress, say, seconds, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.cli.transfers import transferring
@@ -28,7 +29,9 @@ _MOST = 160
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="An archive file, or a reference such as digits:1.")],
+    model: Annotated[
+        str, typer.Argument(help="An archive file, or a reference such as digits:1.", autocompletion=references)
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
     calibrate: Annotated[
         str | None,
@@ -94,6 +97,11 @@ def quantize(
     Candidates are measured on this machine, and the fastest one within the budget is added to the archive. If there is
     none, the archive is written unchanged and the exit code is 3. An interrupted search continues when the same command
     is run again.
+
+    Examples:
+
+        ingot quantize digits.ingot --calibrate digits.npz --metric accuracy:labels=label --max-drop 0.005 -o q.ingot
+        ingot quantize digits.ingot --recipe dynamic-int8 --out q.ingot
     """
     began = time.monotonic()
     given = {"model": model, "calibration": calibrate, "validation": validate}

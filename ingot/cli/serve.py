@@ -15,6 +15,7 @@ import typer
 
 from ingot.cli import interrupts
 from ingot.cli.archives import StoreOption
+from ingot.cli.completion import references
 from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
 
@@ -29,7 +30,8 @@ def serve(
         typer.Argument(
             help="References of the store (digits:1, digits:1#fp32) or of a registry (oci://host/digits:1, which is "
             "pulled), archive files (./digits.ingot) or .onnx files; NAME=SOURCE serves one under another name. The "
-            "models of the configuration file are served too."
+            "models of the configuration file are served too.",
+            autocompletion=references,
         ),
     ] = None,
     config: ConfigOption = None,
@@ -44,6 +46,11 @@ def serve(
 
     Server settings can also be environment variables, INGOT_HTTP_PORT for --http-port and so on, or keys of the
     configuration file.
+
+    Examples:
+
+        ingot serve digits:1 digits-fp32=digits:1#fp32 --http-port 8080 --max-batch 128
+        ingot serve --config ingot.toml
     """
     hangups = interrupts.Hangups()
     with _garbage_later() as loaded:
@@ -145,7 +152,7 @@ def _print_addresses(server: Any) -> None:
         print(f"with  {summary}")
     print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}")
     if server.management is not None and server.management.url:
-        print(f"ctl   {server.management.url}")
+        print(f"admin {server.management.url}")
     management = server.management is not None and server.management.url
     if server.config.page:
         print(f"page  {management or server.http_url}/ui")

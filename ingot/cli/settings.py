@@ -25,16 +25,44 @@ ConfigOption = Annotated[
 
 
 def with_settings(command: _Command) -> _Command:
-    """Add an option for each setting to a command, which takes the values as ``**settings``: None if not given."""
+    """Add an option for each setting to a command, which takes the values as ``**settings``: None if not given.
+
+    ``--help`` shows the common ones, ``--help-all`` every one.
+    """
     *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-    options = map(_option, ServerConfig.settings().values())
-    command.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    options = [_option(setting) for setting in ServerConfig.settings().values() if not setting.file_only]
+    command.__signature__ = inspect.Signature([*own, *options, _ALL])  # type: ignore[attr-defined]
     return command
 
 
 def chosen(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _help_all(context: typer.Context, wanted: bool | None) -> None:
+    if wanted:
+        for option in context.command.params:
+            option.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        bool | None,
+        typer.Option(
+            "--help-all",
+            show_default=False,
+            callback=_help_all,
+            is_eager=True,
+            help="Show every setting as an option, and exit; ingot.toml has them too.",
+        ),
+    ],
+)
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -44,10 +72,11 @@ def _option(setting: Setting) -> inspect.Parameter:
         flags = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
     option = typer.Option(
         *flags,
-        help=f"{setting.help}.",
+        help=f"{setting.help}. \\[default: {setting.shown_default}]",  # typer would put it in parentheses
         rich_help_panel=setting.group,
-        show_default=setting.shown_default,
+        show_default=False,
         metavar="<time>" if setting.duration else None,
+        hidden=not setting.common,
     )
     kind = str if setting.duration else setting.kind
     return inspect.Parameter(

@@ -1,4 +1,4 @@
-"""``ingot push``, ``pull``, ``copy``, ``save`` and ``load``: copies of archives between places."""
+"""``ingot copy``: copies of archives between files, the store and registries."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from ingot.cli import interrupts
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, note_stored
+from ingot.cli.completion import references
 from ingot.cli.output import end, note, print_json, say, size, stderr
 from ingot.errors import InvalidArgument
 
@@ -32,87 +33,105 @@ Trust = Annotated[
     Path | None,
     typer.Option("--trust", envvar="INGOT_TRUST", help="A trust policy that the archive must satisfy."),
 ]
-Chunk = Annotated[
-    int | None,
-    typer.Option(
-        "--chunk-mb", min=1, help="Upload in chunks of this many MiB.", show_default="each blob in one request"
-    ),
-]
 
 
-def push(
-    archive: Annotated[str, typer.Argument(help="An archive file, or a reference.")],
-    reference: Annotated[str, typer.Argument(help="The target: name:tag, or oci://host/name:tag.")],
+def copy(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="An archive: name:tag, oci://host/name:tag, a file such as ./digits.ingot, or s3://bucket/FILE.",
+            autocompletion=references,
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="name:tag, oci://host/name:tag, or a file (ends in .ingot, or begins with ., / or ~).",
+            show_default="the store, under the archive's own name",
+            autocompletion=references,
+        ),
+    ] = None,
     expect: Expect = None,
-    chunk_mb: Chunk = None,
-    trust: Trust = None,
-    store: StoreOption = None,
-    as_json: Json = False,
-) -> None:
-    """Copy an archive into the store or a registry. A version (a tag such as 1, v2 or 1.3) can be pushed once."""
-    from ingot.model_store import Store
-    from ingot.model_store.places import locate
-
-    here, target = Store(store), _target(reference)
-    located, wanted = locate(archive, here).whole(), expected(expect)
-    source, found = located.find()
-    _check(source, found, target, located, trust)
-    _copy(source, target, here, wanted, as_json, chunk_mb, recheck=trust is not None)
-
-
-def pull(
-    reference: Annotated[str, typer.Argument(help="The archive: oci://host/name:tag.")],
-    name: Annotated[
-        str | None, typer.Argument(help="The name in the store: name:tag.", show_default="the registry's")
+    chunk_mb: Annotated[
+        int | None,
+        typer.Option(
+            "--chunk-mb",
+            min=1,
+            help="Upload to a registry in chunks of this many MiB, for proxies that limit the size of a request.",
+            show_default="each blob in one request",
+        ),
     ] = None,
     trust: Trust = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Copy an archive from a registry into the store. An interrupted pull continues."""
-    from ingot.model_store import Store
-    from ingot.model_store.places import locate
+    """Copy an archive, with its signatures, between files, the store and registries.
 
-    here = Store(store)
-    source = locate(reference, here).whole()
-    if source.reference is None or source.reference.registry is None:
-        raise InvalidArgument(f"'{reference}' names no registry; write oci://host/{reference}")
-    target = None if name is None else _local_target(name, f"ingot copy {reference} {name}")
-    archive, found = source.find()
-    if target is None and found.tag is None:
+    Without TARGET the archive is copied into the store: from a registry under its name and tag there, from a file as
+    the next version of the name in the file, unless the store has the archive already.
+
+    A version (a tag such as 1, v2 or 1.3) is never overwritten; any other tag, such as prod, moves. Blobs that exist
+    in the target are not copied again, but every digest of a file is checked. An interrupted copy into the store
+    continues when the same command is run again. Between two names of one registry nothing is downloaded.
+
+    Examples:
+
+        ingot copy digits.ingot digits:1.2.0
+        ingot copy digits:1.2.0 oci://registry.local:5000/team/digits:1.2.0
+        ingot copy oci://registry.local:5000/team/digits:prod
+        ingot copy digits:1.2.0 ./digits.ingot
+    """
+    from ingot.model_store import Store
+    from ingot.model_store.places import is_file, locate
+
+    here, wanted = Store(store), expected(expect)
+    located = locate(source, here).whole()
+    if target is not None and is_file(target):
+        for option, given in (("--expect", expect), ("--chunk-mb", chunk_mb)):
+            if given is not None:
+                raise InvalidArgument(f"{option} is for tags, and '{target}' is a file; leave it out")
+        _save(located, target, trust, as_json)
+        return
+    goal = None if target is None else _target(target)
+    if chunk_mb is not None and (goal is None or goal.registry is None):
+        raise InvalidArgument("--chunk-mb is for uploads to a registry; leave it out")
+    archive, found = located.find()
+    goal = goal or _own_name(located, archive, found, here)
+    _check(archive, found, goal, located, trust)
+    _push(archive, goal, here, wanted, as_json, chunk_mb, recheck=trust is not None)
+
+
+def _own_name(located: Located, archive: Archive, found: Reference, store: Store) -> Reference:
+    """Return the name in the store of an archive that is copied without a target.
+
+    Raises:
+        InvalidArgument: the archive is in the store already, or in a registry without a tag.
+    """
+    if located.place is None:
+        held = [tag for tag, digest in store.tags(archive.name).items() if digest == archive.digest]
+        return _target(f"{archive.name}:{held[0] if held else store.next_version(archive.name)}")
+    if found.registry is None:
+        raise InvalidArgument(
+            f"'{located.name}' is in the store already; name a target: name:tag, oci://host/name:tag or ./FILE.ingot"
+        )
+    if found.tag is None:
         raise InvalidArgument(f"no tag points to '{found}'; give its name in the store, such as {found.name}:1")
-    target = target or _target(f"{found.name}:{found.tag}")
-    _check(archive, found, target, source, trust)
-    _copy(archive, target, here, expected(None), as_json, recheck=trust is not None)
+    return _target(f"{found.name}:{found.tag}")
 
 
-def copy(
-    source: Annotated[str, typer.Argument(help="The archive: a reference in the store or a registry, or a file.")],
-    target: Annotated[str, typer.Argument(help="The target: name:tag, or oci://host/name:tag.")],
-    expect: Expect = None,
-    chunk_mb: Chunk = None,
-    trust: Trust = None,
-    store: StoreOption = None,
-    as_json: Json = False,
-) -> None:
-    """Copy an archive, with its signatures, between names, stores and registries."""
-    push(source, target, expect, chunk_mb, trust, store, as_json)
+def _save(located: Located, target: str, trust: Path | None, as_json: bool) -> None:
+    """Write an archive as one file, with its signatures.
 
-
-def save(
-    reference: Annotated[str, typer.Argument(help="The archive: a reference in the store or a registry.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
-    trust: Trust = None,
-    store: StoreOption = None,
-    as_json: Json = False,
-) -> None:
-    """Write an archive of the store or of a registry, with its signatures, as one file."""
-    from ingot.model_store import Store
-    from ingot.model_store.places import locate
-
+    Raises:
+        InvalidArgument: the target is not a file that can be written.
+    """
+    if "://" in target:
+        raise InvalidArgument(f"{target} cannot be written; copy the archive to a file, and upload that")
+    out = Path(target).expanduser()
+    if out.suffix == ".onnx":
+        raise InvalidArgument(f"{target} is written as an archive; name it {out.stem}.ingot")
     check_out(out)
-    check_apart(out, archive=reference)
-    located = locate(reference, Store(store)).whole()
+    check_apart(out, archive=located.name)
     archive, found = located.find()
     _check(archive, found, None, located, trust)
     try:
@@ -125,29 +144,6 @@ def save(
         print_json({"file": str(out), "digest": archive.digest, "size": out.stat().st_size})
     else:
         say(f"{out}: {archive.name}, {size(out.stat().st_size)}  {archive.digest}")
-
-
-def load(
-    file: Annotated[str, typer.Argument(help="The archive file, or its address in object storage: s3://bucket/FILE.")],
-    reference: Annotated[
-        str | None, typer.Argument(help="The target: name:tag.", show_default="its name, and the next free version")
-    ] = None,
-    trust: Trust = None,
-    store: StoreOption = None,
-    as_json: Json = False,
-) -> None:
-    """Copy an archive file into the store under its own name. An archive that the store already has keeps its tag."""
-    from ingot.model_store import Store
-    from ingot.model_store.places import locate_file
-
-    here, located = Store(store), locate_file(file).whole()
-    given = None if reference is None else _local_target(reference, f"ingot push {file} {reference}")
-    archive, found = located.find()
-    if given is None:
-        held = [tag for tag, digest in here.tags(archive.name).items() if digest == archive.digest]
-        given = _target(f"{archive.name}:{held[0] if held else here.next_version(archive.name)}")
-    _check(archive, found, given, located, trust)
-    _copy(archive, given, here, expected(None), as_json, recheck=trust is not None)
 
 
 def expected(expect: str | None) -> str:
@@ -239,7 +235,7 @@ def _check(archive: Archive, found: Reference, target: Reference | None, located
         Policy.load(trust).check_copy(archive, found, target, file="" if located.place else located.name)
 
 
-def _copy(
+def _push(
     archive: Archive,
     target: Reference,
     store: Store,
@@ -274,11 +270,8 @@ def _copy(
 
 def _target(reference: str) -> Reference:
     from ingot.model_store import Reference
-    from ingot.model_store.places import is_file
     from ingot.model_store.references import PULLED, written_name
 
-    if is_file(reference):
-        raise InvalidArgument(f"'{reference}' is a file; ingot save writes one, and this command expects name:tag")
     ref = Reference.parse(reference)
     if not ref.pushable:
         raise InvalidArgument(f"an archive cannot become '{reference}'; write name:tag, such as {ref.name}:1")
@@ -288,15 +281,3 @@ def _target(reference: str) -> Reference:
         )
     note_stored(written_name(reference))
     return ref
-
-
-def _local_target(reference: str, instead: str) -> Reference:
-    """Return the reference of an archive in the store.
-
-    Raises:
-        InvalidArgument: it is in a registry, where another command copies to.
-    """
-    target = _target(reference)
-    if target.registry is not None:
-        raise InvalidArgument(f"'{reference}' is in a registry, and this command copies into the store; try: {instead}")
-    return target

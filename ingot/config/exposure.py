@@ -14,6 +14,8 @@ from ingot.protocol.addresses import is_loopback, is_path
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 ANY = "*"
+OFF = "off"
+"""The management setting of a server without a management listener."""
 
 
 class Exposed(Protocol):
@@ -101,7 +103,7 @@ def _check_host(config: Exposed, called: Callable[[str], str]) -> None:
     if config.tls_cert is None:
         missing.append("TLS (--tls-cert, --tls-key)")
     if config.auth is None and config.tls_client_ca is None:
-        missing.append("access control (--auth keys.toml, which ingot keys create makes; or --tls-client-ca)")
+        missing.append("access control (--auth keys.toml, which ingot server keys create makes; or --tls-client-ca)")
     if missing:
         lacks = " and without ".join(missing)
         raise InvalidArgument(
@@ -112,14 +114,16 @@ def _check_host(config: Exposed, called: Callable[[str], str]) -> None:
 
 def _check_management(config: Exposed, called: Callable[[str], str]) -> None:
     """A port of management needs keys also on this machine, as web pages can send requests there."""
+    if config.management == OFF and config.management_grpc is not None:
+        raise InvalidArgument(f"{called('management_grpc')} needs {called('management')}, which is off; leave one out")
     for name in ("management", "management_grpc"):
         address = getattr(config, name)
-        if address is None or config.insecure or (name == "management" and is_path(address)):
+        if address in (None, OFF) or config.insecure or (name == "management" and is_path(address)):
             continue
         if config.auth is None:
             raise InvalidArgument(
                 f"{called(name)} is {address}, a port, without --auth: give a file with keys that may manage (ingot "
-                "keys create --scope manage), or use a Unix socket"
+                "server keys create --scope manage), or use a Unix socket"
             )
         if not is_loopback(address.rpartition(":")[0].strip("[]")) and config.tls_cert is None:
             raise InvalidArgument(

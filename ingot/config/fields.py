@@ -39,9 +39,10 @@ class Fields:
         "Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6",
         more="Without [`auth`](security.md#api-keys) every client that reaches the ports is served.",
         group=ADDRESSES,
+        common=True,
     )
-    http_port: int = _field(8000, "HTTP port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
-    grpc_port: int = _field(8001, "gRPC port; 0 for any free port", group=ADDRESSES, least=0, most=65535)
+    http_port: int = _field(8000, "HTTP port; 0 for any free port", group=ADDRESSES, least=0, most=65535, common=True)
+    grpc_port: int = _field(8001, "gRPC port; 0 for any free port", group=ADDRESSES, least=0, most=65535, common=True)
     share_port: bool = _field(
         False,
         "Let several servers of this user, each with this option, listen on both ports; the kernel distributes the "
@@ -61,9 +62,14 @@ class Fields:
         more="See [TLS](security.md#tls).",
         group=ADDRESSES,
         unset="no TLS",
+        common=True,
     )
     tls_key: Path | None = _field(
-        None, "PEM file of the certificate's key, without a password", group=ADDRESSES, unset="no TLS"
+        None,
+        "PEM file of the certificate's key, without a password",
+        group=ADDRESSES,
+        unset="no TLS",
+        common=True,
     )
     tls_client_ca: Path | None = _field(
         None,
@@ -77,6 +83,7 @@ class Fields:
         "Allow an address of other machines without TLS, or without keys or client certificates",
         more="See [addresses](security.md#addresses).",
         group=ACCESS,
+        common=True,
     )
     auth: Path | None = _field(
         None,
@@ -84,6 +91,7 @@ class Fields:
         more="See [API keys](security.md#api-keys).",
         group=ACCESS,
         unset="all requests are served",
+        common=True,
     )
     cors_origin: str | None = _field(
         None,
@@ -128,6 +136,7 @@ class Fields:
         "How log records are written to stderr: human (lines for people) or json (an object per line)",
         more="See [logs](observability.md#logs).",
         group=OBSERVATION,
+        common=True,
     )
     replica: str | None = _field(
         None,
@@ -142,6 +151,7 @@ class Fields:
         more="See [traces](observability.md#traces).",
         group=OBSERVATION,
         unset="OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
+        common=True,
     )
     otlp_share: float = _field(
         0.01,
@@ -178,6 +188,7 @@ class Fields:
         pattern=r"(auto|cpu|cuda|(?!auto|cpu)[a-z]\w*:\d+(,\d+)*)",
         form="auto, cpu, cuda, or cuda:0,1 with the indices of GPUs",
         per_model=True,
+        common=True,
     )
     engine: str | None = _field(
         None,
@@ -194,6 +205,7 @@ class Fields:
         more="See [formats that can run code](serving.md#formats-that-can-run-code).",
         group=MODELS,
         per_model=True,
+        common=True,
     )
     trust: Path | None = _field(
         None,
@@ -201,13 +213,15 @@ class Fields:
         more="See [the policy](registry.md#trust) and [what is checked](serving.md#trust).",
         group=MODELS,
         unset="all are served",
+        common=True,
     )
     management: str | None = _field(
         None,
-        "Where models are loaded and unloaded: a path of a Unix socket, or HOST:PORT",
+        "Where models are loaded and unloaded: a path of a Unix socket, HOST:PORT, or off",
         more="See [management](management.md).",
         group=ADDRESSES,
-        unset="a Unix socket that ingot ctl finds",
+        unset="a Unix socket that ingot server finds",
+        common=True,
     )
     management_grpc: str | None = _field(
         None,
@@ -222,25 +236,17 @@ class Fields:
         more="A [management](management.md) port has it instead of the HTTP port. See [the page](page.md).",
         group=ADDRESSES,
     )
-    no_management: bool = _field(
-        False,
-        "Open no management listener: models change only by SIGHUP and followed aliases",
-        group=ADDRESSES,
-    )
-    watch: float = _field(
+    watch: float | None = _field(
         30.0,
-        "Time between two looks at a registry for moved aliases; the store's are noticed at once",
+        "How often to poll registries for alias changes; those of the store take effect at once. off: follow no alias",
         more="See [changing versions](versions.md).",
         group=MODELS,
+        unset="off",
         above=0,
         duration=True,
         needs_unit=True,
-    )
-    no_watch: bool = _field(
-        False,
-        "Follow no aliases: what is served changes only by a reload",
-        more="See [changing versions](versions.md).",
-        group=MODELS,
+        off=True,
+        common=True,
     )
     ort_library: Path | None = _field(
         None,
@@ -292,7 +298,13 @@ class Fields:
         per_model=True,
     )
     instances: int = _field(
-        1, "Engines per model and device; they share the CPU cores", group=BATCHING, least=1, most=64, per_model=True
+        1,
+        "Engines per model and device; they share the CPU cores",
+        group=BATCHING,
+        least=1,
+        most=64,
+        per_model=True,
+        common=True,
     )
     lanes: int = _field(
         3,
@@ -328,8 +340,11 @@ class Fields:
         least=1,
         most=1024,
         per_model=True,
+        common=True,
     )
-    max_batch: int = _field(64, "Maximum number of samples per engine call", group=BATCHING, least=1, per_model=True)
+    max_batch: int = _field(
+        64, "Maximum number of samples per engine call", group=BATCHING, least=1, per_model=True, common=True
+    )
     slo: float | None = _field(
         None,
         "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
@@ -341,6 +356,7 @@ class Fields:
         duration=True,
         needs_unit=True,
         per_model=True,
+        common=True,
     )
     max_delay: float | None = _field(
         None,
@@ -352,6 +368,7 @@ class Fields:
         duration=True,
         needs_unit=True,
         per_model=True,
+        common=True,
     )
     max_queue: int = _field(
         4096,
@@ -361,6 +378,7 @@ class Fields:
         group=LIMITS,
         least=1,
         per_model=True,
+        common=True,
     )
     max_queue_mb: int = _field(
         256,
@@ -432,6 +450,7 @@ class Fields:
         unset="no limit",
         pattern=r"((cpu|cuda)=)?\d+(\.\d+)? ?[KMGT]i?B(,(cpu|cuda)=\d+(\.\d+)? ?[KMGT]i?B)?",
         form="a size: 4GB, or cpu=4GB,cuda=8GB",
+        common=True,
     )
     states: str | None = _field(
         None,
@@ -486,6 +505,7 @@ class Fields:
         pattern=r"\d+(\.\d+)? ?[KMGT]i?B",
         form="a size: 64MB, or 0MB for none",
         per_model=True,
+        common=True,
     )
     load_timeout: float = _field(
         300.0,
@@ -518,7 +538,12 @@ class Fields:
         duration=True,
     )
     drain_timeout: float = _field(
-        30.0, "How long requests in flight may take to finish at shutdown", group=LIMITS, least=0, duration=True
+        30.0,
+        "How long requests in flight may take to finish at shutdown",
+        group=LIMITS,
+        least=0,
+        duration=True,
+        common=True,
     )
     canary: str | None = _field(
         None,
@@ -529,9 +554,16 @@ class Fields:
         pattern=r"(100|\d{1,2}(\.\d+)?)(,(100|\d{1,2}(\.\d+)?))*",
         form="percentages: 5,25,50",
         per_model=True,
+        file_only=True,
     )
     canary_every: float = _field(
-        60.0, "How long a step takes at least", group=CANARY, least=0, duration=True, per_model=True
+        60.0,
+        "How long a step takes at least",
+        group=CANARY,
+        least=0,
+        duration=True,
+        per_model=True,
+        file_only=True,
     )
     canary_errors: float | None = _field(
         None,
@@ -541,6 +573,7 @@ class Fields:
         least=0,
         most=100,
         per_model=True,
+        file_only=True,
     )
     canary_drift: float | None = _field(
         None,
@@ -550,6 +583,7 @@ class Fields:
         least=0,
         most=100,
         per_model=True,
+        file_only=True,
     )
     canary_latency: float | None = _field(
         None,
@@ -558,6 +592,7 @@ class Fields:
         unset="no limit",
         above=0,
         per_model=True,
+        file_only=True,
     )
     canary_tolerance: float = _field(
         0.01,
@@ -565,6 +600,7 @@ class Fields:
         group=CANARY,
         least=0,
         per_model=True,
+        file_only=True,
     )
     canary_compare: float = _field(
         10.0,
@@ -573,19 +609,25 @@ class Fields:
         least=0,
         most=100,
         per_model=True,
+        file_only=True,
     )
     canary_sticky: bool = _field(
-        False, "Send all requests of a client to the same version", group=CANARY, per_model=True
+        False,
+        "Send all requests of a client to the same version",
+        group=CANARY,
+        per_model=True,
+        file_only=True,
     )
     sticky_header: str | None = _field(
         None,
-        "Header that names the client, for --canary-sticky",
+        "Header that names the client, for canary_sticky",
         more="Only behind a gateway that sets it. By default the API key, the certificate or the connection is the "
         "client.",
         group=CANARY,
         unset="none",
         pattern=r"[A-Za-z0-9!#$%&'*+.^_`|~-]+",
         form="the name of a header",
+        file_only=True,
     )
     record: Path | None = _field(
         None,

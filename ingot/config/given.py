@@ -71,7 +71,7 @@ def given(
     for name, setting in known.items():
         if name in settings:
             found[name] = Given(settings[name], setting.option if options else name)
-        elif (text := os.environ.get(setting.variable)) is not None:
+        elif not setting.file_only and (text := os.environ.get(setting.variable)) is not None:
             found[name] = Given(text, setting.variable)
     return found
 
@@ -87,10 +87,13 @@ def _check_variables(known: Mapping[str, Setting]) -> None:
     Raises:
         InvalidArgument: names it, and the one that is most like it.
     """
-    settings = [setting.variable for setting in known.values()]
+    settings = [setting.variable for setting in known.values() if not setting.file_only]
+    file_only = {setting.variable: setting.name for setting in known.values() if setting.file_only}
     for name in sorted(os.environ):
         if not name.startswith("INGOT_") or name in settings or name in OTHER_VARIABLES or _of_kubernetes(name):
             continue
+        if name in file_only:
+            raise InvalidArgument(f"{name} has no effect: set {file_only[name]} in the configuration file")
         others = [other.removeprefix("INGOT_") for other in (*settings, *OTHER_VARIABLES)]
         near = nearest(name.removeprefix("INGOT_"), others)
         remedy = f"did you mean INGOT_{near}?" if near else "docs/settings.md lists them"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from ingot.config.exposure import check_exposure
+from ingot.config.exposure import OFF, check_exposure
 from ingot.config.fields import Fields
 from ingot.config.given import Given, given
 from ingot.config.setting import Setting
@@ -112,7 +112,7 @@ class ServerConfig(Fields):
     @property
     def shows_page(self) -> bool:
         """Whether the HTTP port has the page; a management port has it instead, if there is one."""
-        return self.page and (self.management is None or is_path(self.management))
+        return self.page and (self.management in (None, OFF) or is_path(self.management))
 
     @property
     def replica_name(self) -> str:

@@ -45,6 +45,9 @@ class Setting:
         duration: whether it is a time, in seconds.
         needs_unit: whether a text must have a unit, as its number could be meant as milliseconds.
         per_model: whether a ``[[model]]`` of the configuration file can have its own value.
+        common: whether ``ingot serve --help`` shows it; ``--help-all`` shows every setting.
+        file_only: whether only a configuration file has it, and no option or variable.
+        off: whether the value ``off`` is allowed, which is read as None.
         live: whether a running server can change it; a value per model, by loading the models again.
         name: the field's.
         kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
@@ -64,6 +67,9 @@ class Setting:
     duration: bool = False
     needs_unit: bool = False
     per_model: bool = False
+    common: bool = False
+    file_only: bool = False
+    off: bool = False
     live: bool = False
     name: str = ""
     kind: type = str
@@ -102,7 +108,7 @@ class Setting:
         if self.kind is bool:
             return "true or false"
         if self.duration:
-            return self.bounds
+            return f"{self.bounds}, or off" if self.off else self.bounds
         if self.kind in (int, float):
             what = "a whole number" if self.kind is int else "a number"
             return f"{what}, {self.bounds}" if self.bounds else what
@@ -125,7 +131,7 @@ class Setting:
         if self.choices:
             return {**schema, "enum": [*self.choices]}
         if self.duration:
-            text = {"type": "string", "pattern": f"^{_DURATION}{'' if self.needs_unit else '?'}$"}
+            text = {"type": "string", "pattern": f"^{_DURATION}{'' if self.needs_unit else '?'}{'$|^off' * self.off}$"}
             number = {"const": 0} if self.needs_unit else {"type": "number", **self._limits}
             return {**schema, **(text if self.needs_unit and self.least != 0 else {"anyOf": [text, number]})}
         pattern = {"pattern": f"^{self.pattern}$"} if self.pattern else {}
@@ -165,7 +171,7 @@ class Setting:
         Raises:
             ValueError: it is not one that the setting takes.
         """
-        if value is None and self.default is None:
+        if (value is None and self.default is None) or (self.off and value in (None, "off")):
             return None
         if self.choices and value in self.choices:
             return value

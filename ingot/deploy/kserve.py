@@ -19,7 +19,7 @@ _BASES: Final = {
 }
 _FILE = "/mnt/models/model.ingot"
 # KServe appends the URI and the folder, which the shell calls 0 and 1.
-_FETCH = f'exec ingot save "oci${{0#ingot}}" --out "$1/{_FILE.rpartition("/")[2]}"'
+_FETCH = f'exec ingot copy "oci${{0#ingot}}" "$1/{_FILE.rpartition("/")[2]}"'
 
 
 def objects(plan: Plan, storage: Storage, model_image: str | None) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def _service(plan: Plan, model: Served, storage: Storage, model_image: str | Non
         about, uri = comment("the archive in its registry, by digest"), f"ingot{place}"
     else:
         about = comment(
-            "Its image: the file that `ingot save` writes, as /models/model.ingot" + _BASES[storage],
+            "Its image: the file that `ingot copy` writes, as /models/model.ingot" + _BASES[storage],
         )
         uri = f"{_SCHEMES[storage]}{model_image}"
     return {

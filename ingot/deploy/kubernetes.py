@@ -171,7 +171,7 @@ def _prefetch(plan: Plan) -> dict[str, Any]:
     pulls = [
         {
             "name": f"pull-{number}",
-            "args": ["pull", str(replace(model.reference, variant=None))],
+            "args": ["copy", str(replace(model.reference, variant=None))],
             "env": environment(plan, **credentials(plan)),
             "volumeMounts": _mounts(plan),
             **shared,

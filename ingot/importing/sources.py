@@ -81,7 +81,7 @@ def _members(path: Path, scratch: Path, limits: Limits) -> Members:
     if not path.is_file():
         raise InvalidArgument(f"{path} is a device, pipe or socket; name a file or folder")
     if path.suffix.lower() == ".ingot":
-        raise InvalidArgument(f"{path} is already an Ingot archive; ingot push stores it")
+        raise InvalidArgument(f"{path} is already an Ingot archive; ingot copy stores it")
     if path.suffix.lower() in _PROGRAMS:
         raise InvalidArgument(f"{path} is a saved model without an archive: ingot export converts it")
     with reading(path):

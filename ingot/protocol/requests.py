@@ -122,7 +122,7 @@ class InferRequest:
     """One decoded inference request.
 
     ``left`` is the seconds until its client's deadline, if it has one. ``client`` is who sent it: the name of a key or
-    certificate, or else a number of the connection. Clients share the engines. ``sticky`` is whom ``--sticky-header``
+    certificate, or else a number of the connection. Clients share the engines. ``sticky`` is whom ``sticky_header``
     names instead, for the choice of a version and the share of the engines. ``context`` is the protocol's request.
     """
 

@@ -8,7 +8,7 @@ import os
 
 from ingot._version import __version__
 from ingot.config import ServerConfig
-from ingot.config.exposure import listed
+from ingot.config.exposure import OFF, listed
 from ingot.errors import InvalidArgument
 from ingot.runtime import memory
 from ingot.runtime.engines import ort_arena
@@ -69,7 +69,8 @@ class Server:
         self._watchdog = Watchdog(repository.held, config.engine_timeout, repository.metrics, ends_process=ends_process)
         self._ports: Ports = ports or Listeners(self.plane, config, self._tls)
         self.rollouts = Rollouts(repository, config, self.plane.forget)
-        self.management = None if config.no_management else Management(self.plane, self.rollouts, config, self._tls)
+        managed = config.management != OFF
+        self.management = Management(self.plane, self.rollouts, config, self._tls) if managed else None
 
     @property
     def http_url(self) -> str:

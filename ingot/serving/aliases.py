@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.25
 async def follow(
     repository: Repository,
     moved: Callable[[Deployment], Coroutine[Any, Any, Any]],
-    every: Callable[[], float],
+    every: float,
     tasks: Tasks,
 ) -> None:
     """Watch the aliases of all loaded models until cancelled.
@@ -30,7 +30,7 @@ async def follow(
     Args:
         repository: the models.
         moved: called once when the alias of a deployment may have moved, and again only after that has ended.
-        every: returns the seconds between two looks at a registry.
+        every: seconds between two polls of a registry.
         tasks: runs ``moved``.
     """
     seen: dict[Deployment, str] = {}
@@ -39,7 +39,7 @@ async def follow(
         served = [each for each in repository.deployments.values() if each.current and (each.follows or each.store)]
         marks = await attempt_async(
             "aliases could not be watched",
-            in_thread("watch", lambda: [_mark(each, every()) for each in served]),  # noqa: B023 - awaited
+            in_thread("watch", lambda: [_mark(each, every) for each in served]),  # noqa: B023 - awaited
         )
         for deployment, mark in zip(served, marks, strict=True) if not isinstance(marks, IngotError) else ():
             running = checking.get(deployment)

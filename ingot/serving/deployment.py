@@ -154,9 +154,9 @@ class Deployment:
         reference = self.located.reference if self.located is not None else None
         if reference is None or not self.follows or self.wanted() != digest:
             return ""
-        again = f"ingot promote {replace(reference, tag=None, digest=digest)} {reference.tag}"
+        again = f"ingot store promote {replace(reference, tag=None, digest=digest)} {reference.tag}"
         if self.store is None:
-            back = f"ingot promote {replace(reference, tag=None, digest=self.digest)} {reference.tag}"
+            back = f"ingot store promote {replace(reference, tag=None, digest=self.digest)} {reference.tag}"
             return f"; a restart serves it, as '{reference}' still means it: {back}"
         self.store.rollback(reference, expect=digest, to=self.digest, reason=reason)
         self.rolled_back = True

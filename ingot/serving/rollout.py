@@ -91,8 +91,8 @@ class Rollouts:
                 await self._residency.load(model, "start")
         for deployment in self.repository.deployments.values():
             await self._name(deployment)
-        if not self._config.no_watch:
-            self._tasks.begin(lambda: follow(self.repository, self._moved, lambda: self._config.watch, self._tasks))
+        if (every := self._config.watch) is not None:
+            self._tasks.begin(lambda: follow(self.repository, self._moved, every, self._tasks))
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""

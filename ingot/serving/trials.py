@@ -294,7 +294,7 @@ def _check(current: Model, candidate: Model) -> None:
     if current.sequential or candidate.sequential or current.repeat or candidate.repeat:
         raise Unsupported(
             f"model '{current.name}' keeps states of sequences or answers several times, so its requests cannot be "
-            "shared with a candidate; replace it at once by ingot ctl load"
+            "shared with a candidate; replace it at once by ingot server load"
         )
     if (current.signature.inputs, current.signature.outputs) != (
         candidate.signature.inputs,
@@ -302,5 +302,5 @@ def _check(current: Model, candidate: Model) -> None:
     ):
         raise InvalidArgument(
             f"the candidate of model '{current.name}' has other inputs or outputs, so they cannot share requests; "
-            "replace it at once by ingot ctl load"
+            "replace it at once by ingot server load"
         )

@@ -90,8 +90,8 @@ def test_the_page_of_transfers_shows_ratios_per_round() -> None:
     times = {way: [1.0, 4.0] for way in transfer.WAYS} | {"ingot pull": [2.0, 2.0]}
     moved = {"skopeo": [(0.06, 0.05)], "ingot": [(0.05, 0.05), (0.07, 0.05)]}
     lines = transfer.markdown(times, moved, 300, "machine").splitlines()
-    assert "| `ingot pull`, registry to store | 1.2 (0.5-2.0) | 1.25 (0.50-2.00) |" in lines
-    assert "| `ingot push` | 6.00 (5.00-7.00) | 5.00 |" in lines
+    assert "| `ingot copy`, registry to store | 1.2 (0.5-2.0) | 1.25 (0.50-2.00) |" in lines
+    assert "| `ingot copy` | 6.00 (5.00-7.00) | 5.00 |" in lines
 
 
 def test_the_proxy_counts_what_clients_send() -> None:

@@ -47,17 +47,17 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     assert json.loads(succeeded(run_ingot("inspect", "digits-int8.ingot", "--json"))) == described
 
     line = f"digits:1  {described['digest']}\n"
-    assert succeeded(run_ingot("push", "digits-int8.ingot", "digits:1")) == line
-    assert succeeded(run_ingot("push", "digits-int8.ingot", "digits:1")) == line
-    message = refused(run_ingot("push", "digits.ingot", "digits:1"))
+    assert succeeded(run_ingot("copy", "digits-int8.ingot", "digits:1")) == line
+    assert succeeded(run_ingot("copy", "digits-int8.ingot", "digits:1")) == line
+    message = refused(run_ingot("copy", "digits.ingot", "digits:1"))
     assert "a version never changes; push as another version, such as digits:2" in message
-    pushed = json.loads(succeeded(run_ingot("push", "digits.ingot", "digits:2", "--json")))
+    pushed = json.loads(succeeded(run_ingot("copy", "digits.ingot", "digits:2", "--json")))
     exported_archive = Archive.open(tmp_path / "digits.ingot")
     assert (pushed["reference"], pushed["digest"]) == ("digits:2", exported_archive.digest)
     assert pushed["moved"] + pushed["present"] == pushed["size"] == exported_archive.size
 
-    assert succeeded(run_ingot("list")).splitlines()[0] == line.strip()
-    assert [(item["name"], item["tag"]) for item in json.loads(succeeded(run_ingot("list", "--json")))] == [
+    assert succeeded(run_ingot("store", "list")).splitlines()[0] == line.strip()
+    assert [(item["name"], item["tag"]) for item in json.loads(succeeded(run_ingot("store", "list", "--json")))] == [
         ("digits", "1"),
         ("digits", "2"),
     ]
@@ -72,9 +72,9 @@ def test_an_onnx_file_to_json_and_another_store(run_ingot: RunIngot, tmp_path: P
     shown = succeeded(run_ingot("inspect", "u[red].ingot"))
     assert "none: one request at a time" in shown
     store = tmp_path / "elsewhere"
-    succeeded(run_ingot("push", "u[red].ingot", "team/unbatched:prod", "--store", store))
-    assert succeeded(run_ingot("list")) == ""
-    assert succeeded(run_ingot("list", "--store", store)) == f"team/unbatched:prod  {exported['digest']}\n"
+    succeeded(run_ingot("copy", "u[red].ingot", "team/unbatched:prod", "--store", store))
+    assert succeeded(run_ingot("store", "list")) == ""
+    assert succeeded(run_ingot("store", "list", "--store", store)) == f"team/unbatched:prod  {exported['digest']}\n"
 
 
 class TestRefusedExports:
@@ -141,10 +141,10 @@ class TestRefusedArchives:
                 "empty": b"",
             }[damage]
         )
-        commands = [("inspect", archive), ("push", archive, "digits:1"), ("serve", archive, "--http-port", "0")]
+        commands = [("inspect", archive), ("copy", archive, "digits:1"), ("serve", archive, "--http-port", "0")]
         for command in commands if damage == "flipped" else commands[:1]:
             assert any(word in refused(run_ingot(*command)) for word in ("damaged", "truncated"))
-        assert succeeded(run_ingot("list")) == ""
+        assert succeeded(run_ingot("store", "list")) == ""
 
     def test_calibration_data_that_does_not_fit(self, run_ingot: RunIngot, archive: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "bad.npz", pixels=np.zeros((3, 1, 8, 8), np.float32))
@@ -160,10 +160,10 @@ class TestRefusedArchives:
             (["inspect", "digits:1"], "has no model 'digits'; it holds: nothing yet"),
             (["inspect", "digits 1"], "'digits 1' is not a model reference; write name:tag such as digits:1"),
             (["inspect", "digits.txt"], "for the file of that name write ./digits.txt"),
-            (["push", "nope.ingot", "digits:1"], "there is no file nope.ingot"),
-            (["push", "digits.ingot", "digits"], "write name:tag, such as digits:1"),
-            (["push", "digits.ingot", "digits:1", "--store", "digits.txt"], "the store at digits.txt cannot be"),
-            (["list", "--store", "digits.txt"], "the store at digits.txt cannot be read: it is not a folder"),
+            (["copy", "nope.ingot", "digits:1"], "there is no file nope.ingot"),
+            (["copy", "digits.ingot", "digits"], "write name:tag, such as digits:1"),
+            (["copy", "digits.ingot", "digits:1", "--store", "digits.txt"], "the store at digits.txt cannot be"),
+            (["store", "list", "--store", "digits.txt"], "the store at digits.txt cannot be read: it is not a folder"),
             (["serve", "digits:1", "--host", "0.0.0.0"], "which other machines may reach, without TLS"),
             (["serve", "digits:1"], "has no model 'digits'"),
             (["serve", "./digits.txt"], "is not an Ingot archive"),

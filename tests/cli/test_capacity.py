@@ -1,4 +1,4 @@
-"""``ingot plan-capacity`` as a user types it."""
+"""``ingot deploy capacity`` as a user types it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_from_the_latencies_of_the_archive(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
     done = run_ingot(
-        *("plan-capacity", f"{digits_archive}#int8", "--rate", "50000", *SLO),
+        *("deploy", "capacity", f"{digits_archive}#int8", "--rate", "50000", *SLO),
         *("--cores", "1", "--cost", "0.25/h", "--report", "plan.html"),
     )
     said = succeeded(done)
@@ -41,7 +41,7 @@ def test_a_plan_from_the_latencies_of_the_archive(run_ingot: RunIngot, digits_ar
 def test_a_plan_for_programs(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path) -> None:
     times = tmp_path / "times"
     times.write_text("".join(f"{number / 200}\n" for number in range(1000)))
-    command = ("plan-capacity", digits_fp32, *SLO, "--arrivals", times, "--overhead", "60us", "--json")
+    command = ("deploy", "capacity", digits_fp32, *SLO, "--arrivals", times, "--overhead", "60us", "--json")
     plan = json.loads(succeeded(run_ingot(*command)))
     [latency, *_] = Archive.open(digits_fp32).variant().serving.evidence.latency
     assert plan["rate"] == pytest.approx(200, rel=0.01)
@@ -59,7 +59,7 @@ def test_latencies_of_another_machine_are_named(
     run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ingot.runtime.devices.cpu_features", lambda: "x86_64 amx_int8")
-    done = run_ingot("plan-capacity", digits_fp32, "--rate", "10", *SLO)
+    done = run_ingot("deploy", "capacity", digits_fp32, "--rate", "10", *SLO)
     succeeded(done)
     assert "recorded on another machine" in done.stderr
     assert "--measure measures on this one" in done.stderr
@@ -69,7 +69,8 @@ def test_latencies_of_another_machine_are_named(
 def test_a_plan_from_measurements_here(run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.capacity.calibration._SECONDS", 1)
     command = (
-        "plan-capacity",
+        "deploy",
+        "capacity",
         digits_fp32,
         "--rate",
         "10",
@@ -109,7 +110,7 @@ def test_a_plan_from_measurements_here(run_ingot: RunIngot, digits_fp32: Path, m
 )
 def test_mistakes(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "odd").write_text("1\n,\nnan\n2\n")
-    done = run_ingot("plan-capacity", digits_fp32, *arguments)
+    done = run_ingot("deploy", "capacity", digits_fp32, *arguments)
     # With --measure, progress comes before the error.
     done.stderr = done.stderr.removeprefix("Opening\n")
     assert message in refused(done)
@@ -128,7 +129,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plan_names_the_size_of_its_requests(run_ingot: RunIngot, words: Path) -> None:
-    done = run_ingot("plan-capacity", words, "--rate", "10", *SLO)
+    done = run_ingot("deploy", "capacity", words, "--rate", "10", *SLO)
     said = succeeded(done)
     assert "a request                x INT64[1, " in said
     assert "the plan is for requests of these sizes only" in done.stderr
@@ -136,7 +137,7 @@ def test_a_plan_names_the_size_of_its_requests(run_ingot: RunIngot, words: Path)
 
 
 def test_a_model_of_one_size_has_no_note_about_sizes(run_ingot: RunIngot, digits_fp32: Path) -> None:
-    done = run_ingot("plan-capacity", digits_fp32, "--rate", "10", *SLO)
+    done = run_ingot("deploy", "capacity", digits_fp32, "--rate", "10", *SLO)
     assert "image FP32[1, 1, 8, 8]" in succeeded(done)
     assert "of these sizes only" not in done.stderr
 
@@ -147,7 +148,7 @@ def test_a_plan_for_requests_of_a_given_size(run_ingot: RunIngot, words: Path, m
     plans = []
     for size in (1, 100_000):
         shapes = ("--shape", f"x:1,{size}", "--shape", f"m:1,{size}")
-        command = ("plan-capacity", words, "--rate", "1", "--slo", "p50=1s", "--measure", "--cores", "1", "--json")
+        command = ("deploy", "capacity", words, "--rate", "1", "--slo", "p50=1s", "--measure", "--cores", "1", "--json")
         plans.append(json.loads(succeeded(run_ingot(*command, *shapes))))
     small, large = plans
     assert large["sample"] == "x INT64[1, 100000], m INT64[1, 100000]"
@@ -165,6 +166,6 @@ def test_a_plan_for_requests_of_a_given_size(run_ingot: RunIngot, words: Path, m
     ],
 )
 def test_wrong_shapes(run_ingot: RunIngot, words: Path, arguments: list[str], message: str) -> None:
-    done = run_ingot("plan-capacity", words, "--rate", "9", *SLO, "--cores", "1", *arguments)
+    done = run_ingot("deploy", "capacity", words, "--rate", "9", *SLO, "--cores", "1", *arguments)
     done.stderr = done.stderr.removeprefix("Opening\n")
     assert message in refused(done)

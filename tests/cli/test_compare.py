@@ -43,7 +43,7 @@ def test_a_model_and_its_quantized_form(
     for part in ("digits-int8.ingot#int8", "<svg", "polyline", "accuracy:labels=y", "digits.ingot#fp32"):
         assert part in page
 
-    run_ingot("push", digits_archive, "digits:1")
+    run_ingot("copy", digits_archive, "digits:1")
     result = run_ingot("compare", "digits:1#fp32", "digits:1", "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)

@@ -36,7 +36,7 @@ def trained(run_ingot: RunIngot, folder: Path, name: str, step: float) -> Path:
 
 def test_two_versions_of_a_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     first, second = trained(run_ingot, tmp_path, "a", 0), trained(run_ingot, tmp_path, "b", 1)
-    run_ingot("push", first, "net:1")
+    run_ingot("copy", first, "net:1")
     result = run_ingot("diff", "net:1", second, "--report", "d.html")
     assert result.returncode == 0, result.stderr
     assert "wrote the differences to d.html" in result.stderr
@@ -70,7 +70,7 @@ def test_two_versions_of_a_model(run_ingot: RunIngot, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_version_in_a_registry(run_ingot: RunIngot, registry: str, tmp_path: Path) -> None:
     first, second = trained(run_ingot, tmp_path, "a", 0), trained(run_ingot, tmp_path, "b", 1)
-    pushed = run_ingot("push", second, f"{registry}/team/diffed:2")
+    pushed = run_ingot("copy", second, f"{registry}/team/diffed:2")
     assert pushed.returncode == 0, pushed.stderr
     local, remote = (run_ingot("diff", first, other) for other in (second, f"{registry}/team/diffed:2"))
     assert remote.returncode == 0, remote.stderr

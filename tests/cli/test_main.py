@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.cli.main import app
+from ingot.cli.main import RENAMED, app
+from ingot.config import ServerConfig
+from ingot.model_store import Store
 from tests import onnx_models
-from tests.support import RunIngot, run_python
+from tests.runtime.variants import Made, archive
+from tests.support import RunIngot, run_python, succeeded
 
 COMMANDS = [
     *("export", "import", "quantize", "compare"),
-    *("inspect", "diff", "graph", "profile", "push", "pull", "copy", "save", "load"),
-    *("list", "history", "promote", "rollback", "remove", "fsck", "gc"),
-    *("keygen", "sign", "verify"),
-    *("serve", "deploy", "config", "ctl", "top", "infer", "bench", "plan-capacity", "keys", "demo"),
+    *("inspect", "diff", "graph", "profile", "copy", "store", "trust"),
+    *("serve", "server", "infer", "bench", "config", "deploy", "demo"),
 ]
 
 
@@ -47,7 +48,40 @@ def test_every_command_has_help(run_ingot: RunIngot, command: str) -> None:
     assert "typer." not in result.stdout
 
 
-@pytest.mark.parametrize("arguments", [["frobnicate"], ["export"], ["list", "--nope"]])
+@pytest.mark.parametrize(
+    ("arguments", "new"),
+    [
+        (["push", "a.ingot", "a:1"], "'ingot push' is now 'ingot copy ARCHIVE NAME:TAG'"),
+        (["keygen"], "'ingot keygen' is now 'ingot trust keygen'"),
+        (["ctl", "status"], "'ingot ctl' is now 'ingot server'"),
+        (["plan-capacity", "--help"], "'ingot plan-capacity' is now 'ingot deploy capacity'"),
+    ],
+)
+def test_the_error_for_a_former_command_has_the_new_one(run_ingot: RunIngot, arguments: list[str], new: str) -> None:
+    result = run_ingot(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert new in result.stderr
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_former_commands_have_become_commands(run_ingot: RunIngot, old: str, new: str) -> None:
+    assert old not in COMMANDS
+    words = [word for word in new.split() if word.islower() and "/" not in word]
+    assert f"ingot {' '.join(words)}" in succeeded(run_ingot(*words, "--help"))
+
+
+def test_the_help_of_serve_fits_two_screens_and_help_all_has_every_setting(run_ingot: RunIngot) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        short, everything = run_ingot("serve", "--help").stdout, run_ingot("serve", "--help-all").stdout
+    assert len(short.splitlines()) <= 96  # two screens of 48 lines
+    settings = [setting for setting in ServerConfig.settings().values() if not setting.file_only]
+    shown = [setting.name for setting in settings if f"{setting.option} " in short]
+    assert 18 <= len(shown) <= 24
+    assert [setting.name for setting in settings if setting.option not in everything] == []
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["export"], ["store", "list", "--nope"]])
 def test_a_misspelt_command_line_is_exit_code_2(run_ingot: RunIngot, arguments: list[str]) -> None:
     result = run_ingot(*arguments)
     assert result.returncode == 2
@@ -123,3 +157,24 @@ def test_the_end_of_a_command_collects_no_garbage() -> None:
     lines = ["import atexit, gc, sys", "from ingot.cli import main", "sys.argv = ['ingot', '--version']"]
     lines += ["atexit.register(lambda: print('frozen', gc.get_freeze_count() > len(gc.get_objects())))", "main.main()"]
     assert run_python("\n".join(lines)).splitlines()[-1] == "frozen True"
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "found"),
+    [
+        ("bash", "ingot inspect dig", ["digits:1", "digits:prod"]),
+        ("bash", "ingot inspect digits : p", ["prod"]),  # bash splits words at colons
+        ("zsh", "ingot inspect digits:p", [r"""_arguments '*: :(("digits\\:prod"))'"""]),
+        ("fish", "ingot store history t", ["team/net"]),
+    ],
+)
+def test_the_shell_completes_commands_models_and_tags(tmp_path: Path, shell: str, words: str, found: list[str]) -> None:
+    store = Store(tmp_path)
+    for reference in ("digits:1", "digits:prod", "team/net:2"):
+        store.push(archive([Made("fp32")]), reference)
+    asked = {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    if shell == "bash":
+        asked = {"COMP_WORDS": words.replace(" ", "\n"), "COMP_CWORD": str(words.count(" "))}
+    asked |= {"INGOT_HOME": str(tmp_path), "_INGOT_COMPLETE": f"complete_{shell}"}
+    code = "import sys; from ingot.cli.main import main; sys.argv[:] = ['ingot']; main()"
+    assert run_python(code, **asked).splitlines() == found

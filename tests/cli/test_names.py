@@ -52,10 +52,10 @@ def test_a_served_file_is_called_as_it_is(tmp_path: Path, file: str, served: str
 
 def test_the_name_of_a_served_model_is_the_one_in_the_command(run_ingot: RunIngot, tmp_path: Path) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
-    pushed = run_ingot("push", "x.ingot", "team/MyNet:1")
+    pushed = run_ingot("copy", "x.ingot", "team/MyNet:1")
     assert succeeded(pushed) == f"team/mynet:1  {DOUBLE.digest}\n"
     assert pushed.stderr.splitlines()[0] == "'team/MyNet' is stored as 'team/mynet'"
-    again = run_ingot("push", "x.ingot", "team/mynet:1")
+    again = run_ingot("copy", "x.ingot", "team/mynet:1")
     assert "stored as" not in again.stderr
     sources = ["team/MyNet:1", "team/mynet:1", "MYNET=x.ingot"]
     sources = [source.replace("x.ingot", str(tmp_path / "x.ingot")) for source in sources]
@@ -68,12 +68,15 @@ def test_the_name_of_a_served_model_is_the_one_in_the_command(run_ingot: RunIngo
 
 def test_both_spellings_find_the_stored_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
-    succeeded(run_ingot("load", "x.ingot", "MyNet:1"))
-    succeeded(run_ingot("promote", "MyNet:1", "Prod"))
+    succeeded(run_ingot("copy", "x.ingot", "MyNet:1"))
+    succeeded(run_ingot("store", "promote", "MyNet:1", "Prod"))
     succeeded(run_ingot("copy", "MyNet:1", "Other_Net:1"))
     for name in ("MyNet", "mynet"):
-        assert f"mynet:1  {DOUBLE.digest}\n" in succeeded(run_ingot("list", name))
-        assert [move["tag"] for move in json.loads(succeeded(run_ingot("history", name, "--json")))] == ["Prod", "1"]
+        assert f"mynet:1  {DOUBLE.digest}\n" in succeeded(run_ingot("store", "list", name))
+        assert [move["tag"] for move in json.loads(succeeded(run_ingot("store", "history", name, "--json")))] == [
+            "Prod",
+            "1",
+        ]
         assert DOUBLE.digest in succeeded(run_ingot("inspect", f"{name}:Prod"))
     assert sorted(Store(tmp_path / "home").names()) == ["mynet", "other_net"]
     assert "has no 'mynet:prod'" in refused(run_ingot("inspect", "MyNet:prod"))  # tags keep their case
@@ -81,12 +84,12 @@ def test_both_spellings_find_the_stored_model(run_ingot: RunIngot, tmp_path: Pat
 
 def test_a_registry_has_the_name_in_lower_case(run_ingot: RunIngot, tmp_path: Path, registry: str) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
-    assert succeeded(run_ingot("push", "x.ingot", f"{registry}/Names/MyNet:1")).startswith(f"{registry}/names/mynet:1 ")
+    assert succeeded(run_ingot("copy", "x.ingot", f"{registry}/Names/MyNet:1")).startswith(f"{registry}/names/mynet:1 ")
     for name in ("Names/MyNet", "names/mynet"):
-        assert DOUBLE.digest in succeeded(run_ingot("list", f"{registry}/{name}"))
+        assert DOUBLE.digest in succeeded(run_ingot("store", "list", f"{registry}/{name}"))
     with serve(f"{registry}/Names/MyNet:1", store=tmp_path / "home") as server:
         answering(server, ["MyNet"], ["mynet"])
-    assert succeeded(run_ingot("pull", f"{registry}/Names/MyNet:1")).startswith("names/mynet:1 ")
+    assert succeeded(run_ingot("copy", f"{registry}/Names/MyNet:1")).startswith("names/mynet:1 ")
 
 
 def test_exports_and_imports_are_stored_in_lower_case(run_ingot: RunIngot, tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_exports_and_imports_are_stored_in_lower_case(run_ingot: RunIngot, tmp_p
 
 
 def test_rules_and_signatures_count_for_every_spelling(run_ingot: RunIngot, tmp_path: Path) -> None:
-    succeeded(run_ingot("keygen"))
+    succeeded(run_ingot("trust", "keygen"))
     policy = tmp_path / "trust.toml"
     free = '[[rule]]\nnames = "Scratch*"\nrequire_signature = false\n'
     policy.write_text(free + '[[rule]]\nnames = "**"\nkeys = ["ingot.pub"]\n')
@@ -116,10 +119,10 @@ def test_rules_and_signatures_count_for_every_spelling(run_ingot: RunIngot, tmp_
             serve(source, trust=policy)
     with serve(f"SCRATCH={file}", trust=policy) as server:
         answering(server, ["SCRATCH"])
-    succeeded(run_ingot("push", "x.ingot", "MyNet:1"))
-    assert "it is unsigned" in refused(run_ingot("verify", "mynet:1", "--trust", policy))
-    assert succeeded(run_ingot("sign", "MyNet:1", "--key", "ingot.key")).startswith("mynet ")
+    succeeded(run_ingot("copy", "x.ingot", "MyNet:1"))
+    assert "it is unsigned" in refused(run_ingot("trust", "verify", "mynet:1", "--trust", policy))
+    assert succeeded(run_ingot("trust", "sign", "MyNet:1", "--key", "ingot.key")).startswith("mynet ")
     for name in ("MyNet", "mynet"):
-        succeeded(run_ingot("verify", f"{name}:1", "--trust", policy))
+        succeeded(run_ingot("trust", "verify", f"{name}:1", "--trust", policy))
     with serve("MyNet:1", store=tmp_path / "home", trust=policy) as server:
         answering(server, ["MyNet"])

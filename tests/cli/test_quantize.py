@@ -192,7 +192,7 @@ class TestSearch:
 
     @pytest.mark.matrix
     def test_a_reference_in_and_a_variant_by_its_name(self, quantize: Quantize, run_ingot: RunIngot) -> None:
-        succeeded(run_ingot("push", "m.ingot", "m:1"))
+        succeeded(run_ingot("copy", "m.ingot", "m:1"))
         assert succeeded(quantize("m:1", "--calibrate", "data.npz", "-o", "q.ingot")).count("int8") > 0
 
     @pytest.mark.matrix

@@ -1,4 +1,4 @@
-"""``ingot top``: what it shows of a running server, and what it says where there is none."""
+"""``ingot server top``: what it shows of a running server, and what it says where there is none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.serving.rolling import load, times
 from tests.support import ROOT, RunIngot, matrix, refused, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
-TOP = [sys.executable, "-m", "ingot", "top"]
+TOP = [sys.executable, "-m", "ingot", "server", "top"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store,
     with ingot.serve("times:1", store=store, **FREE) as server:
         wrong_request(server)
         with load([server.http_url, server.grpc_url], version="1"):
-            found = json.loads(succeeded(run_ingot("top", server.http_url, "--once", "--json")))
-            shown = succeeded(run_ingot("top", "--once"))
+            found = json.loads(succeeded(run_ingot("server", "top", server.http_url, "--once", "--json")))
+            shown = succeeded(run_ingot("server", "top", "--once"))
     assert (found["url"], found["version"]) == (server.http_url, ingot.__version__)
     assert found["started"] > 1e9
     assert found["connections"] >= 3
@@ -86,14 +86,14 @@ def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store,
 
 def test_it_shows_a_candidate_that_is_tried(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:1", store=store, **FREE) as server, load([server.http_url], version="1"):
-        succeeded(run_ingot("ctl", "shadow", "times", "times:2", "--compare", "50"))
+        succeeded(run_ingot("server", "shadow", "times", "times:2", "--compare", "50"))
         wait_until(lambda: server.status()[0]["trial"]["answers"]["compared"] > 0)
-        shown = succeeded(run_ingot("top", "--once", "--interval", "100ms"))
+        shown = succeeded(run_ingot("server", "top", "--once", "--interval", "100ms"))
         assert "times:1  shadow: " in shown
         assert " 0 differed" in shown
         assert "worst error 0.0005" in shown
-        succeeded(run_ingot("ctl", "canary", "times", "--weight", "50"))
-        assert "times:1  canary 50 %: " in succeeded(run_ingot("top", "--once", "--interval", "100ms"))
+        succeeded(run_ingot("server", "canary", "times", "--weight", "50"))
+        assert "times:1  canary 50 %: " in succeeded(run_ingot("server", "top", "--once", "--interval", "100ms"))
 
 
 @pytest.mark.matrix
@@ -155,10 +155,10 @@ def test_a_key_is_needed_where_the_server_asks_for_one(tmp_path: Path, run_ingot
     key = tmp_path / "key"
     key.write_text(make_key(keys, "infer", "metrics"))
     with ingot.serve(onnx_models.affine(tmp_path), auth=keys, **FREE) as server:
-        text = refused(run_ingot("top", server.http_url, "--once"))
+        text = refused(run_ingot("server", "top", server.http_url, "--once"))
         assert "give a key with the rights infer and metrics, or manage on a management port, by --key-file" in text
         options = ("--once", "--interval", "100ms", "--key-file", key)
-        assert "affine:1" in succeeded(run_ingot("top", server.http_url, *options))
+        assert "affine:1" in succeeded(run_ingot("server", "top", server.http_url, *options))
 
 
 class Other(BaseHTTPRequestHandler):
@@ -178,7 +178,7 @@ class Other(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     with (
-        ingot.serve(onnx_models.affine(tmp_path_factory.mktemp("models")), no_management=True, **FREE) as server,
+        ingot.serve(onnx_models.affine(tmp_path_factory.mktemp("models")), management="off", **FREE) as server,
         HTTPServer(("127.0.0.1", 0), Other) as other,
     ):
         threading.Thread(target=other.serve_forever, daemon=True).start()
@@ -203,7 +203,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         (("127.0.0.1:8000", "--once"), "write http://127.0.0.1:8000"),
         (
             ("--once",),
-            "no server of this user runs with a management socket on this machine; name one: ingot top PLACE",
+            "no server of this user runs with a management socket on this machine; name one: ingot server top PLACE",
         ),
         (("HTTP", "--interval", "0s"), "--interval is '0s'; it must be from 100ms to 1h"),
         (("HTTP", "--interval", "soon"), "write it as 50ms"),
@@ -214,7 +214,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 def test_what_is_wrong_is_named(
     places: Callable[[str], str], run_ingot: RunIngot, arguments: tuple[str, ...], expected: str
 ) -> None:
-    assert expected in refused(run_ingot("top", *map(places, arguments)))
+    assert expected in refused(run_ingot("server", "top", *map(places, arguments)))
 
 
 class Broken(Other):
@@ -258,13 +258,13 @@ def broken(**answers: str) -> Iterator[str]:
 )
 def test_a_broken_server_is_named(run_ingot: RunIngot, metrics: str, models: str) -> None:
     with broken(metrics=metrics, models=models) as url:
-        text = refused(run_ingot("top", url, "--once", "--interval", "100ms"))
+        text = refused(run_ingot("server", "top", url, "--once", "--interval", "100ms"))
     assert f"what answers at {url} is not the HTTP port of an Ingot server" in text
 
 
 def test_an_endless_answer_ends(run_ingot: RunIngot) -> None:
     with broken(metrics="# endless") as url:
-        assert "has more than 64 MiB" in refused(run_ingot("top", url, "--once", "--interval", "100ms"))
+        assert "has more than 64 MiB" in refused(run_ingot("server", "top", url, "--once", "--interval", "100ms"))
 
 
 def test_names_of_a_server_do_not_control_the_terminal() -> None:

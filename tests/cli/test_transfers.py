@@ -68,8 +68,8 @@ def test_commands_report_their_bytes(
     monkeypatch.setattr(transfers, "_LARGE", 1)
     steps = {
         "export": ("export", "affine.onnx", "-o", "affine.ingot"),
-        "push": ("push", "affine.ingot", "affine:1"),
-        "save": ("save", "affine:1", "-o", "saved.ingot"),
+        "push": ("copy", "affine.ingot", "affine:1"),
+        "save": ("copy", "affine:1", "saved.ingot"),
     }
     for name in steps:
         result = run_ingot(*steps[name])
@@ -89,7 +89,7 @@ def test_an_interrupted_save_says_that_nothing_was_written(tmp_path: Path, monke
     monkeypatch.setattr(Archive, "save", interrupt)
     monkeypatch.setattr(transfers, "note", told.append)
     with pytest.raises(KeyboardInterrupt):
-        transfers.save("tiny:1", tmp_path / "tiny.ingot", store=tmp_path / "store")
+        transfers.copy("tiny:1", str(tmp_path / "tiny.ingot"), store=tmp_path / "store")
     assert told == [f"nothing was written to {tmp_path / 'tiny.ingot'}"]
 
 

@@ -435,7 +435,7 @@ def test_commands_name_a_server_whose_metadata_is_wrong(run_ingot: RunIngot, doc
         for command in (
             ("infer", url, "m", "--input", "x=[1]"),
             ("bench", url, "m"),
-            ("ctl", "load", "m", "--server", url),
+            ("server", "load", "m", "--server", url),
         ):
             text = run_ingot(*command).stderr
             assert "bug in Ingot" not in text

@@ -1,4 +1,4 @@
-"""The load of a server, as ``ingot top`` computes it from metrics and statistics."""
+"""The load of a server, as ``ingot server top`` computes it from metrics and statistics."""
 
 from __future__ import annotations
 

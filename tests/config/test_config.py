@@ -13,7 +13,7 @@ from ingot.errors import InvalidArgument, Unsupported
 from tests.support import ROOT
 
 SETTINGS = ServerConfig.settings()
-TIMES = [name for name, setting in SETTINGS.items() if setting.duration]
+TIMES = [name for name, setting in SETTINGS.items() if setting.duration and not setting.file_only]
 
 
 @pytest.mark.parametrize("name", TIMES)
@@ -70,6 +70,22 @@ def test_a_duration_out_of_its_limits_is_shown_as_written_with_them(name: str, g
     with pytest.raises(InvalidArgument) as caught:
         ServerConfig.of({name: given})
     assert str(caught.value) == says
+
+
+def test_management_and_the_watch_of_aliases_can_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServerConfig.of({"watch": "off"}).watch is ServerConfig.of({"watch": None}).watch is None
+    with pytest.raises(InvalidArgument, match=r"^management_grpc needs management, which is off; leave one out"):
+        ServerConfig.of({"management": "off", "management_grpc": "localhost:1", "auth": "keys.toml"})
+    assert ServerConfig.of({"management": "off"}).shows_page
+    monkeypatch.setenv("INGOT_WATCH", "off")
+    assert ServerConfig.of({}).watch is None
+    assert SETTINGS["watch"].shown(None) == "off"
+
+
+def test_a_setting_of_the_file_alone_has_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_CANARY", "5,25")
+    with pytest.raises(InvalidArgument, match=r"^INGOT_CANARY has no effect: set canary in the configuration file$"):
+        ServerConfig.of({})
 
 
 def test_both_protocols_need_separate_ports() -> None:

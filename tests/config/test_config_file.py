@@ -131,6 +131,8 @@ def test_the_file_the_variable_and_the_option_in_this_order(
         value = getattr(file.server, name)
         assert value == (tmp_path / "x.txt" if SETTINGS[name].kind is Path else SETTINGS[name].read(other(name)))
     setting = SETTINGS[name]
+    if setting.file_only:
+        return
     default = setting.shown(setting.default) if setting.default else str(other(name))
     monkeypatch.setenv(SETTINGS[name].variable, default)
     assert configuration(tmp_path, text).given[name].origin == SETTINGS[name].variable

@@ -157,7 +157,7 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
     assert container(objects)["args"][1].partition("=")[2] == f"{pull['args'][1]}#fp32"
     succeeded(run_ingot(*pull["args"]))
     digest = container(objects)["args"][1].partition("@")[2].partition("#")[0]
-    assert digest in succeeded(run_ingot("list"))
+    assert digest in succeeded(run_ingot("store", "list"))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
     [
         (["PUSHED", "--node-store", "here"], "absolute path"),
         (["digits:1"], "--registry"),
-        (["./digits.ingot"], "ingot push ./digits.ingot oci://HOST/NAME:TAG"),
+        (["./digits.ingot"], "ingot copy ./digits.ingot oci://HOST/NAME:TAG"),
         (["PUSHED", "PUSHED"], "two models are called 'digits'"),
         (["PUSHED", "--replicas", "8..2"], "at most the most"),
         (["PUSHED", "--replicas", "many"], "write 4 or 2..8"),
@@ -186,7 +186,7 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
 def test_what_would_not_run_is_refused(
     run_ingot: RunIngot, pushed: str, digits_archive: Path, arguments: list[str], says: str
 ) -> None:
-    run_ingot("push", digits_archive, "digits:1")
+    run_ingot("copy", digits_archive, "digits:1")
     wanted = [each.replace("PUSHED", pushed) for each in arguments]
     assert says in refused(run_ingot("deploy", "k8s", *wanted, "--image", IMAGE))
 
@@ -194,7 +194,7 @@ def test_what_would_not_run_is_refused(
 def test_an_archive_of_the_store_is_named_in_the_registry(
     deploy: Deploy, run_ingot: RunIngot, digits_archive: Path
 ) -> None:
-    run_ingot("push", digits_archive, "digits:1")
+    run_ingot("copy", digits_archive, "digits:1")
     [_, source] = container(deploy("k8s", "digits:1", "--registry", "oci://registry.local/team"))["args"]
     assert source.startswith("digits=oci://registry.local/team/digits:1@sha256:")
 
@@ -220,7 +220,7 @@ def test_an_archive_that_pods_cannot_serve_is_refused(
     deploy: Deploy, run_ingot: RunIngot, registry: str, tmp_path: Path
 ) -> None:
     variants.archive([Made("pt2", format="pt2", graph=b"code")], "net").save(tmp_path / "net.ingot")
-    succeeded(run_ingot("push", tmp_path / "net.ingot", source := f"{registry}/team/net:1"))
+    succeeded(run_ingot("copy", tmp_path / "net.ingot", source := f"{registry}/team/net:1"))
     command = ("deploy", "k8s", source, "--image", IMAGE)
     assert "pods refuse; give --allow-code, or export a variant of format onnx" in refused(run_ingot(*command))
     assert "give --image-has-torch" in refused(run_ingot(*command, "--allow-code"))
@@ -229,7 +229,7 @@ def test_an_archive_that_pods_cannot_serve_is_refused(
     # A variant that can run is enough.
     both = [Made("pt2", format="pt2", graph=b"code"), Made("fp32")]
     variants.archive(both, "both").save(tmp_path / "both.ingot")
-    succeeded(run_ingot("push", tmp_path / "both.ingot", source := f"{registry}/team/both:1"))
+    succeeded(run_ingot("copy", tmp_path / "both.ingot", source := f"{registry}/team/both:1"))
     assert container(deploy("k8s", source))["resources"]
     assert "has only variants" in refused(run_ingot("deploy", "k8s", f"{source}#pt2", "--image", IMAGE))
 

@@ -189,15 +189,15 @@ def test_a_candidate_that_is_tried_shows(
             expect(rows.nth(2)).to_have_text(re.compile("[1-9][0-9,.]* agreed, 0 differed"))
             expect(rows.nth(3)).to_have_text("0.00050")
             expect(page.locator("#models tbody")).to_contain_text("canary 20 %")
-            succeeded(run_ingot("ctl", "canary", "times", "--stop"))
+            succeeded(run_ingot("server", "canary", "times", "--stop"))
             expect(page.locator("#trial")).to_be_hidden()
-            succeeded(run_ingot("ctl", "shadow", "times", "times:3", "--compare", "100"))
+            succeeded(run_ingot("server", "shadow", "times", "times:3", "--compare", "100"))
             expect(page.locator("#trial h3")).to_have_text("Shadow")
             expect(rows.nth(0)).to_contain_text("answers copies")
             expect(rows.nth(2)).to_have_text(re.compile("^0 agreed, [1-9][0-9,.]* differed"))
             expect(rows.nth(2)).to_have_class("bad")
             expect(rows.nth(3)).to_have_text("0.10")
-            succeeded(run_ingot("ctl", "canary", "times", "--drift", "1"))
+            succeeded(run_ingot("server", "canary", "times", "--drift", "1"))
             expect(page.locator("#models tbody")).to_contain_text("update failed")
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert opened.faults == []

@@ -161,7 +161,7 @@ def test_servers_that_share_a_store_download_a_model_once(proxy: Server, registr
     """As the pods of a node do that start together."""
     push(registry, "served/shared:1", TWO)
     command = [sys.executable, "-m", "ingot", "serve", f"{proxy.address}/served/shared:1", "--store", str(tmp_path)]
-    command += ["--http-port", "0", "--grpc-port", "0", "--device", "cpu", "--json", "--no-management"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--device", "cpu", "--json", "--management", "off"]
     with contextlib.ExitStack() as running:
         started = [
             running.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))

@@ -217,11 +217,11 @@ def test_the_cache_rests_during_a_canary(tmp_path: Path, run_ingot: RunIngot, mo
 
         assert [ask()[0, 0] for _ in range(2)] == [1, 1]
         before = counts(server)
-        succeeded(run_ingot("ctl", "canary", "times", "times:3", "--weight", "50"))
+        succeeded(run_ingot("server", "canary", "times", "times:3", "--weight", "50"))
         wait_until(lambda: {ask()[0, 0] for _ in range(20)} == {1, 3})
         wait_until(lambda: ask(2)[0, 0] == 3)
         assert counts(server) == before
-        succeeded(run_ingot("ctl", "canary", "times", "--stop"))
+        succeeded(run_ingot("server", "canary", "times", "--stop"))
         assert {each[0, 0] for each in (ask(), ask(2), ask(), ask(2))} == {1}
         assert counts(server) == (before[0] + 3, before[1] + 1)
 

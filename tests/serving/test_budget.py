@@ -100,7 +100,7 @@ def test_the_least_recently_used_leaves(models: Mapping[int, Path], run_ingot: R
         assert states(server) == {"m1": "ready", "m2": "unloaded", "m3": "ready", "m4": "unloaded"}
         statistics = httpx.get(f"{server.http_url}/v2/models/m2/stats", trust_env=False).json()
         assert statistics["model_stats"][0]["inference_count"] == 1
-        shown = succeeded(run_ingot("ctl", "status"))
+        shown = succeeded(run_ingot("server", "status"))
         assert "m2:1  unloaded" in shown
         assert "it is loaded when a request comes (memory budget)" in shown
         assert "m1.onnx  24" in shown
@@ -162,7 +162,7 @@ def test_what_does_not_fit(models: Mapping[int, Path], tmp_path: Path, run_ingot
         new = tmp_path / "new.onnx"
         new.write_bytes(models[2].read_bytes())
         new.replace(served)
-        result = run_ingot("ctl", "reload")
+        result = run_ingot("server", "reload")
         assert result.returncode == 1
         [status] = server.status()
         assert "of the one that answers; the budget of the cpu is 40 MiB" in status["update_failed"]
@@ -189,9 +189,9 @@ def test_changes_of_a_model_that_is_not_in_memory(
         for factor in (3, 4):
             client.infer(f"m{factor}", {"x": X})
         wait_until(lambda: states(server)["m1"] == "unloaded")
-        succeeded(run_ingot("ctl", "unload", "m1"))
+        succeeded(run_ingot("server", "unload", "m1"))
         assert httpx.get(f"{server.http_url}/v2/models/m1/ready", trust_env=False).status_code == 404
-        succeeded(run_ingot("ctl", "load", "m1"))
+        succeeded(run_ingot("server", "load", "m1"))
         assert np.allclose(client.infer("m1", {"x": X})["y"], X)
         store.promote("times:2", "prod")
         wait_until(lambda: np.allclose(client.infer("times", {"x": X})["y"], 3 * X))

@@ -60,36 +60,36 @@ def factor(server: RunningServer, name: str = "times", version: str = "") -> flo
 
 
 def test_ctl_loads_reloads_and_unloads(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
-    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
-        [found] = json.loads(succeeded(run_ingot("ctl", "status", "--json")))
+    with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
+        [found] = json.loads(succeeded(run_ingot("server", "status", "--json")))
         assert (found["name"], found["version"], found["state"]) == ("times", "prod", "ready")
         store.promote("times:2", "prod")
         assert factor(server) == 1
-        assert "-> " in succeeded(run_ingot("ctl", "reload"))
+        assert "-> " in succeeded(run_ingot("server", "reload"))
         assert factor(server) == 2
-        assert "unchanged" in succeeded(run_ingot("ctl", "reload", "times"))
+        assert "unchanged" in succeeded(run_ingot("server", "reload", "times"))
 
         onnx_models.affine(tmp_path)
-        succeeded(run_ingot("ctl", "load", "other", "affine.onnx", "--set", "instances=2", cwd=tmp_path))
+        succeeded(run_ingot("server", "load", "other", "affine.onnx", "--set", "instances=2", cwd=tmp_path))
         assert sorted(server.models) == ["other", "times"]
         with ingot.Client(server.http_url) as client:
             assert client.infer("other", {"x": np.zeros((1, 3), np.float32)})["y"].tolist() == [[1, 1, 1]]
-        succeeded(run_ingot("ctl", "unload", "other"))
+        succeeded(run_ingot("server", "unload", "other"))
         with ingot.Client(server.grpc_url) as client, pytest.raises(NotFound):
             client.infer("other", {"x": np.zeros((1, 3), np.float32)})
-        assert "other:1  unloaded" in succeeded(run_ingot("ctl", "status"))
-        succeeded(run_ingot("ctl", "load", "other"))
+        assert "other:1  unloaded" in succeeded(run_ingot("server", "status"))
+        succeeded(run_ingot("server", "load", "other"))
         assert sorted(server.models) == ["other", "times"]
 
 
 def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: Store, run_ingot: RunIngot) -> None:
-    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
+    with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         store.promote("times:3", "prod")  # whose golden does not hold
-        result = run_ingot("ctl", "reload")
+        result = run_ingot("server", "reload")
         assert result.returncode == 1
         assert "failed: " in result.stdout
         assert "golden" in result.stdout
-        assert "golden" in succeeded(run_ingot("ctl", "status"))
+        assert "golden" in succeeded(run_ingot("server", "status"))
         assert factor(server) == 1
         for arguments, text in (
             (("load", "absent", "absent:1"), "absent"),
@@ -102,7 +102,7 @@ def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: S
             (("unload", "absent"), "absent"),
             (("reload", "absent"), "absent"),
         ):
-            result = run_ingot("ctl", *arguments)
+            result = run_ingot("server", *arguments)
             assert (result.returncode, text in result.stderr) == (1, True), result.stderr
         assert factor(server) == 1
 
@@ -110,34 +110,34 @@ def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: S
 def test_requests_in_flight_are_answered_while_a_model_is_loaded_and_unloaded(
     store: Store, run_ingot: RunIngot
 ) -> None:
-    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
+    with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
             for _ in range(3):
-                succeeded(run_ingot("ctl", "load", "second", "times:2"))
+                succeeded(run_ingot("server", "load", "second", "times:2"))
                 assert factor(server, "second") == 2
-                succeeded(run_ingot("ctl", "unload", "second"))
+                succeeded(run_ingot("server", "unload", "second"))
         assert [(client.seen, client.failure) for client in clients] == [([1], None)] * len(clients)
 
 
 def test_only_the_user_can_open_the_socket_and_it_goes_with_the_server(
     runtime: Path, store: Store, run_ingot: RunIngot
 ) -> None:
-    result = run_ingot("ctl", "status")
+    result = run_ingot("server", "status")
     assert "no server of this user runs" in result.stderr
     with ingot.serve("times:1", store=store, **FREE):
         [path] = runtime.iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(runtime.stat().st_mode) == 0o700
         with ingot.serve("times:2", store=store, **FREE):
-            result = run_ingot("ctl", "status")
+            result = run_ingot("server", "status")
             assert "several servers run" in result.stderr
             assert str(path) in result.stderr
-            assert "times:1" in succeeded(run_ingot("ctl", "status", "--server", path))
+            assert "times:1" in succeeded(run_ingot("server", "status", "--server", path))
     assert list(runtime.iterdir()) == []
     with socket.socket(socket.AF_UNIX) as stale:  # as of a server that was killed
         stale.bind(str(runtime / "1-8000.sock"))
-    assert "no server of this user runs" in run_ingot("ctl", "status").stderr
-    with ingot.serve("times:1", store=store, no_management=True, **FREE):
+    assert "no server of this user runs" in run_ingot("server", "status").stderr
+    with ingot.serve("times:1", store=store, management="off", **FREE):
         assert list(runtime.iterdir()) == []
 
 
@@ -263,10 +263,10 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
             client.get_model_repository_index(headers=headers)
         (tmp_path / "key.txt").write_text(headers["authorization"].removeprefix("Bearer "))
         where = ("--server", server.http_url, "--key-file", str(tmp_path / "key.txt"))
-        assert "on the server's management listener" in run_ingot("ctl", "status", *where).stderr
+        assert "on the server's management listener" in run_ingot("server", "status", *where).stderr
         where = ("--server", f"http://{place}", "--key-file", str(tmp_path / "key.txt"))
-        assert "times:2" in succeeded(run_ingot("ctl", "status", *where))
-        assert "authorization" in run_ingot("ctl", "status", *where[:2]).stderr
+        assert "times:2" in succeeded(run_ingot("server", "status", *where))
+        assert "authorization" in run_ingot("server", "status", *where[:2]).stderr
         metrics = httpx.get(f"http://{place}/metrics", headers=headers, trust_env=False).text
         assert 'ingot_management_total{action="load",result="ok"} 2.0' in metrics
         assert 'ingot_management_total{action="load",result="permission_denied"} 7.0' in metrics

@@ -87,7 +87,7 @@ def test_a_candidate_whose_signature_is_not_trusted_is_refused(store: Store, tmp
     policy = tmp_path / "trust.toml"
     policy.write_text('[[rule]]\nnames = "**"\nkeys = ["team.pub"]\n')
     with (
-        ingot.serve("times:prod", store=store, trust=policy, no_watch=True, **FREE) as server,
+        ingot.serve("times:prod", store=store, trust=policy, watch="off", **FREE) as server,
         ingot.Client(server.http_url) as client,
     ):
         store.promote("times:2", "prod")
@@ -108,7 +108,7 @@ def counted(server: RunningServer, result: str) -> float:
 
 
 def test_a_hangup_reloads_what_the_server_does_not_watch(store: Store, tmp_path: Path) -> None:
-    with running("times:prod", "--store", str(store.root), "--no-watch", home=tmp_path) as (process, addresses):
+    with running("times:prod", "--store", str(store.root), "--watch", "off", home=tmp_path) as (process, addresses):
         with load([addresses["http"], addresses["grpc"]]) as clients:
             store.promote("times:2", "prod")
             process.send_signal(signal.SIGHUP)
@@ -207,7 +207,7 @@ def test_a_file_that_was_replaced_is_loaded_at_a_reload(tmp_path: Path) -> None:
 
 
 def test_the_earlier_model_is_freed(store: Store) -> None:
-    with ingot.serve("times:prod", store=store, no_watch=True, **FREE) as server:
+    with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         held = server.rollouts.repository.held
         with load([server.http_url, server.grpc_url], each=1):
             past = []
@@ -260,7 +260,7 @@ def test_a_reload_applies_the_configuration_file(store: Store, tmp_path: Path, r
         ingot.Client(server.http_url) as client,
     ):
         write('"times:1"\nmax_batch = 4', '"times:3"', '"nowhere:1"', server="max_queue = 7\nmax_body_mb = 5")
-        reloaded = run_ingot("ctl", "reload", "--server", socket)
+        reloaded = run_ingot("server", "reload", "--server", socket)
         assert reloaded.returncode == 1
         states = {each["version"]: each["state"] for each in server.status()}
         assert states == {"1": "ready", "2": "unloaded", "3": "ready"}

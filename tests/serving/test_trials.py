@@ -91,10 +91,12 @@ def test_a_wrong_candidate_is_rolled_back_by_drift(
         assert 'ingot_trial_comparisons_total{model="times",result="agreed"' in metrics
         # The alias means what answers again, so a restart does not serve the candidate.
         assert store.digest_of("times", "prod") == status["digest"]
-        command = re.search(r"to try it once more: ingot promote (\S+) prod", status["update_failed"])
+        command = re.search(r"to try it once more: ingot store promote (\S+) prod", status["update_failed"])
         assert command is not None
         assert command[0] in caplog.text
-        listed, history = (succeeded(run_ingot(name, "times", "--store", store.root)) for name in ("list", "history"))
+        listed, history = (
+            succeeded(run_ingot("store", name, "times", "--store", store.root)) for name in ("list", "history")
+        )
         assert re.search(r"times:prod  \S+  = 1  \(\S+ was rolled back as a shadow", listed)
         assert re.search(r"rollback  times:prod  \S+ .*\(\S+ was rolled back as a shadow", history)
         store.promote(command[1], "prod")
@@ -121,17 +123,17 @@ def test_a_good_candidate_takes_over_step_by_step(store: Store) -> None:
 def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:prod", store=store, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
-            shown = succeeded(run_ingot("ctl", "canary", "times", "times:3", "--weight", "50", "--compare", "20"))
+            shown = succeeded(run_ingot("server", "canary", "times", "times:3", "--weight", "50", "--compare", "20"))
             assert shown.startswith("times  canary 50 %  sha256:")
             wait_until(lambda: all(len(client.seen) > 4 or client.failure for client in clients))
             wait_until(lambda: trial(server)["answers"]["compared"] > 0)
-            shown = succeeded(run_ingot("ctl", "canary", "times"))
+            shown = succeeded(run_ingot("server", "canary", "times"))
             assert "compared, 0.00% agree, worst error 0.1" in shown
-            assert "gets 50 % of the requests" in succeeded(run_ingot("ctl", "status"))
-            assert "stopped" in succeeded(run_ingot("ctl", "canary", "times", "--stop"))
+            assert "gets 50 % of the requests" in succeeded(run_ingot("server", "status"))
+            assert "stopped" in succeeded(run_ingot("server", "canary", "times", "--stop"))
             wait_until(lambda: all(client.seen[-1] == 1 or client.failure for client in clients))
-            succeeded(run_ingot("ctl", "canary", "times:prod", "times:3", "--weight", "1"))
-            succeeded(run_ingot("ctl", "canary", "times", "--weight", "100"))
+            succeeded(run_ingot("server", "canary", "times:prod", "times:3", "--weight", "1"))
+            succeeded(run_ingot("server", "canary", "times", "--weight", "100"))
             wait_until(lambda: all(client.seen[-1] > 1 or client.failure for client in clients))
         assert server.status()[0]["source"] == "times=times:3"
         assert trial(server)["state"] == "passed"
@@ -139,12 +141,12 @@ def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
 
 def test_a_candidate_that_took_over_is_loaded_again_as_the_served_version(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:1", store=store, **FREE) as server:
-        succeeded(run_ingot("ctl", "canary", "times", "times:2", "--weight", "100"))
-        succeeded(run_ingot("ctl", "load", "times", "--set", "max_batch=8"))
+        succeeded(run_ingot("server", "canary", "times", "times:2", "--weight", "100"))
+        succeeded(run_ingot("server", "load", "times", "--set", "max_batch=8"))
         with ingot.Client(server.http_url) as client:
             assert client.infer("times", {"x": X}, version="1")["y"][0, 0] == np.float32(1.0005)
             assert client.metadata("times")["versions"] == ["1"]
-        succeeded(run_ingot("ctl", "unload", "times"))
+        succeeded(run_ingot("server", "unload", "times"))
         assert [each["state"] for each in server.status()] == ["unloaded"]
 
 
@@ -152,22 +154,22 @@ def test_a_candidate_that_took_over_is_loaded_again_as_the_served_version(store:
 def test_a_shadow_reports_drift_and_answers_nobody(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:prod", store=store, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
-            succeeded(run_ingot("ctl", "shadow", "times", "times:3", "--compare", "50"))
+            succeeded(run_ingot("server", "shadow", "times", "times:3", "--compare", "50"))
             wait_until(lambda: trial(server)["answers"]["compared"] > 20)
-            found = json.loads(succeeded(run_ingot("ctl", "shadow", "times", "--json")))
+            found = json.loads(succeeded(run_ingot("server", "shadow", "times", "--json")))
         assert [client.seen for client in clients] == [[1]] * len(clients)
         assert found["answers"]["agreement"] == 0
         assert found["answers"]["worst_error"] == pytest.approx(0.1, rel=1e-3)
         assert found["latency"]["p50_ratio"] > 0
         assert found["weight"] == 0
-        succeeded(run_ingot("ctl", "unload", "times"))
+        succeeded(run_ingot("server", "unload", "times"))
         assert trial(server)["state"] == "stopped"
 
 
 @pytest.mark.matrix
 def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
     def refused(*args: str) -> str:
-        result = run_ingot("ctl", *args)
+        result = run_ingot("server", *args)
         assert result.returncode == 1
         return result.stderr
 
@@ -183,7 +185,7 @@ def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path)
         assert "other inputs or outputs" in refused("canary", "times", str(tmp_path / "affine.onnx"))
         assert "'weight' is 101.0; it must be a percentage" in refused("canary", "times", "times:2", "--weight", "101")
         assert "percentages: 5,25,50" in refused("canary", "times", "times:2", "--steps", "5;10")
-        succeeded(run_ingot("ctl", "shadow", "times", "times:2"))
+        succeeded(run_ingot("server", "shadow", "times", "times:2"))
         assert "stop its trial first" in refused("canary", "times", "times:3")
         store.promote("times:3", "prod")  # which takes the place of what is tried
         wait_until(lambda: server.status()[0]["digest"] == store.digest_of("times", "3"))
@@ -194,7 +196,7 @@ def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path)
 @pytest.mark.matrix
 def test_a_client_stays_with_its_version(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:prod", store=store, sticky_header="X-User", **FREE) as server:
-        succeeded(run_ingot("ctl", "canary", "times", "times:3", "--weight", "50", "--sticky"))
+        succeeded(run_ingot("server", "canary", "times", "times:3", "--weight", "50", "--sticky"))
         seen = {user: {answered(server, **{"x-user": user}) for _ in range(8)} for user in map(str, range(20))}
         assert all(len(versions) == 1 for versions in seen.values())
         assert {version for versions in seen.values() for version in versions} == {1, 1.1}
@@ -222,7 +224,7 @@ def test_a_candidate_that_fails_costs_no_answer(store: Store, run_ingot: RunIngo
     with ingot.serve("times:prod", store=store, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
             # Its table has an answer for each of the first requests only.
-            succeeded(run_ingot("ctl", "canary", "times", "times:4", "--weight", "50", "--errors", "1"))
+            succeeded(run_ingot("server", "canary", "times", "times:4", "--weight", "50", "--errors", "1"))
             wait_until(lambda: trial(server)["state"] != "running")
         assert [client.seen for client in clients] == [[1]] * len(clients)
         assert trial(server)["requests"]["candidate"]["failed"] > 5

@@ -19,9 +19,9 @@ _PACKAGE: Final = "ingot.deploy.ray"
 _OF_PORTS: Final = (
     *("grpc_server", "tls_cert", "tls_key", "tls_client_ca", "auth", "cors_origin", "allowed_host", "shared_memory"),
     *("access_log", "otlp", "audit_log", "log_control", "management", "management_grpc", "ready_delay"),
-    *("max_connections", "max_in_flight", "max_rate", "sticky_header", "share_port"),
+    *("max_connections", "max_in_flight", "max_rate", "share_port"),
 )
-_LISTENING: Final = ("host", "http_port", "grpc_port", "insecure", "page", "no_management")
+_LISTENING: Final = ("host", "http_port", "grpc_port", "insecure", "page")
 # Seconds for a replica to close its models after its requests are answered.
 _CLOSING = 20
 # Serve's controller learns the waits that often.

@@ -14,6 +14,7 @@ from ray import serve
 
 from ingot.config import ServerConfig
 from ingot.config.configuration import Configuration
+from ingot.config.exposure import OFF
 from ingot.config.model import ModelConfig
 from ingot.deploy.ray.servicer import METHODS
 from ingot.errors import IngotError, Unavailable, public_text
@@ -57,7 +58,7 @@ class Replica:
     """
 
     def __init__(self, settings: Mapping[str, Any], store: str | None = None):
-        config = ServerConfig.of({**settings, "no_management": True, "page": False})
+        config = ServerConfig.of({**settings, "management": OFF, "page": False})
         self._configuration = Configuration(server=config)
         place = None if store is None else Store(Path(store))
         self._server = create((), place, lambda: self._configuration, ends_process=True, ports=_Proxies())

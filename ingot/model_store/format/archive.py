@@ -196,7 +196,7 @@ class Archive:
         kept = self.attached if instead is None else instead
         if len(kept) + len(new) > attachments.MAX_ATTACHMENTS:
             raise InvalidArgument(
-                f"the archive has the maximum of {len(kept)} signatures; ingot sign --replace drops them"
+                f"the archive has the maximum of {len(kept)} signatures; ingot trust sign --replace drops them"
             )
         return Archive(_Overlay(added, self.blobs), self.descriptor, (*kept, *new))
 

@@ -166,6 +166,6 @@ def merge(before: Iterable[Descriptor], new: Iterable[Descriptor]) -> Index:
     merged = {entry.digest: entry for entry in known((*before, *new))}
     if len({entry.digest for entry in (*before, *new)}) > MAX_ATTACHMENTS:
         raise InvalidArgument(
-            f"the archive would have over {MAX_ATTACHMENTS} signatures; ingot sign --replace drops the others"
+            f"the archive would have over {MAX_ATTACHMENTS} signatures; ingot trust sign --replace drops the others"
         )
     return Index(manifests=tuple(merged.values()))

@@ -147,7 +147,7 @@ class Store:
         *earlier, now = targets(tags.history(), ref.tag) or [None]
         before = [to] if to else [digest for digest in earlier if digest is not None]
         if not before:
-            raise NotFound(f"'{ref}' has no previous target; ingot history {ref.name} shows its moves")
+            raise NotFound(f"'{ref}' has no previous target; ingot store history {ref.name} shows its moves")
         try:
             archive = self.open(self.descriptor(before[-1]), tags.read())
         except InvalidArchive as error:
@@ -244,7 +244,7 @@ class Store:
         if not moves and not self.root.exists():
             raise NotFound(f"there is no store at {self.root} yet")
         if not moves:
-            raise NotFound(f"the store at {self.root} has no model '{name}'; ingot list shows its models")
+            raise NotFound(f"the store at {self.root} has no model '{name}'; ingot store list shows its models")
         return moves
 
     def next_version(self, name: str) -> str:
@@ -392,7 +392,7 @@ class Store:
 def _parse(reference: str | Reference) -> Reference:
     ref = reference if isinstance(reference, Reference) else Reference.parse(reference)
     if ref.registry is not None:
-        raise InvalidArgument(f"'{ref}' is in a registry, not in the local store; ingot pull copies it here")
+        raise InvalidArgument(f"'{ref}' is in a registry, not in the local store; ingot copy copies it here")
     return ref
 
 

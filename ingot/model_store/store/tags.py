@@ -117,7 +117,7 @@ class Tags:
             return Move.model_validate_json(line)
         except ValidationError as error:
             raise InvalidArchive(
-                f"line {number} of {self.reflog} is damaged; ingot fsck --repair moves such lines away"
+                f"line {number} of {self.reflog} is damaged; ingot store fsck --repair moves such lines away"
             ) from error
 
     @contextmanager
@@ -189,7 +189,7 @@ class Change:
         else:
             tags[tag] = new
         if len(tags) > MAX_TAGS:
-            raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some with ingot remove")
+            raise InvalidArgument(f"a model can have {MAX_TAGS} tags; remove some with ingot store remove")
         self._lock.write(b"*")
         self._lock.flush()
         self._write(tags)

@@ -115,7 +115,9 @@ def sign(archive: Archive, reference: Reference, key: PrivateKey) -> Archive:
         InvalidArgument: the key is on another curve, for which versions of cosign use different hashes.
     """
     if key.public.curve != "P-256":
-        raise InvalidArgument(f"a key on {key.public.curve} cannot sign for cosign; use one on P-256 (ingot keygen)")
+        raise InvalidArgument(
+            f"a key on {key.public.curve} cannot sign for cosign; use one on P-256: ingot trust keygen"
+        )
     place = f"{reference.registry.netloc}/" if reference.registry else ""
     payload = {
         "critical": {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_KEY_BYTES = 64 << 10
 _CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
 _KIND = "ECDSA on P-256, P-384 or P-521"
-_REMEDY = "create one with ingot keygen"
+_REMEDY = "create one with ingot trust keygen"
 _KINDS = {
     "CERTIFICATE": "a certificate",
     "PUBLIC KEY": "a public key",

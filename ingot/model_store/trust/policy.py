@@ -193,7 +193,7 @@ class Policy:
         found = "it is unsigned" if finding.result == "unsigned" else "; ".join(finding.faults[:4])
         return (
             f"{shown} is not trusted by {self._place(rule)}: {found}. Accepted keys: {rule.accepted()}; formats: "
-            f"{', '.join(rule.formats)}. The holder of one of the keys can sign it: ingot sign"
+            f"{', '.join(rule.formats)}. The holder of one of the keys can sign it: ingot trust sign"
         )
 
     def _place(self, rule: Rule) -> str:

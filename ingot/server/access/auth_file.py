@@ -1,6 +1,7 @@
 """The file of ``--auth``: API keys, the issuer of tokens, and the rights of client certificates.
 
-It is TOML. Unknown fields are errors, so that a typo does not widen access. ``ingot keys`` changes only its own lines.
+It is TOML. Unknown fields are errors, so that a typo does not widen access. ``ingot server keys`` changes only its
+own lines.
 The format is described in docs/security.md.
 """
 
@@ -31,7 +32,7 @@ from ingot.server.access.tokens import ALGORITHMS, Algorithm, Issuer, load_keys,
 log = rate_limited_logger(__name__)
 
 MAX_FILE_BYTES = 4 << 20
-_HEADER = "# API keys of ingot serve --auth. Only hashes are stored. Change keys with ingot keys.\n"
+_HEADER = "# API keys of ingot serve --auth. Only hashes are stored. Change keys with ingot server keys.\n"
 _BLOCK = re.compile(r"^\[\[key\]\][ \t]*(?:#.*)?$", re.MULTILINE)
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
@@ -177,7 +178,9 @@ def revoke_key(path: Path, key: ApiKey, now: datetime.datetime) -> None:
             end = following.start() if (following := _TABLE.search(text, block.end())) else len(text)
             if own.search(text, block.end(), end):
                 return f"{text[: block.end()]}\nrevoked = {_time(now)}{text[block.end() :]}"
-        raise InvalidArgument(f"{path}: the lines of key {key.id} are not in the form of ingot keys; edit the file")
+        raise InvalidArgument(
+            f"{path}: the lines of key {key.id} are not as ingot server keys writes them; edit the file"
+        )
 
     _rewrite(path, change, lambda before: {**before, key.id: revoked})
 
@@ -215,7 +218,7 @@ def _rewrite(
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other ``ingot keys`` from changing the file at the same time."""
+    """Keep other ``ingot server keys`` from changing the file at the same time."""
     try:
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -234,5 +237,5 @@ def _fault(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"there is no field '{' '.join(loc)}'"
     if loc[-1:] == ["hash"]:
-        return f"'{' '.join(loc)}' is not the hash of a key, which ingot keys create writes"
+        return f"'{' '.join(loc)}' is not the hash of a key, which ingot server keys create writes"
     return f"'{' '.join(loc)}': {first['msg']}"

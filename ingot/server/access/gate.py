@@ -165,7 +165,7 @@ class Gate:
 
 
 def _missing() -> Refusal:
-    text = f"this server needs a key: {_REMEDY} (ingot keys create makes one)"
+    text = f"this server needs a key: {_REMEDY} (ingot server keys create makes one)"
     return Refusal(Unauthenticated(text), "missing", 'Bearer realm="ingot"')
 
 

@@ -22,7 +22,7 @@ class Head:
     otherwise 0. ``timeout``: in seconds. ``untimely``: the client sent an invalid timeout. ``client`` and ``epoch``:
     who sends the call by its key, and the gate's epoch when that was decided. ``identity``: the id and the trace
     context that the client sent. ``sticky``: the value of
-    ``--sticky-header``.
+    ``sticky_header``.
     """
 
     __slots__ = (

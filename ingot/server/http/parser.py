@@ -39,7 +39,7 @@ Admit = Callable[["RequestHead"], "RequestHead"]
 class InferHead(NamedTuple):
     """The parts of path and headers that inference needs.
 
-    ``header_length`` is text if it is not a number. ``sticky`` is the value of ``--sticky-header``.
+    ``header_length`` is text if it is not a number. ``sticky`` is the value of ``sticky_header``.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The HTTP of management: Triton's repository control, and what ``ingot ctl`` needs besides."""
+"""The HTTP of management: Triton's repository control, and what ``ingot server`` needs besides."""
 
 from __future__ import annotations
 

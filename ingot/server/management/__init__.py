@@ -6,7 +6,7 @@ HTTP (``server/http/repository.py``) and gRPC (``server/grpc/service.py``) call
 """
 
 ELSEWHERE = (
-    "models are loaded and unloaded on the server's management listener, not on this port: ingot ctl finds it, and "
+    "models are loaded and unloaded on the server's management listener, not on this port: ingot server finds it, and "
     "ingot serve prints its address"
 )
 """Why other listeners refuse repository control."""

@@ -65,7 +65,7 @@ def _folder() -> Path:
     except OSError as error:
         raise InvalidArgument(
             f"the folder {folder} for the management socket cannot be made: {error.strerror}; give --management "
-            "PATH.sock, or --no-management"
+            "PATH.sock, or --management off"
         ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidArgument(

@@ -61,10 +61,10 @@ def test_which_texts_are_addresses_of_objects() -> None:
 
 
 def test_from_the_command_line(url: str, run_ingot: RunIngot) -> None:
-    loaded = run_ingot("load", url, "tiny:1")
+    loaded = run_ingot("copy", url, "tiny:1")
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout == f"tiny:1  {MADE.digest}\n"
-    assert run_ingot("push", url, "tiny:2").returncode == 0
+    assert run_ingot("copy", url, "tiny:2").returncode == 0
     assert MADE.digest in run_ingot("inspect", url).stdout
 
 

@@ -111,7 +111,7 @@ class TestHostileTar:
             stream.write(info.tobuf(tarfile.GNU_FORMAT))
             stream.seek(size, os.SEEK_CUR)
             stream.write(content)
-        message = refused(run_ingot("push", path, "tiny:1"))
+        message = refused(run_ingot("copy", path, "tiny:1"))
         assert "tiny.ingot has a member with headers of more than 1 MiB" in message
 
     @pytest.mark.parametrize("kind", [b"x", b"g", b"X"])

@@ -98,6 +98,6 @@ class TestWhatIsRefused:
     def test_the_command_line_refuses_it(self, blobs: BlobFolder, run_ingot: RunIngot, tmp_path: Path) -> None:
         graph = blobs.put(forgeries.adding(forgeries.external("../\x1b[31mred")), manifest.WEIGHT)
         forgeries.forged(blobs, samples.serving(), graph).save(tmp_path / "thief.ingot")
-        result = run_ingot("push", tmp_path / "thief.ingot", "thief:1")
+        result = run_ingot("copy", tmp_path / "thief.ingot", "thief:1")
         assert result.returncode == 1
         assert r"not its own: ../\x1b[31mred; " in " ".join(result.stderr.split())

@@ -127,7 +127,7 @@ def test_a_listed_host_is_followed(
 ) -> None:
     network.names["minio.example"] = [["127.0.0.1"]]
     redirect(fake, f"http://minio.example:{storage.port}")
-    pull = ["pull", f"oci+http://registry.example:{server.port}/tiny:1"]
+    pull = ["copy", f"oci+http://registry.example:{server.port}/tiny:1"]
     message = refused(run_ingot(*pull))
     assert message.endswith("allow it with INGOT_REDIRECT_HOSTS=minio.example (several with commas between)")
     monkeypatch.setenv("INGOT_REDIRECT_HOSTS", "other.example, minio.example")

@@ -130,7 +130,7 @@ def test_a_damaged_log_is_reported_and_repaired(store: Store) -> None:
     log = store.of("tiny").reflog
     lines = log.read_bytes().splitlines()
     log.write_bytes(b"\n".join([lines[0], b'{"time": "yesterday"}', *lines[1:]]) + b"\n")
-    with pytest.raises(InvalidArchive, match=r"line 2 of .*reflog.jsonl is damaged; ingot fsck --repair"):
+    with pytest.raises(InvalidArchive, match=r"line 2 of .*reflog.jsonl is damaged; ingot store fsck --repair"):
         store.rollback("tiny:prod")
     (problem,) = check(store, repair=True).problems
     assert (problem.kind, problem.subject, problem.repaired) == ("log", "tiny", True)

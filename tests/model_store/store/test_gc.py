@@ -393,7 +393,7 @@ class TestFullDisk:
         archive(weights=self.WEIGHTS).save(tmp_path / "large.ingot")
         disk = tmp_path / "disk"
         disk.mkdir()
-        push = [sys.executable, "-m", "ingot", "push", "large.ingot", "large:1", "--store", str(disk / "store")]
+        push = [sys.executable, "-m", "ingot", "copy", "large.ingot", "large:1", "--store", str(disk / "store")]
         script = f"mount -t tmpfs -o size=2m tmpfs {disk} || exit 77; {shlex.join(push)}; du -sk {disk}; exit 0"
         own_disk = [require_tool("unshare"), "--user", "--map-root-user", "--mount", "sh", "-c", script]
         result = subprocess.run(own_disk, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -77,7 +77,7 @@ class TestRollback:
             store.promote(f"tiny:{tag}", "prod")
         assert store.rollback("tiny:prod").digest == SECOND.digest
         assert store.rollback("tiny:prod").digest == FIRST.digest
-        with pytest.raises(NotFound, match="has no previous target; ingot history tiny"):
+        with pytest.raises(NotFound, match="has no previous target; ingot store history tiny"):
             store.rollback("tiny:prod")
         assert store.get("tiny:prod").digest == FIRST.digest
 

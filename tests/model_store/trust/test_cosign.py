@@ -219,22 +219,22 @@ class TestInARegistry:
         (tmp_path / "team.key").write_bytes(KEY.pem())
         (tmp_path / "team.pub").write_bytes(KEY.public.pem)
         model = f"{place.address}/{name}:1"
-        sign = ["sign", model, "--key", "team.key", "--format", "cosign"]
+        sign = ["trust", "sign", model, "--key", "team.key", "--format", "cosign"]
         assert succeeded(run_ingot(*sign)) == f"tiny  {MODEL.digest}  signed by {KEY.public.keyid}\n"
         assert "is signed by this key already" in run_ingot(*sign).stderr
         assert "--replace drops Ingot's signatures" in refused(run_ingot(*sign, "--replace"))
-        told = json.loads(succeeded(run_ingot("verify", model, "--key", "team.pub", "--json")))
+        told = json.loads(succeeded(run_ingot("trust", "verify", model, "--key", "team.pub", "--json")))
         assert (told["result"], told["format"], told["signed_by"]) == ("valid", "cosign", KEY.public.keyid)
         assert [claim["name"] for claim in told["signatures"]] == ["tiny"] * 3
         rule = f'[[rule]]\nnames = "{name}"\nkeys = ["team.pub"]\n[[rule]]\nnames = "oci/**"\nkeys = ["team.pub"]\n'
         (tmp_path / "trust.toml").write_text(rule)
-        pull = ["pull", model, "--trust", "trust.toml"]
+        pull = ["copy", model, "--trust", "trust.toml"]
         assert "it is unsigned" in refused(run_ingot(*pull))
         (tmp_path / "trust.toml").write_text(
             rule.replace("]\n", ']\nformats = ["cosign"]\n').replace('[[rule]]\nformats = ["cosign"]', "[[rule]]")
         )
         succeeded(run_ingot(*pull))
-        assert "(format cosign)" in succeeded(run_ingot("verify", f"{name}:1", "--trust", "trust.toml"))
+        assert "(format cosign)" in succeeded(run_ingot("trust", "verify", f"{name}:1", "--trust", "trust.toml"))
 
 
 class TestOtherImplementations:

@@ -57,7 +57,7 @@ class TestCheck:
         assert message == (
             f"'team/tiny:1@{PLAIN.digest}' is not trusted by trust.toml, rule 1 (names = 'team/*'): it is unsigned. "
             f"Accepted keys: {KEY.public.keyid[:16]}... (team.pub); formats: ingot. "
-            "The holder of one of the keys can sign it: ingot sign"
+            "The holder of one of the keys can sign it: ingot trust sign"
         )
 
     def test_a_key_that_is_not_in_the_rule_is_refused(self, load: LoadPolicy) -> None:

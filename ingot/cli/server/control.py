@@ -1,4 +1,4 @@
-"""``ingot ctl``: control a running server over its management listener."""
+"""``ingot server status``, ``reload``, ``load``, ``unload``, ``canary``, ``shadow``: over the management listener."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from ingot.cli.archives import Json
+from ingot.cli.completion import served
 from ingot.cli.connection import CaOption, Server, only_server
 from ingot.cli.output import print_json, say
 from ingot.client.management import model_path, reading
 from ingot.errors import InvalidArgument, NotFound
 from ingot.report.units import size
-
-ctl = typer.Typer(help="Control a running server: its models, and changes of what it serves.", no_args_is_help=True)
 
 ServerOption = Annotated[
     str | None,
@@ -36,11 +35,16 @@ KeyOption = Annotated[
 ]
 
 
-@ctl.command()
 def status(
     server: ServerOption = None, key_file: KeyOption = None, ca_file: CaOption = None, as_json: Json = False
 ) -> None:
-    """Show the models, their states, and why a change did not take place."""
+    """Show the models, their states, and why a change did not take place.
+
+    Examples:
+
+        ingot server status
+        ingot server status --server https://host:9000 --key-file manage.key
+    """
     place = _server(server, key_file, ca_file)
     found = place.ask("GET", "/v2/repository/status")
     if as_json:
@@ -62,15 +66,22 @@ def status(
                 say(f"  {reason}")
 
 
-@ctl.command()
 def reload(
-    name: Annotated[str, typer.Argument(help="A model, or MODEL:VERSION; without one, all that are loaded.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="A model, or MODEL:VERSION; without one, all that are loaded.", autocompletion=served)
+    ] = "",
     server: ServerOption = None,
     key_file: KeyOption = None,
     ca_file: CaOption = None,
     as_json: Json = False,
 ) -> None:
-    """Load what the sources of models mean now, if that differs; exit code 1 if a change fails, and is not made."""
+    """Reload models whose source has changed. Exits 1 if a reload fails; the old version keeps serving.
+
+    Examples:
+
+        ingot server reload
+        ingot server reload digits
+    """
     place = _server(server, key_file, ca_file)
     done = place.ask("POST", "/v2/repository/reload", {"name": name})
     with reading(place.place):
@@ -87,9 +98,10 @@ def reload(
         raise typer.Exit(1)
 
 
-@ctl.command()
 def load(
-    name: Annotated[str, typer.Argument(help="A model of the server, or the name of a new one.")],
+    name: Annotated[
+        str, typer.Argument(help="A model of the server, or the name of a new one.", autocompletion=served)
+    ],
     source: Annotated[
         str | None, typer.Argument(help="The source of a new model, or another one for the model, as for ingot serve.")
     ] = None,
@@ -101,7 +113,12 @@ def load(
     ca_file: CaOption = None,
     as_json: Json = False,
 ) -> None:
-    """Load a model, or load it again; a running one answers until the new one is ready."""
+    """Load a model, or load it again; a running one answers until the new one is ready.
+
+    Examples:
+
+        ingot server load sums ./sums.onnx --set instances=2
+    """
     if source is not None and _is_local_file(source):
         source = str(Path(source).absolute())
     parameters: dict[str, Any] = {} if source is None else {"source": source}
@@ -120,19 +137,23 @@ def load(
         say(f"{done['name']}:{done['version']} is {done['state']}")
 
 
-@ctl.command()
 def unload(
-    name: Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.")],
+    name: Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.", autocompletion=served)],
     server: ServerOption = None,
     key_file: KeyOption = None,
     ca_file: CaOption = None,
 ) -> None:
-    """Unload a model once the requests that it has are answered."""
+    """Unload a model once the requests that it has are answered.
+
+    Examples:
+
+        ingot server unload sums
+    """
     _server(server, key_file, ca_file).ask("POST", model_path(name, "unload"), {})
     say(f"{name} is unloaded")
 
 
-ModelArgument = Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.")]
+ModelArgument = Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.", autocompletion=served)]
 CandidateArgument = Annotated[
     str | None, typer.Argument(help="The source of a candidate, as for ingot serve; without one, that which is tried.")
 ]
@@ -144,7 +165,6 @@ ToleranceOption = Annotated[
 CompareOption = Annotated[float | None, typer.Option(help="Percent of the requests that both models answer.")]
 
 
-@ctl.command()
 def canary(
     name: ModelArgument,
     source: CandidateArgument = None,
@@ -165,7 +185,16 @@ def canary(
     ca_file: CaOption = None,
     as_json: Json = False,
 ) -> None:
-    """Give a candidate a share of a model's requests; beyond a limit it is rolled back. Without options, show it."""
+    """Give a candidate a share of a model's requests; beyond a limit it is rolled back. Without options, show it.
+
+    Options that are not given have the values of the model's settings canary_... in ingot.toml.
+
+    Examples:
+
+        ingot server canary digits digits:2 --weight 10 --errors 1 --drift 1 --latency 1.5
+        ingot server canary digits --weight 100
+        ingot server canary digits --stop
+    """
     given = {
         "source": source,
         "weight": weight,
@@ -181,7 +210,6 @@ def canary(
     _try(_server(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
 
 
-@ctl.command()
 def shadow(
     name: ModelArgument,
     source: CandidateArgument = None,
@@ -193,7 +221,13 @@ def shadow(
     ca_file: CaOption = None,
     as_json: Json = False,
 ) -> None:
-    """Let a candidate answer copies of a model's requests, and compare the answers. Without options, show it."""
+    """Let a candidate answer copies of a model's requests, and compare the answers. Without options, show it.
+
+    Examples:
+
+        ingot server shadow digits digits:2 --compare 20
+        ingot server shadow digits --stop
+    """
     given = {"source": source, "tolerance": tolerance, "compare": compare}
     if any(value is not None for value in given.values()):
         given["shadow"] = True

@@ -1,4 +1,4 @@
-"""``ingot keys``: the API keys of a server."""
+"""``ingot server keys``: the API keys of a server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ def create(
     file: KeyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Create a key, add its hash to the file, and print the key, once."""
+    """Create a key, add its hash to the file, and print the key, once.
+
+    The file is created if there is none, readable only by its owner.
+
+    Examples:
+
+        ingot server keys create --scope infer --name ci > ci.key
+    """
     from ingot.server.access.auth_file import add_key
     from ingot.server.access.keys import NAME, SCOPES, ApiKey, generate
 
@@ -65,7 +72,12 @@ def create(
 
 @keys.command("list")
 def list_keys(file: KeyFile = None, as_json: Json = False) -> None:
-    """List the keys of the file."""
+    """List the keys of the file.
+
+    Examples:
+
+        ingot server keys list
+    """
     from ingot.server.access.auth_file import AuthFile
 
     path, now = _path(file), _now()
@@ -74,7 +86,7 @@ def list_keys(file: KeyFile = None, as_json: Json = False) -> None:
         print_json([_described(key, now) for key in found])
         return
     if not found:
-        note(f"{path} has no keys; ingot keys create adds one")
+        note(f"{path} has no keys; ingot server keys create adds one")
     for key in found:
         until = "never expires" if key.expires is None else f"expires {_shown(key.expires)}"
         say(f"{key.id}  {key.name}  {','.join(sorted(key.scopes))}  {key.state(now)}, {until}")
@@ -86,7 +98,12 @@ def revoke(
     file: KeyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Revoke a key; running servers refuse it within seconds."""
+    """Revoke a key; running servers refuse it within seconds.
+
+    Examples:
+
+        ingot server keys revoke 3f9a51c204de
+    """
     from ingot.server.access.auth_file import AuthFile, revoke_key
 
     path, now = _path(file), _now()
@@ -110,7 +127,7 @@ def _find(listed: Collection[ApiKey], text: str, path: Path, now: datetime.datet
     active = [key for key in named if key.state(now) == "active"] or named
     if not active:
         # The text is not repeated: it could be a key.
-        raise NotFound(f"{path} has no key with this id or name; ingot keys list shows them")
+        raise NotFound(f"{path} has no key with this id or name; ingot server keys list shows them")
     if len(active) > 1:
         raise InvalidArgument(f"{len(active)} keys are named '{text}'; give the id: {', '.join(k.id for k in active)}")
     return active[0]

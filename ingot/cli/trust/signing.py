@@ -1,4 +1,4 @@
-"""``ingot keygen``, ``sign`` and ``verify``: signatures of archives, and of files and folders for other tools."""
+"""``ingot trust keygen``, ``sign`` and ``verify``: signatures of archives, and of files and folders for other tools."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, signatures
+from ingot.cli.completion import references
 from ingot.cli.output import note, print_json, progress, say, size
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, Untrusted, write_error
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="An archive file, or a reference such as digits:1; with bundles, also another file or a folder."
+        help="An archive file, or a reference such as digits:1; with bundles, also another file or a folder.",
+        autocompletion=references,
     ),
 ]
 
@@ -34,7 +36,15 @@ def keygen(
     out: Annotated[Path, typer.Option("--out", "-o", help="The name of the files, without suffix.")] = Path("ingot"),
     as_json: Json = False,
 ) -> None:
-    """Create a private key to sign with, OUT.key, and the public key to verify with, OUT.pub."""
+    """Create a private key to sign with, OUT.key, and the public key to verify with, OUT.pub.
+
+    The keys are ECDSA on the curve P-256, in PEM. The private key is readable only by its owner, and encrypted if
+    INGOT_KEY_PASSWORD is set or a password is entered on the terminal. Existing files are never overwritten.
+
+    Examples:
+
+        ingot trust keygen --out team
+    """
     from ingot.model_store.trust.keys import PrivateKey
 
     private, public = out.with_name(f"{out.name}.key"), out.with_name(f"{out.name}.pub")
@@ -58,7 +68,7 @@ def keygen(
 
 def sign(
     model: Model,
-    key: Annotated[Path, typer.Option(help="The private key, from ingot keygen.")],
+    key: Annotated[Path, typer.Option(help="The private key, from ingot trust keygen.")],
     form: Annotated[
         str,
         typer.Option(
@@ -73,7 +83,17 @@ def sign(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Sign an archive: the signature binds its digest to the model's name."""
+    """Sign an archive: the signature binds its digest to the model's name.
+
+    MODEL is a file, which is rewritten, or a reference of the store or a registry. The archive's digest does not
+    change, and an archive that the key has signed is not signed again. With --format oms, MODEL is a file or a folder,
+    and MODEL.sig is a bundle over it.
+
+    Examples:
+
+        ingot trust sign digits:1.2.0 --key team.key
+        ingot trust sign digits-1.2.0.ingot --key team.key --format oms
+    """
     _check_format(form, out, replace=replace)
     if form == "oms":
         _sign_files(model, key, out, as_json)
@@ -96,7 +116,17 @@ def verify(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Check that an archive is trusted and, in a file or the store, that the digests of all blobs match."""
+    """Check that an archive is trusted and, in a file or the store, that the digests of all blobs match.
+
+    The exit code is 1 if the archive is damaged or not trusted; the message names the signatures found, the accepted
+    keys and the remedy. A file or folder that is not an archive is compared with its bundle of OpenSSF Model Signing.
+
+    Examples:
+
+        ingot trust verify digits:1.2.0 --trust trust.toml
+        ingot trust verify oci://registry.local:5000/team/digits:1.2.0 --key team.pub
+        ingot trust verify ./folder --bundle folder.sig --key team.pub
+    """
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 
@@ -107,7 +137,7 @@ def verify(
     located = locate(model, Store(store)).whole()
     archive, found = located.find()
     if bundle is not None and archive.file is None:
-        raise InvalidArgument(f"--bundle is for files, and '{model}' is not one; ingot save writes it as one")
+        raise InvalidArgument(f"--bundle is for files, and '{model}' is not one; ingot copy writes it as one")
     subject = {"name": found.name, "digest": archive.digest}
     claims = signatures(archive)
     try:
@@ -196,7 +226,7 @@ def _sign_files(model: str, key: Path, out: Path | None, as_json: bool) -> None:
     path = Path(model).expanduser()
     if not path.exists():
         raise NotFound(
-            f"there is no file or folder {model}, and --format oms signs those; ingot save writes an archive as a file"
+            f"there is no file or folder {model}, and --format oms signs those; ingot copy writes an archive as a file"
         )
     target = out or oms.beside(path)
     check_out(target)

@@ -1,4 +1,4 @@
-"""``ingot top``: the load of a running server, in a terminal."""
+"""``ingot server top``: the load of a running server, in a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 
 from ingot.cli.archives import Json
 from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, Server, only_server
-from ingot.cli.monitor import WINDOW, Monitor
 from ingot.cli.output import duration, note, print_json, printable, say, seconds, size, stdout
+from ingot.cli.server.monitor import WINDOW, Monitor
 from ingot.errors import IngotError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -49,7 +49,16 @@ def top(
     cert_key_file: CertKeyOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show the load of a running server: models, rates, latencies, queues, errors, and where the time goes."""
+    """Show the load of a running server: models, rates, latencies, queues, errors, and where the time goes.
+
+    Ctrl-C ends it with exit code 0. If the server does not answer at the first reading, the command fails; later it
+    tries again until the server is back. A key needs the scopes infer and metrics, on a management port manage.
+
+    Examples:
+
+        ingot server top http://127.0.0.1:8000
+        ingot server top --once --json
+    """
     every = seconds("--interval", interval)
     if not 0.1 <= every <= 3600:
         raise InvalidArgument(f"--interval is '{interval}'; it must be from 100ms to 1h")
@@ -61,7 +70,7 @@ def top(
         raise InvalidArgument(f"'{url}' is not a URL or a path; write http://{url}")
 
     def connect() -> Server:
-        place = url or only_server("ingot top PLACE")
+        place = url or only_server("ingot server top PLACE")
         return Server(place, key_file, ca_file, cert_file, cert_key_file, _TIMEOUT)
 
     monitor = Monitor(connect)

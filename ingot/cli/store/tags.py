@@ -1,4 +1,4 @@
-"""``ingot list``, ``history``, ``promote``, ``rollback`` and ``remove``: names and tags of archives."""
+"""``ingot store list``, ``history``, ``promote``, ``rollback`` and ``remove``: names and tags of archives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.archives import Json, StoreOption
+from ingot.cli.completion import names, references
 from ingot.cli.output import note, print_json, say
 from ingot.cli.transfers import Expect, expected
 from ingot.errors import InvalidArgument, NotFound, Unsupported
@@ -27,12 +28,24 @@ Alias = Annotated[str, typer.Argument(help="The tag to move, such as prod.")]
 def list_models(
     where: Annotated[
         str | None,
-        typer.Argument(help="A model's name, oci://host or oci://host/name.", show_default="all of the store"),
+        typer.Argument(
+            help="A model's name, oci://host or oci://host/name.", show_default="all of the store", autocompletion=names
+        ),
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """List the models and tags of the store or of a registry."""
+    """List the models and tags of the store or of a registry.
+
+    Versions come first, in numerical order, then aliases, with the version that each points to. A registry (oci://host)
+    is listed if it lists its catalogue.
+
+    Examples:
+
+        ingot store list
+        ingot store list digits
+        ingot store list oci://registry.local:5000/team/digits
+    """
     from ingot.model_store import Reference, Store
 
     place, names, registry = _listed(where, store)
@@ -51,25 +64,30 @@ def list_models(
         same = f"  = {version}" if version not in (None, ref.tag) else ""
         say(f"{_short(ref)}  {ref.digest}{same}" + (f"  ({reason})" if reason else ""))
     if not rows and isinstance(place, Store) and not place.root.exists():
-        note(f"there is no store at {place.root} yet; ingot push creates it")
+        note(f"there is no store at {place.root} yet; ingot copy creates it")
     elif not rows:
-        note(f"{where or 'the store'} holds no models; ingot push adds one")
+        note(f"{where or 'the store'} holds no models; ingot copy adds one")
 
 
 def history(
-    model: Annotated[str, typer.Argument(help="A model's name, or name:tag.")],
+    model: Annotated[str, typer.Argument(help="A model's name, or name:tag.", autocompletion=names)],
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show the history of a model's tags: targets, times and users, newest first."""
+    """Show the history of a model's tags: targets, times and users, newest first.
+
+    Examples:
+
+        ingot store history digits:prod
+    """
     from ingot.model_store import Reference, Store
 
     ref = Reference.parse(model)
     if ref.registry is not None:
-        raise InvalidArgument("registries keep no history of tags; ingot list shows the current ones")
+        raise InvalidArgument("registries keep no history of tags; ingot store list shows the current ones")
     moves = [move for move in Store(store).history(ref.name) if ref.tag in (None, move.tag)][::-1]
     if not moves:
-        raise NotFound(f"the store has no history of '{model}'; ingot history {ref.name} shows its other tags")
+        raise NotFound(f"the store has no history of '{model}'; ingot store history {ref.name} shows its other tags")
     if as_json:
         print_json([move.model_dump(mode="json") for move in moves])
         return
@@ -80,13 +98,23 @@ def history(
 
 
 def promote(
-    reference: Annotated[str, typer.Argument(help="The archive: name:tag, in the store or a registry.")],
+    reference: Annotated[
+        str, typer.Argument(help="The archive: name:tag, in the store or a registry.", autocompletion=references)
+    ],
     alias: Alias,
     expect: Expect = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Point an alias of a model, such as prod, at one of its archives."""
+    """Point an alias of a model, such as prod, at one of its archives.
+
+    In the store the move is atomic. Registries cannot compare and swap.
+
+    Examples:
+
+        ingot store promote digits:1.2.0 prod
+        ingot store promote digits:1.2.0 prod --expect sha256:a216f1f0...
+    """
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
 
@@ -98,19 +126,26 @@ def promote(
 
 
 def rollback(
-    reference: Annotated[str, typer.Argument(help="The alias: name:tag, such as digits:prod.")],
+    reference: Annotated[
+        str, typer.Argument(help="The alias: name:tag, such as digits:prod.", autocompletion=references)
+    ],
     expect: Expect = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Point an alias at its earlier target. Repeated calls go further back; a removed tag is restored."""
+    """Point an alias at its earlier target. Repeated calls go further back; a removed tag is restored.
+
+    Examples:
+
+        ingot store rollback digits:prod
+    """
     from ingot.model_store import Reference, Store
 
     ref, wanted = Reference.parse(reference), expected(expect)
     if ref.registry is not None:
         raise InvalidArgument(
             "registries keep no history of tags; promote a version instead: "
-            f"ingot promote {ref.registry}/{ref.name}:VERSION {ref.tag or 'prod'}"
+            f"ingot store promote {ref.registry}/{ref.name}:VERSION {ref.tag or 'prod'}"
         )
     place = Store(store)
     before = None if ref.tag is None else place.digest_of(ref.name, ref.tag)
@@ -118,12 +153,21 @@ def rollback(
 
 
 def remove(
-    reference: Annotated[str, typer.Argument(help="The tag: name:tag, in the store or a registry.")],
+    reference: Annotated[
+        str, typer.Argument(help="The tag: name:tag, in the store or a registry.", autocompletion=references)
+    ],
     expect: Expect = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove a tag. The store keeps its archive for at least a day: until then ingot rollback restores the tag."""
+    """Remove a tag. The store keeps the archive for at least a day, and ingot store rollback can restore the tag.
+
+    In the store a removed version can never name another archive; in a registry it can.
+
+    Examples:
+
+        ingot store remove digits:1.1.0
+    """
     from ingot.model_store import Store
     from ingot.model_store.places import open_place
 
@@ -150,7 +194,7 @@ def _listed(where: str | None, store: Path | None) -> tuple[Place, list[str], Re
     place, ref = open_place(where, Store(store))
     if ref.tag or ref.digest or ref.variant:
         raise InvalidArgument(
-            f"'{where}' is one archive; ingot inspect shows it, and ingot list expects a model's name"
+            f"'{where}' is one archive; ingot inspect shows it, and ingot store list expects a model's name"
         )
     if not place.tags(ref.name):
         raise NotFound(f"there is no model '{where}'{_others(place, ref.name)}")

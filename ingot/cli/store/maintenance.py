@@ -1,4 +1,4 @@
-"""``ingot fsck`` and ``gc``: check the store, and free space in it."""
+"""``ingot store fsck`` and ``gc``: check the store, and free space in it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ def fsck(
         bool, typer.Option("--quick", help="Check only names, sizes and documents, without reading blobs.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Move damaged blobs aside, so that a push or pull restores them.")
+        bool, typer.Option("--repair", help="Move damaged blobs aside, so that a copy of the archives restores them.")
     ] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every archive of the store is complete. The exit code is 1 if there are problems."""
+    """Check that every archive of the store is complete. The exit code is 1 if there are problems.
+
+    Each line names a problem and the archives that it affects. The store can be used meanwhile.
+
+    Examples:
+
+        ingot store fsck
+        ingot store fsck --repair
+    """
     from ingot.model_store.store.fsck import check
 
     if quick and repair:
@@ -48,7 +56,7 @@ def fsck(
             say(f"{problem.kind} {problem.subject}: {problem.detail}{users}{done}")
         say(f"{checked.archives} archives, {checked.blobs} blobs: {_verdict(len(checked.problems))}")
     if checked.problems:
-        note("push or pull these archives again to restore missing blobs (if blobs are damaged, run --repair first)")
+        note("copy these archives into the store again to restore blobs; move damaged ones aside first (--repair)")
         raise typer.Exit(1)
 
 
@@ -63,7 +71,15 @@ def gc(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove blobs from the store that no current or recent tag needs."""
+    """Remove blobs from the store that no current or recent tag needs.
+
+    Copies into the store and readers are not blocked.
+
+    Examples:
+
+        ingot store gc --dry-run
+        ingot store gc --grace 1h
+    """
     from ingot.model_store.store.gc import collect
 
     here = _existing(store)
