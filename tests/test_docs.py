@@ -23,12 +23,8 @@ from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics
 from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
-<<<<<<< HEAD
 from ingot.serving import Repository
-from scripts import settings_table
-=======
 from scripts import reference_text, settings_table
->>>>>>> 07565678 (All)
 from tests.support import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
