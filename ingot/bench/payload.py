@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ingot.arrays import not_an_array
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.format import goldens
 from ingot.protocol import json_codec
 from ingot.protocol.arguments import datatype
 from ingot.tensors import Array, DType
+from ingot.tensors.arrays import not_an_array
 
 # Distinct requests that are generated, and the most memory for them.
 _GENERATED = 64

@@ -135,7 +135,7 @@ def _parameters(texts: list[str]) -> dict[str, str | float]:
 def _read(path: Path) -> Array:
     import numpy as np
 
-    from ingot.arrays import not_an_array
+    from ingot.tensors.arrays import not_an_array
 
     try:
         array = np.load(path, allow_pickle=False)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from ingot import foreign, padding
+from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export.capture.ladder import Captured, Legacy
 from ingot.export.estimate import cost
@@ -37,7 +37,7 @@ from ingot.export.stages.prove import prove_packed
 from ingot.export.stages.rewrite import rewrite_onnx, rewrite_program
 from ingot.model_store import Archive, ServingDefaults
 from ingot.model_store.references import name_from, stored_name
-from ingot.tensors import Signature, TensorSpec
+from ingot.tensors import Signature, TensorSpec, padding
 
 
 def export_model(
@@ -88,7 +88,7 @@ def export_model(
         partition: run what ONNX cannot express in PyTorch, and the rest in ONNX Runtime.
         device: the device of an AOTInductor package: ``cpu`` or ``cuda``.
         pad: dimensions that the server may pad because the model ignores the padding, such as ``"seq"`` of a model
-            with an attention mask; see :func:`ingot.padding.parse`.
+            with an attention mask; see :func:`ingot.tensors.padding.parse`.
         tensor_parallel: how layers may be divided over processes, for target ``pt2``: ``colwise`` or ``rowwise`` by the
             names of modules, or ``auto`` for the model's own plan; see :func:`ingot.export.source.tensor_plan.plan_of`.
         serving: names of classes, states and the like, with which a server serves the model unless its settings say

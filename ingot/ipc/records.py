@@ -13,9 +13,8 @@ from math import prod
 import numpy as np
 import orjson
 
-from ingot import arrays
 from ingot.errors import CLASSES, EngineLost, IngotError
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 HEADER = struct.Struct("<IB")
 NUMBER = struct.Struct("<Q")

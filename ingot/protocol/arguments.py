@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot import dlpack
 from ingot.errors import InvalidArgument
 from ingot.protocol.requests import InferRequest, Template
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, dlpack
 
 Tensors = Callable[[str, Any], Any]
 """Returns a tensor of another library, by the name of the input, as an array, or as one in a GPU's memory."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.protocol import json_data, json_large
 from ingot.protocol.regions import EXTRA, Delivery, Place, Read, refuse
@@ -25,7 +24,7 @@ from ingot.protocol.requests import (
     Template,
     named,
 )
-from ingot.tensors import Array, DType, Signature, TensorSpec
+from ingot.tensors import Array, DType, Signature, TensorSpec, arrays
 
 # The status of an error; responses.py looks it up, and replaces it where HTTP has a more exact one.
 STATUS = {

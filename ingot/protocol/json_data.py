@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ingot import arrays
 from ingot.errors import InvalidArgument
-from ingot.tensors import Array, DType, foreign_format
+from ingot.tensors import Array, DType, arrays, foreign_format
 
 # The struct module converts a short list several times faster than numpy, and refuses values that do not fit.
 FORMATS = {

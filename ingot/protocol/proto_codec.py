@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from ingot import arrays
 from ingot.errors import Code, InvalidArgument
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.regions import Delivery, Place, Read, refuse
 from ingot.protocol.requests import MAX_TENSORS, InferRequest, InferResponse, Template, named
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 M = TypeVar("M", bound=Message)
 

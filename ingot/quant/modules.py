@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.model_store import Archive
-from ingot.tensors import DType
+from ingot.tensors import DType, arrays
 
 
 class Module(Protocol):

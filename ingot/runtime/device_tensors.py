@@ -7,11 +7,11 @@ import weakref
 from functools import cache
 from typing import Any
 
-from ingot import dlpack
 from ingot.errors import IngotError, InvalidArgument
 from ingot.runtime.gpu.array import DeviceArray
 from ingot.runtime.gpu.device import Device
 from ingot.runtime.plugins import open_device
+from ingot.tensors import dlpack
 
 
 class _Owner:
@@ -31,7 +31,7 @@ def resident(name: str, value: Any) -> DeviceArray | None:
 
     Args:
         name: of the input, for errors.
-        value: for which :func:`ingot.dlpack.exports` is true.
+        value: for which :func:`ingot.tensors.dlpack.exports` is true.
 
     Raises:
         InvalidArgument: it is not contiguous, its element type cannot be served, or its library does not export it.

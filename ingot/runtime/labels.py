@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.arrays import open_regular
 from ingot.errors import InvalidArgument
 from ingot.tensors import Signature
+from ingot.tensors.arrays import open_regular
 
 _MOST_BYTES = 4 << 20
 _JSON = 'a list of names, or an object with an entry for each index from 0: {"0": "cat", "1": "dog"}'

@@ -19,7 +19,6 @@ import numpy as np
 import uvloop
 
 from ingot.config.configuration import Configuration
-from ingot.dlpack import to_array
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.faults import attempt_async
 from ingot.model_store import Archive, Store
@@ -34,6 +33,7 @@ from ingot.serving import Repository
 from ingot.serving.reconfiguration import Reconfiguration
 from ingot.serving.rollout import Rollout, Rollouts
 from ingot.tensors import Array
+from ingot.tensors.dlpack import to_array
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot import arrays
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.tensors import Array
+from ingot.tensors import Array, arrays
 from tests import onnx_models
 from tests.server.gates import Gate
 from tests.support import ROOT, matrix

@@ -18,14 +18,13 @@ import pytest
 from onnx import TensorProto, helper
 
 import ingot
-from ingot import arrays
 from ingot.errors import TooLarge
 from ingot.faultlog import RateLimitFilter
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.runtime import load_engine
 from ingot.server.main import RunningServer
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 from tests import onnx_models
 from tests.runtime.fake_engines import FunctionEngine
 from tests.server.outside import INFER

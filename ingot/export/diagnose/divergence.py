@@ -17,12 +17,11 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
-from ingot import arrays
 from ingot.export.diagnose import intermediates
 from ingot.export.explain.places import frames_in, innermost
 from ingot.export.program import Eager, Program, user_path
 from ingot.export.torch_internals import HigherOrderOperator, pytree
-from ingot.tensors import Array
+from ingot.tensors import Array, arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ def find_divergence(
         eager: the original.
         model: the ONNX model lowered from ``program``, or None to compare the capture alone.
         inputs: the inputs of all of them.
-        tolerance: the largest error of a good result; see :func:`ingot.arrays.departure`.
+        tolerance: the largest error of a good result; see :func:`ingot.tensors.arrays.departure`.
 
     Raises:
         ExportError: the original does not run on the inputs.

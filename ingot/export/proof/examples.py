@@ -14,7 +14,7 @@ import numpy as np
 from ingot import tensors
 from ingot.errors import ExportError
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
-from ingot.values import ValueRange
+from ingot.tensors.values import ValueRange
 
 # The most FLOPs of one call for cases that are not needed to show that a dimension is dynamic.
 MOST_WORK = 3e10

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import EngineTimeout, IngotError
 from ingot.export.program import Runner, ended_after
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.watch import OperatorLimit
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 Change = Callable[[Array, np.random.Generator], Array]
 WIDE = (-5, -2, -1, 0, 1, 2, 3, 7, 100, (1 << 24) + 1, (1 << 31) + 3, (1 << 33) + 7, (1 << 53) + 1)

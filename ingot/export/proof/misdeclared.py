@@ -13,7 +13,7 @@ from ingot.export.proof.examples import Examples
 from ingot.export.proof.indices import failure
 from ingot.export.proof.sizes import stepped
 from ingot.tensors import DType, Range, TensorSpec
-from ingot.values import ValueRange
+from ingot.tensors.values import ValueRange
 
 _DTYPES = (DType.FP32, DType.INT64, DType.FP16, DType.BF16, DType.FP64, DType.BOOL)
 _NUMBERS = 12

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot import arrays
 from ingot.bounds.samples import mixing_of, numbers_of
 from ingot.errors import IngotError, ParityError
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import tolerance
-from ingot.padding import Padder, Padding
-from ingot.tensors import Array, DType, Signature
+from ingot.tensors import Array, DType, Signature, arrays
+from ingot.tensors.padding import Padder, Padding
 
 # Cases with sizes next to numbers of the graph.
 _MOST_NEAR = 8

@@ -12,13 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import EngineTimeout, ExportError, IngotError, InvalidArgument, ParityError
 from ingot.export.program import NEXT, Runner, ended_after
 from ingot.export.proof import draws, extremes
 from ingot.export.proof.examples import Edge, Examples
 from ingot.model_store import Golden, ParityEvidence
-from ingot.tensors import Array, DType, Signature
+from ingot.tensors import Array, DType, Signature, arrays
 
 # The largest error that rounding alone can cause, as a share of the tensor's largest value.
 TOLERANCE = {DType.FP64: 1e-8, DType.FP32: 1e-4, DType.FP16: 5e-3, DType.BF16: 4e-2}

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot import arrays
 from ingot.errors import ExportError, ParityError
 from ingot.export.program import Eager, States
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import TOLERANCE
 from ingot.export.snapshot import ATTRIBUTE, BUFFER, PARAMETER, Change, equal
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 Inputs = Mapping[str, Array]
 Outputs = dict[str, Array]

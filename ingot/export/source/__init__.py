@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ingot import arrays, foreign
+from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export.arguments import FileArrays
 from ingot.export.source import checkpoint as checkpoints
@@ -19,6 +19,7 @@ from ingot.export.source import imported, repositories
 from ingot.export.source.checkpoint import load_checkpoint
 from ingot.export.source.files import load_program, load_torchscript
 from ingot.export.source.model_file import load_model_file
+from ingot.tensors import arrays
 
 _SUFFIXES = (".onnx", ".pt", ".pth", ".pt2")
 

@@ -14,8 +14,8 @@ from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
 from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence, ServingDefaults
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format.manifest import Division
-from ingot.padding import Padding
 from ingot.tensors import Array, Signature
+from ingot.tensors.padding import Padding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
 from ingot.model_store import BoundsEvidence, CallBytes, Evidence, Golden
 from ingot.model_store.format.evidence import UNBATCHED
-from ingot.padding import Padding, declared
 from ingot.runtime import Engine, call_memory, devices, load_engine, profile
 from ingot.tensors import Signature, check_inputs
+from ingot.tensors.padding import Padding, declared
 
 # FLOPs of the largest call that is timed.
 _MAX_TIMED_FLOPS = 1e11

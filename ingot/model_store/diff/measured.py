@@ -6,12 +6,11 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ingot import arrays
 from ingot.model_store.diff.records import GoldenChange, LatencyChange, Measure
 from ingot.model_store.format.evidence import Evidence
 from ingot.model_store.format.goldens import Golden
 from ingot.report.text import one_line
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 
 def measures(before: Evidence, after: Evidence) -> Iterator[Measure]:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot import arrays as wire
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.tensors import Array, DType
+from ingot.tensors import arrays as wire
 
 _CODES = {
     DType.BOOL: "BOOL",

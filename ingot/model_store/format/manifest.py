@@ -23,8 +23,8 @@ from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.blobs.descriptor import Descriptor, Digest, OCIDocument
 from ingot.model_store.format.evidence import Evidence, Provenance, Record
 from ingot.model_store.references import valid_name
-from ingot.padding import Padding
 from ingot.tensors import Signature
+from ingot.tensors.padding import Padding
 
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.quant.data import sources
 from ingot.quant.data.sources.collect import collect, pick
 from ingot.quant.data.sources.items import Batch
-from ingot.tensors import Array, DType, Signature
+from ingot.tensors import Array, DType, Signature, arrays
 
 Data = Mapping[str, Any] | Iterable[Any] | Array | str | Path
 """What :meth:`Samples.read` takes."""

@@ -23,7 +23,7 @@ from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
 from ingot.runtime import Engine, devices, load_engine, profile
 from ingot.runtime.loading.loader import engine_of, precision_of
 from ingot.tensors import Dim, Range, Signature, TensorSpec
-from ingot.values import ValueRange
+from ingot.tensors.values import ValueRange
 
 Progress = Callable[[str], None]
 Source = Variant | Archive | str | os.PathLike[str]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
 from ingot.quant.config import QuantConfig
@@ -16,7 +15,7 @@ from ingot.quant.data import variance
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.data.synthetic import synthetic
 from ingot.quant.metric import Metric
-from ingot.tensors import Array
+from ingot.tensors import Array, arrays
 
 # The largest number of rows for calibration; more do not change the ranges.
 _CALIBRATION = 256

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot import arrays
 from ingot.model_store.format.evidence import Agreement
 from ingot.quant.data.samples import Samples
 from ingot.quant.metric.base import has_value, pairs_of
 from ingot.quant.metric.centre import find_centre, move
-from ingot.tensors import Array, DType, Signature
+from ingot.tensors import Array, DType, Signature, arrays
 
 Outputs = Mapping[str, Array]
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import IngotError
 from ingot.faultlog import rate_limited_logger
 from ingot.runtime.gpu.array import TargetedInputs
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
-from ingot.tensors import Array
+from ingot.tensors import Array, arrays
 
 log = rate_limited_logger(__name__)
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, TooLarge, Unavailable
 from ingot.faultlog import rate_limited_logger
-from ingot.padding import Padder
 from ingot.report import units
 from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.dispatch.padding import PaddingPolicy
@@ -23,6 +22,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.gpu.array import Direct, Range, TargetedInputs
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
 from ingot.tensors import Array, DType, Signature, TensorSpec
+from ingot.tensors.padding import Padder
 
 log = rate_limited_logger(__name__)
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.padding import Padder, Padding
 from ingot.runtime.engine import Engine
 from ingot.runtime.profile import repeat
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, Signature
+from ingot.tensors.padding import Padder, Padding
 
 # Growth factor between the sizes that are timed, and number of timed calls for each.
 _LARGER = 8

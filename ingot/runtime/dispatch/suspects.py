@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from ingot import arrays
 from ingot.errors import IngotError, InvalidArgument
 from ingot.runtime.scheduling.entry import Entry, Outcome
-from ingot.tensors import Array
+from ingot.tensors import Array, arrays
 
 # Seconds for which a request is remembered, and the most requests.
 _SECONDS = 600.0

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import TooLarge
 from ingot.ipc.arena import THRESHOLD, Incoming, Outgoing
 from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 _ARENA = 1 << 30
 # Part of a limited address space (`ulimit -v`) for one direction of one engine: many engines share it.

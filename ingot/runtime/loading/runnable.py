@@ -8,13 +8,12 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ingot import arrays, tensors
+from ingot import tensors
 from ingot.bounds import LOOSE, Bounds, bounds_of, excess
 from ingot.bounds.randomness import random_of
 from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError
 from ingot.model_store import BoundsEvidence, Golden, Variant
-from ingot.padding import Padding
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.isolation.policy import check_shards, doubt_of, isolation_of
@@ -36,7 +35,8 @@ from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
 from ingot.runtime.profile import zeros
 from ingot.runtime.settings import Settings
-from ingot.tensors import Array, Signature
+from ingot.tensors import Array, Signature, arrays
+from ingot.tensors.padding import Padding
 
 OpenEngine = Callable[[str, int], Engine]
 
@@ -46,8 +46,8 @@ class Runnable:
     """A runnable form of a model: a variant or a file.
 
     ``open`` opens an engine, given the device and its number of CPU threads. ``goldens`` are cases that must be
-    reproduced within ``tolerance`` before the model is ready; see :func:`ingot.arrays.departure`. ``variant`` is its
-    name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it, and
+    reproduced within ``tolerance`` before the model is ready; see :func:`ingot.tensors.arrays.departure`. ``variant``
+    is its name in the archive. ``batchable`` is whether requests may share a batch, if the signature allows it, and
     ``unbatched`` is why the export found that they must not. ``prepacked`` describes how to open it through the
     derived cache. ``padding`` describes how its inputs may be padded, and ``latency`` what was recorded on this
     machine. ``isolation`` is why and how engines run in separate processes,

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ingot import arrays
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.keys import MEMO_BYTES, BoundedCache, Memo
 from ingot.protocol.regions import Reader, refuse
 from ingot.protocol.requests import InferRequest, InferResponse, Pattern, Route
-from ingot.tensors import Array, DType
+from ingot.tensors import Array, DType, arrays
 
 _LENGTHS = 512
 # Most patterns of requests of one length; the latest are kept.

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ingot import arrays
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
 from ingot.protocol.regions import ALL, OFF, Delivery, Place
 from ingot.runtime.gpu.array import Target
 from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.server.triton.shared_memory import Region, SharedMemory
-from ingot.tensors import Array, DType, TensorSpec
+from ingot.tensors import Array, DType, TensorSpec, arrays
 
 # Most texts of classes in an answer: three times the classes of the largest image data sets.
 _MOST_TEXTS = 1 << 16

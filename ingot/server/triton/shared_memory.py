@@ -15,12 +15,11 @@ import threading
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from ingot import arrays
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, TooManyRequests
 from ingot.protocol.regions import Place, Read
 from ingot.server.limits import check_size
 from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.tensors import DType
+from ingot.tensors import DType, arrays
 
 _FOLDER = "/dev/shm"
 # shm_open(3): a slash and a name.

@@ -9,7 +9,7 @@ from ingot.errors import ParityError
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, tolerance, unbatchable, unrepeated
 from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec
-from ingot.values import ValueRange
+from ingot.tensors.values import ValueRange
 
 
 class Function:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from ingot import dlpack
 from ingot.errors import InternalError, InvalidArgument
 from ingot.runtime import Limits, Model, Settings, device_tensors, load_engine
 from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, TargetedInputs, reachable
@@ -22,7 +21,7 @@ from ingot.runtime.gpu.pipeline import Lane, Pipeline
 from ingot.runtime.loading import loader
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
-from ingot.tensors import Array
+from ingot.tensors import Array, dlpack
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import Doubling, FakeDevice, UnorderedAccess, span_of
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined

@@ -9,11 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from ingot import arrays
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.server.main import RunningServer
-from ingot.tensors import DType
+from ingot.tensors import DType, arrays
 from tests.server.samples import sample
 from tests.support import matrix
 

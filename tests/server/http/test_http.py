@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot import arrays
 from ingot.server.main import RunningServer
-from ingot.tensors import DType
+from ingot.tensors import DType, arrays
 from tests import onnx_models
 from tests.server.samples import sample
 from tests.support import matrix

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.arrays import to_bytes
 from ingot.errors import InvalidArgument
 from ingot.quant.data.sources.items import Batch, check_item, name_arrays, sound_rows
 from ingot.tensors import Array, Signature
+from ingot.tensors.arrays import to_bytes
 
 MAX_BYTES = 2 << 30
 """The largest number of bytes to read from a long source."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.arrays import load_npz, not_an_array, open_regular
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array
+from ingot.tensors.arrays import load_npz, not_an_array, open_regular
 
 __all__ = ["load_npy", "load_npz"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.arrays import open_regular
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.format import goldens
+from ingot.tensors.arrays import open_regular
 
 MAX_FILE = 256 << 20
 """The largest file that is read; a server starts a new one long before."""

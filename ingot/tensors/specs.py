@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ingot import values
 from ingot.errors import InvalidArgument
-from ingot.values import ValueRange
+from ingot.tensors import values
+from ingot.tensors.values import ValueRange
 
 Array = npt.NDArray[Any]
 Dim = int | str

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.tensors import Array, DType, foreign_format
+from ingot.tensors.specs import Array, DType, foreign_format
 
 _LITTLE = sys.byteorder == "little"
 _LENGTH = struct.Struct("<I").unpack_from

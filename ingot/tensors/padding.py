@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ingot.errors import InvalidArgument
-from ingot.tensors import Array, DType, Signature, TensorSpec
+from ingot.tensors.specs import Array, DType, Signature, TensorSpec
 
 _TEXT = re.compile(r"^(?P<dim>[A-Za-z_]\w*)(:(?P<values>[^@]+))?(@(?P<buckets>[\d,]+))?$")
 _MAX_SIZE = 1 << 40

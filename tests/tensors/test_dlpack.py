@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from ingot import dlpack
 from ingot.errors import InvalidArgument
-from ingot.tensors import DType
+from ingot.tensors import DType, dlpack
 
 NUMBERS = [dtype for dtype in DType if dtype is not DType.BYTES]
 

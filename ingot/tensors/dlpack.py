@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot import foreign
 from ingot.errors import InvalidArgument
-from ingot.tensors import Array, DType
+from ingot.tensors.specs import Array, DType
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 """Kinds of devices: the host's memory, a GPU's, and pinned memory of the host."""

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.arrays import check_shape, departure, from_bytes, load_npz, to_bytes, worst_error
 from ingot.errors import InvalidArgument, NotFound
 from ingot.tensors import Array, DType
+from ingot.tensors.arrays import check_shape, departure, from_bytes, load_npz, to_bytes, worst_error
 
 FIXED = [dtype for dtype in DType if dtype is not DType.BYTES]
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
