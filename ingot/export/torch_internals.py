@@ -176,7 +176,7 @@ sym_max: Callable[[Any, Any], Any] = torch.sym_max
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/__init__.py (``_get_sym_math_fn``)
 SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(torch, f"_sym_{name}")
-    for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
+    for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan")
 }
 """By the name of a function of Python's math module: the one that accepts a size that a capture keeps dynamic."""
 
@@ -201,6 +201,33 @@ def size_oblivious() -> contextlib.AbstractContextManager[None]:
     """Treat sizes of 0 and 1 like any other while a model is captured."""
     config: Any = importlib.import_module("torch.fx.experimental._config")
     return config.patch(backed_size_oblivious=True)  # type: ignore[no-any-return]
+
+
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/fx/experimental/symbolic_shapes.py (``ShapeEnv``)
+@contextlib.contextmanager
+def open_comparisons() -> Iterator[list[Any]]:
+    """Let a capture take the example's side of comparisons of a size, such as ``n > 256``, and keep all sizes possible.
+
+    Yields the list of these comparisons, as formulas of one symbol of the capture.
+    """
+    environment: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv
+    evaluate, found = environment.evaluate_expr, []
+
+    def evaluated(self: Any, formula: Any, *args: Any, **options: Any) -> Any:
+        compares = getattr(formula, "is_Relational", False) and formula.rel_op not in ("==", "!=")
+        if not compares or len(formula.free_symbols) != 1 or self._maybe_evaluate_static(formula) is not None:
+            return evaluate(self, formula, *args, **options)
+        with self.suppress_guards():
+            side = evaluate(self, formula, *args, **options)
+        if formula not in found:
+            found.append(formula)
+        return side
+
+    environment.evaluate_expr = evaluated
+    try:
+        yield found
+    finally:
+        environment.evaluate_expr = evaluate
 
 
 # https://github.com/pytorch/pytorch/issues/136642
@@ -338,15 +365,20 @@ def export_onnx(exported: torch.export.ExportedProgram, translations: Registry) 
 
 
 @contextlib.contextmanager
-def precise_numbers() -> Iterator[None]:
+def precise_numbers(prepare: Callable[[fx.GraphModule], None]) -> Iterator[None]:
     """Let the exporter keep Python floats, and those that depend on sizes, in double precision until they meet tensors.
 
-    It makes both single: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/fx/type_utils.py and
+    ``prepare`` is called with each decomposed graph before the exporter inserts conversions of types.
+
+    The exporter makes both single:
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/fx/type_utils.py and
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/onnx/_internal/exporter/_building.py
     """
     types: Any = importlib.import_module("torch.onnx._internal.fx.type_utils")._SCALAR_TYPE_TO_TORCH_DTYPE
     building: Any = importlib.import_module("torch.onnx._internal.exporter._building")
+    passes: Any = importlib.import_module("torch.onnx._internal.exporter._fx_passes")
     size_type, constants = types[torch.SymFloat], building._process_python_constants
+    promote = passes.insert_type_promotion_nodes
 
     def precise_constants(signature: Any, inputs: dict[str, Any], known: Any, made: Any, opset: Any) -> Any:
         double = building.ir.DataType.DOUBLE
@@ -357,11 +389,17 @@ def precise_numbers() -> Iterator[None]:
                     inputs[name] = building._get_or_create_constant(made, number, double, opset)
         return constants(signature, inputs, known, made, opset)
 
+    def prepared(module: fx.GraphModule) -> None:
+        prepare(module)
+        promote(module)
+
     types[torch.SymFloat], building._process_python_constants = torch.float64, precise_constants
+    passes.insert_type_promotion_nodes = prepared
     try:
         yield
     finally:
         types[torch.SymFloat], building._process_python_constants = size_type, constants
+        passes.insert_type_promotion_nodes = promote
 
 
 def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:

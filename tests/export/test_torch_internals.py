@@ -190,6 +190,18 @@ class TestCapture:
         (node,) = made.graph.find_nodes(op="placeholder", target="input")
         assert isinstance(node.meta["val"].shape[0], torch.SymInt)
 
+    def test_a_comparison_of_a_size_takes_the_side_of_the_example_and_limits_no_size(self) -> None:
+        class Cuts(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x[:2] if x.shape[0] > 2 else x
+
+        with internals.open_comparisons() as comparisons:
+            made = torch.export.export(Cuts(), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("rows")},))
+        (comparison,) = comparisons
+        assert comparison.rel_op == ">"
+        assert not comparison.subs(dict.fromkeys(comparison.free_symbols, 2))
+        assert made.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+
     def test_values_of_small_constants_are_known_if_asked(self) -> None:
         class Decides(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -278,7 +290,7 @@ class TestOnnx:
 
     def test_floats_of_sizes_are_double_during_an_export_only(self) -> None:
         types = importlib.import_module("torch.onnx._internal.fx.type_utils")
-        with internals.precise_numbers():
+        with internals.precise_numbers(lambda graph: None):
             assert types.from_scalar_type_to_torch_dtype(torch.SymFloat) is torch.float64
         assert types.from_scalar_type_to_torch_dtype(torch.SymFloat) is torch.float32
 

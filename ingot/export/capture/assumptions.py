@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ingot.errors import ExportError
 from ingot.export.capture.conditions import plain
 from ingot.export.capture.counterexamples import Assumption, Sizes
+from ingot.export.capture.exported import crossed_comparisons
 from ingot.export.torch_internals import is_unbounded, python_code, shape_guards
 from ingot.tensors import TensorSpec
 
@@ -30,13 +31,16 @@ _SIZE = re.compile(r"L\['(?:tensors|flat_args)'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _NUMBER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
 
 
-def find(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> tuple[Assumption, ...]:
-    """Return the conditions of a program on sizes of its inputs.
+def find(
+    exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec], default: Sizes
+) -> tuple[Assumption, ...]:
+    """Return the conditions of a program on sizes of its inputs, each in the form that holds at the default sizes.
 
     Raises:
         ExportError: the program has a condition that cannot be evaluated at given sizes.
     """
-    return (*_guards(exported, inputs), *_bounds(exported, inputs), *_asserts(exported, inputs))
+    conditions = (*_guards(exported, inputs), *_bounds(exported, inputs), *_asserts(exported, inputs))
+    return (*conditions, *_crossed(exported, inputs, default))
 
 
 def literals(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
@@ -123,11 +127,26 @@ def _asserts(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
         if not expr.free_symbols <= known.keys():
             raise ExportError(f"the capture assumes a condition that cannot be proved: {expr}")
         if expr != sympy.true:
-            text, named = (
-                python_code(expr.xreplace({symbol: sympy.Symbol(write(size)) for symbol, size in known.items()}))
-                for write in (str, _Size.named)
-            )
-            yield _written(text, named, sorted({known[symbol].dim for symbol in expr.free_symbols}))
+            yield _formulated(expr, known)
+
+
+def _crossed(
+    exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec], default: Sizes
+) -> Iterator[Assumption]:
+    """Yield the comparisons whose other side a program does not have, and must equal all the same."""
+    known = {size.symbol: size for size in _sizes(exported, inputs)}
+    for expr in crossed_comparisons(exported):
+        if expr.free_symbols <= known.keys():
+            holds = expr.xreplace({symbol: size.of(default) for symbol, size in known.items()})
+            yield _formulated(expr if holds else sympy.Not(expr), known)
+
+
+def _formulated(expr: sympy.Basic, known: Mapping[sympy.Basic, _Size]) -> Assumption:
+    text, named = (
+        python_code(expr.xreplace({symbol: sympy.Symbol(write(size)) for symbol, size in known.items()}))
+        for write in (str, _Size.named)
+    )
+    return _written(text, named, sorted({known[symbol].dim for symbol in expr.free_symbols}))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def trace(
     oblivious: bool = False,
     deferred: bool = False,
     inferred: bool = False,
+    crossed: bool = False,
 ) -> torch.export.ExportedProgram:
     """Trace a module of flat tensors with the named dimensions of ``inputs`` dynamic.
 
@@ -44,14 +45,19 @@ def trace(
             where torch suggests it.
         deferred: defer conditions on sizes to the graph.
         inferred: let torch find how far each dimension can be dynamic.
+        crossed: keep all declared sizes where the code compares sizes, in addition to ``oblivious``. The graph has the
+            example's side of each comparison; :func:`crossed_comparisons` returns these.
 
-    The last three may return a program for narrower ranges than declared; :mod:`ingot.export.capture.assumptions`
+    The last four may return a program for narrower ranges than declared; :mod:`ingot.export.capture.assumptions`
     finds these conditions.
 
     Raises:
         Exception: any error of ``torch.export``.
     """
     shapes = dynamic_shapes(inputs, ranges, inferred=inferred)
+    opened: contextlib.AbstractContextManager[list[Any]] = contextlib.nullcontext([])
+    if crossed:
+        opened = torch_internals.open_comparisons()
     patch = torch_internals.size_oblivious() if oblivious else contextlib.nullcontext()
 
     def export(shapes: Any) -> torch.export.ExportedProgram:
@@ -64,14 +70,25 @@ def trace(
         )
 
     plain = contextlib.nullcontext() if strict else numbers.functions()  # strict mode knows the functions itself
-    with quiet(), torch.no_grad(), patch, plain, torch_internals.idle_conversions(), torch_internals.caught_errors():
+    idle, caught = torch_internals.idle_conversions(), torch_internals.caught_errors()
+    with quiet(), torch.no_grad(), patch, opened as comparisons, plain, idle, caught:
         try:
-            return export(shapes)
+            found = export(shapes)
         except torch_internals.user_error() as error:
             narrower = _narrowed(shapes, str(error)) if oblivious else None
             if narrower is None:
                 raise
-            return export(narrower)
+            found = export(narrower)
+    found.graph_module.meta[_COMPARISONS] = tuple(comparisons)
+    return found
+
+
+_COMPARISONS = "ingot_comparisons"
+
+
+def crossed_comparisons(exported: torch.export.ExportedProgram) -> tuple[sympy.Rel, ...]:
+    """Return the comparisons of sizes of which a program traced with ``crossed`` has the example's side for all."""
+    return exported.graph_module.meta.get(_COMPARISONS, ())  # type: ignore[no-any-return]
 
 
 def _narrowed(shapes: Any, message: str) -> Any:

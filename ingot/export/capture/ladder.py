@@ -66,22 +66,27 @@ EXPORTS: dict[str, dict[str, bool]] = {
 }
 """The routes by ``torch.export``, with options of :func:`ingot.export.capture.exported.trace`."""
 
+CROSSED = "crossed"
+"""The route that is tried last, with examples at sizes that break a condition of another route's graph."""
+_OPTIONS = {**EXPORTS, CROSSED: {"oblivious": True, "crossed": True}}
+
 
 def _export(route: str, task: Task) -> Captured:
+    options = _OPTIONS[route]
     with numbers.watched() as converting:
-        found = foreign.outcome(lambda: task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route]))
+        found = foreign.outcome(lambda: task.program(task.eager.flat(), _TITLES[route], **options))
     if not isinstance(found, Exception):
         return found
     if converting:
         with numbers.dynamic(converting):
-            again = foreign.attempt(lambda: task.program(task.eager.flat(), _TITLES[route], **EXPORTS[route]))
+            again = foreign.attempt(lambda: task.program(task.eager.flat(), _TITLES[route], **options))
         if again is not None:
             return again
     buffers = constants.of(task.eager)
     if not buffers or not constants.decides(found):
         raise found
     with constants.known():
-        program = foreign.attempt(lambda: task.program(task.eager.flat(buffers), _TITLES[route], **EXPORTS[route]))
+        program = foreign.attempt(lambda: task.program(task.eager.flat(buffers), _TITLES[route], **options))
     if program is None:
         raise found
     return program
@@ -128,7 +133,7 @@ def _like(eager: Eager, module: nn.Module) -> Eager:
 
 
 ROUTES: dict[str, Callable[[Task], Captured]] = {
-    **{route: partial(_export, route) for route in EXPORTS},
+    **{route: partial(_export, route) for route in _OPTIONS},
     "fx": _fx,
     "script": _script,
     "trace": _trace,
@@ -222,6 +227,7 @@ _TITLES = {
     "inferred": "torch.export, dimensions inferred",
     "deferred": "torch.export, conditions deferred",
     "oblivious": "torch.export, size-oblivious",
+    CROSSED: "torch.export, one side of conditions on sizes",
     "fx": "torch.fx.symbolic_trace",
     "script": "torch.jit.script",
     "trace": "torch.jit.trace",

@@ -13,6 +13,7 @@ import torch
 from ingot.export import torch_internals
 
 Globals = dict[str, Any]
+_OF_TENSORS = ("log", "log2", "log10", "exp")
 
 
 @contextlib.contextmanager
@@ -73,8 +74,9 @@ class _Float(float, metaclass=_Type):
 def functions() -> Iterator[None]:
     """Let functions of Python's math module accept sizes that stay dynamic; ``torch.export`` fixes them."""
     module: Any = math
-    originals = {name: getattr(math, name) for name in torch_internals.SIZE_FUNCTIONS}
-    for name, function in torch_internals.SIZE_FUNCTIONS.items():
+    functions = {**torch_internals.SIZE_FUNCTIONS, **{name: _by_tensor(name) for name in _OF_TENSORS}}
+    originals = {name: getattr(math, name) for name in functions}
+    for name, function in functions.items():
         setattr(module, name, _accepting_sizes(originals[name], function))
     try:
         yield
@@ -85,7 +87,18 @@ def functions() -> Iterator[None]:
 
 def _accepting_sizes(original: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
     def call(*values: Any) -> Any:
-        is_size = len(values) == 1 and isinstance(values[0], torch.SymInt | torch.SymFloat)
-        return symbolic(torch_internals.sym_float(values[0])) if is_size else original(*values)
+        if not any(isinstance(value, torch.SymInt | torch.SymFloat) for value in values):
+            return original(*values)
+        return symbolic(*map(torch_internals.sym_float, values))
 
     return call
+
+
+def _by_tensor(name: str) -> Callable[..., Any]:
+    """Return a function of numbers by PyTorch's function of tensors: a captured graph has none of numbers for it."""
+
+    def compute(*values: Any) -> Any:
+        results = [getattr(torch, name)(torch.scalar_tensor(value, dtype=torch.float64)) for value in values]
+        return (results[0] / results[1] if len(results) > 1 else results[0]).item()  # math.log accepts a base
+
+    return compute

@@ -116,7 +116,8 @@ def _dimensions(text: str) -> Cause:
         shown = _listed(
             f"{name}={low or ''}..{'' if high in (None, 'oo') else high}" for name, (low, high) in ranges.items()
         )
-        return Cause(Kind.OTHER, "the model's code limits its dimensions", f"declare them as {shown}")
+        instead = "or choose a number by torch.sym_max or torch.sym_min instead of by a condition on a size"
+        return Cause(Kind.OTHER, "the model's code limits its dimensions", f"declare them as {shown}, {instead}")
     equal = {name: value for name, value in fixes.items() if value.isidentifier()}
     if equal:
         shown = _listed(f"'{name}' and '{value}'" for name, value in equal.items())

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
+from torch import fx
 
 from ingot.export.lower.size_arithmetic import is_integer
 
 aten = torch.ops.aten
 op: Any = opset18
 
+_COMPARISONS = tuple(
+    getattr(getattr(aten, name), kind) for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")
+)
+_SCALED = (
+    *(aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor, aten.div.Scalar_mode, aten.div.Tensor_mode),
+    *(aten.floor_divide.Scalar, aten.floor_divide.default),
+)
+_convert = torch.ops.prims.convert_element_type.default
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -66,6 +75,52 @@ def keep_digits(model: ir.Model) -> None:
         node.replace_input_with(0, wide.outputs[0])
 
 
+def round_numbers(program: fx.GraphModule) -> None:
+    """Round the numbers that half-precision tensors meet as PyTorch does.
+
+    It compares with numbers, or tensors without dimensions, in the tensor's datatype, where the exporter converts the
+    tensor. It multiplies and divides by numbers of single precision, where the exporter rounds these to the datatype.
+    """
+    graphs = [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes if node.target in (*_COMPARISONS, *_SCALED)):
+        values = [argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in node.args]
+        kinds = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.dim()}
+        if kinds in ({torch.float16}, {torch.bfloat16}):
+            (_compare if node.target in _COMPARISONS else _scale)(node, values, *kinds)
+
+
+def _compare(node: fx.Node, values: Sequence[Any], kind: torch.dtype) -> None:
+    for place, value in enumerate(values):
+        if isinstance(value, float):
+            node.update_arg(place, torch.tensor(value, dtype=kind).item())
+        elif isinstance(value, torch.Tensor) and value.is_floating_point():
+            _cast(node, place, kind)
+
+
+def _scale(node: fx.Node, values: Sequence[Any], kind: torch.dtype) -> None:
+    if not any(isinstance(value, float) and torch.tensor(value, dtype=kind).item() != value for value in values):
+        return
+    for place, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            _cast(node, place, torch.float32)
+    operator: Any = node.target
+    with node.graph.inserting_before(node):
+        exact = node.graph.call_function(operator, node.args, node.kwargs)
+    exact.meta = {**node.meta, "val": node.meta["val"].to(torch.float32)}
+    # The node stays in its place: an output of the program is known by its name.
+    node.target, node.args, node.kwargs = _convert, (exact, kind), {}
+
+
+def _cast(node: fx.Node, place: int, kind: torch.dtype) -> None:
+    source = node.args[place]
+    if not isinstance(source, fx.Node) or source.meta["val"].dtype is kind:
+        return
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(_convert, (source, kind))
+    made.meta = {**source.meta, "val": source.meta["val"].to(kind)}
+    node.update_arg(place, made)
+
+
 def add_product(x: Any, left: Any, right: Any, beta: float = 1.0, alpha: float = 1.0) -> Any:
     """Express ``aten.addmm``; the factors of ONNX's Gemm are in single precision."""
     if x.dtype is not ir.DataType.DOUBLE or (beta, alpha) == (1, 1):
@@ -107,9 +162,12 @@ def floor_divide(x: Any, y: Any) -> Any:
     """
     if not isinstance(x, ir.Value):
         x = like(x, y)
+    return core.aten_floor_divide(x, like(y, x)) if x.dtype.is_integer() else _floor_divide(x, y)
+
+
+@in_single
+def _floor_divide(x: Any, y: Any) -> Any:
     y = like(y, x)
-    if x.dtype.is_integer():
-        return core.aten_floor_divide(x, y)
     rest = op.Mod(x, y, fmod=1)
     one, zero, half = (like(number, x) for number in (1.0, 0.0, 0.5))
     quotient = op.Div(op.Sub(x, rest), y)

@@ -19,7 +19,7 @@ from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
 from ingot.export.explain import places
-from ingot.export.lower import complex_numbers, exact_math, optimizer, sigmoids
+from ingot.export.lower import bfloat16, complex_numbers, exact_math, optimizer, sigmoids
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
@@ -151,11 +151,12 @@ def _translate(
         return model
 
     def translated(program: torch.export.ExportedProgram) -> ir.Model:
-        with quiet(), torch_internals.precise_numbers():
+        with quiet(), torch_internals.precise_numbers(exact_math.round_numbers):
             model: ir.Model = torch_internals.export_onnx(program, registry)
         onnx_graph.inline(model)
         exact_math.keep_digits(model)
         sigmoids.keep_small(model)
+        bfloat16.run_in_single(model)
         return model
 
     def unexpressed(error: Exception) -> str:

@@ -33,6 +33,7 @@ _BOUNDED = {
     "Sqrt",
 }
 _PASSING = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "MaxPool", "Dropout"}
+_INT64 = ir.DataType.INT64
 # A number below all of float32, in double precision.
 _LOWEST = -1e300
 
@@ -97,6 +98,42 @@ def variance(x: Any, dims: Sequence[int] | None, correction: float = 1.0, output
 def mean_of_all(x: Any, dtype: int | None = None) -> Any:
     """Express ``aten.mean`` of all values."""
     return mean(x, None, False, dtype)
+
+
+def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Express ``aten.diagonal`` by its places; the exporter multiplies by a matrix of ones and zeros, and adds."""
+    rank = len(x.shape)
+    ends = [dim1 % rank, dim2 % rank]
+    others = [axis for axis in range(rank) if axis not in ends]
+    rows, columns = (
+        op.Sub(op.Shape(x, start=axis, end=axis + 1), op.Constant(value_ints=[skipped]))
+        for axis, skipped in zip(ends, (max(-offset, 0), max(offset, 0)), strict=True)
+    )
+    zero = op.Constant(value_int=0)
+    count = op.Max(op.Squeeze(op.Min(rows, columns), op.Constant(value_ints=[0])), zero)
+    first = op.Unsqueeze(op.Range(zero, count, op.Constant(value_int=1)), op.Constant(value_ints=[1]))
+    places = op.Add(first, op.Constant(value_ints=[max(-offset, 0), max(offset, 0)]))
+    found = op.GatherND(op.Transpose(x, perm=[*ends, *others]), places)
+    return op.Transpose(found, perm=[*range(1, rank - 1), 0]) if others else found
+
+
+def histogram(x: Any, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Any:  # noqa: A002 - their names
+    """Express ``aten.histc`` of a stated range, with the place in it computed and rounded as PyTorch does."""
+    low, high = float(min), float(max)
+    if low == high:
+        raise NotImplementedError("a histogram whose range comes from the values; state min and max")
+    flat = op.Reshape(x, op.Constant(value_ints=[-1]))
+    flat.dtype = x.dtype
+    span = op.Sub(like(high, x), like(low, x))
+    place = op.Cast(op.Div(op.Mul(op.Sub(flat, like(low, x)), like(float(bins), x)), span), to=_INT64)
+    place = op.Min(place, op.Constant(value_int=bins - 1))
+    inside = op.And(op.GreaterOrEqual(flat, like(low, x)), op.LessOrEqual(flat, like(high, x)))
+    place = op.Where(inside, place, op.Constant(value_int=-1))
+    numbers = op.Constant(value=ir.tensor(list(range(bins)), _INT64))
+    found = op.Equal(
+        op.Unsqueeze(place, op.Constant(value_ints=[0])), op.Unsqueeze(numbers, op.Constant(value_ints=[1]))
+    )
+    return op.ReduceSum(op.Cast(found, to=x.dtype), op.Constant(value_ints=[1]), keepdims=0)
 
 
 @in_single
@@ -164,6 +201,9 @@ def _pooling(form: Callable[..., Any]) -> Callable[..., Any]:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.diagonal.default: diagonal,
+    aten.diagonal_copy.default: diagonal,
+    aten.histc.default: histogram,
     aten.any.default: any_of,
     aten.any.dim: any_of,
     aten.any.dims: any_of,

@@ -74,11 +74,6 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def log_2(x: Any) -> Any:
-    """Express ``math.log2``."""
-    return _computed("Div", op.Log(to_double(x)), math.log(2))
-
-
 def rounded(x: Any, digits: Any = None) -> Any:
     """Express ``round`` to an integer: ONNX rounds halves to even numbers as well."""
     if digits is not None:
@@ -181,7 +176,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     math.trunc: _rounding("Identity"),
     round: rounded,
     **{function: _function(name.capitalize()) for name, function in SIZE_FUNCTIONS.items()},
-    SIZE_FUNCTIONS["log2"]: log_2,
     aten.scalar_tensor.default: scalar_tensor,
     torch.ops.prims.scalar_tensor.default: scalar_tensor,
     aten.full.default: full,

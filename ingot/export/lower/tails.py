@@ -13,7 +13,7 @@ import torch
 from onnxscript import ir, opset18
 
 from ingot.export.lower.exact_math import in_single, like
-from ingot.export.lower.size_arithmetic import to_double
+from ingot.export.lower.size_arithmetic import named, to_double
 
 aten = torch.ops.aten
 op: Any = opset18
@@ -47,6 +47,20 @@ def _log1p(x: Any, typed: Any) -> Any:
     exact = op.Mul(log, op.Div(x, gained))
     exact = op.Where(op.Equal(gained, like(0.0, typed)), x, exact)
     return op.Where(op.Equal(total, like(math.inf, typed)), log, exact)
+
+
+def _log_of_base(base: int) -> Callable[[Any], Any]:
+    """Return the form of ``aten.log2`` or ``aten.log10``, which is exact for powers of the base.
+
+    The quotient of two logarithms may be less than the exponent, so that ``floor`` would return another level.
+    """
+
+    def apply(x: Any) -> Any:
+        quotient = op.Div(op.Log(x), like(math.log(base), x))
+        nearest = op.Round(quotient)
+        return op.Where(op.Equal(op.Pow(like(float(base), x), nearest), x), nearest, quotient)
+
+    return in_single(named(f"log_of_base_{base}", apply))
 
 
 def log_sigmoid(x: Any) -> Any:
@@ -168,6 +182,8 @@ def _erfcx_of_positive(x: Any) -> Any:
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.log2.default: _log_of_base(2),
+    aten.log10.default: _log_of_base(10),
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
     aten.elu.default: elu,

@@ -86,6 +86,7 @@ class Examples:
         self._opposite: frozenset[str] = frozenset()
         self._more: list[dict[str, int]] = []
         self.edges: tuple[Edge, ...] = ()
+        self.computed: frozenset[DType] = frozenset()
         own = replace(self._signature, inputs=tuple(spec for spec in inputs if spec.name in self._given))
         self._own_sizes = tensors.check_inputs(own, self._given)
 
@@ -114,6 +115,10 @@ class Examples:
     def with_edges(self, edges: Sequence[Edge]) -> Examples:
         """Return examples with further cases at given values, which come last in the proof."""
         return self._changed(edges=tuple(edges))
+
+    def of_results(self, computed: Iterable[DType]) -> Examples:
+        """Return examples of a model that computes in given datatypes, whose rounding the proof allows."""
+        return self._changed(computed=frozenset(computed))
 
     def fitted(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return inputs with each value replaced by the nearest one of its declared range."""

@@ -49,7 +49,7 @@ def prove(
     """
     remarks, found = [], dict(paddings)
     numbers = numbers_of(graph) if graph is not None and paddings else ()
-    limit = tolerance(signature)
+    limit = tolerance(signature, examples.computed)
     apart = [dim for dim in paddings if graph is not None and mixing_of(graph, signature, dim) is None]
     remarks += [f"padding along '{dim}' changes no output: its positions never influence each other" for dim in apart]
     left = {dim: padding for dim, padding in paddings.items() if dim not in apart}

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,9 +28,14 @@ _ENDLESS = 5.0
 _SLOWER = 100
 
 
-def tolerance(signature: Signature) -> float:
-    """Return the tolerance of a signature's least exact floating-point datatype; integers must be equal."""
-    dtypes = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
+def tolerance(signature: Signature, computed: Iterable[DType] = ()) -> float:
+    """Return the tolerance of the least exact floating-point datatype; integers must be equal.
+
+    Args:
+        signature: the inputs and outputs.
+        computed: the datatypes in which the model computes.
+    """
+    dtypes = {*computed, *(spec.dtype for spec in (*signature.inputs, *signature.outputs))}
     return max((TOLERANCE[dtype] for dtype in dtypes if dtype in TOLERANCE), default=TOLERANCE[DType.FP32])
 
 
@@ -82,7 +87,7 @@ def prove(
     Raises:
         ParityError: an output differs by more than the tolerance.
     """
-    limit = tolerance(signature)
+    limit = tolerance(signature, examples.computed)
     worst = {spec.name: (0.0, limit) for spec in signature.outputs}
     goldens: list[Golden] = []
     proved: list[Mapping[str, int]] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
@@ -17,10 +18,13 @@ from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
 from ingot.export.proof import states
 from ingot.export.proof.examples import LARGEST
+from ingot.export.proof.parity import TOLERANCE
+from ingot.export.report import Attempt
 from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context
+from ingot.export.torch_internals import violates_constraints
 from ingot.model_store import ParityEvidence
-from ingot.tensors import TensorSpec
+from ingot.tensors import DType, TensorSpec
 
 # MAP_NORESERVE of Linux, which Python names from 3.13 on.
 _NORESERVE = 0x4000
@@ -31,6 +35,8 @@ _LARGEST_LITERAL = 4096
 _LITERALS = 3
 # The most sizes past the conditions of a graph, in addition to one for each.
 _FARTHER = 12
+# The most further sizes to capture at where the code compares sizes.
+_SIDES = 3
 _NESTED = (
     "in eval mode nn.TransformerEncoder returns 0 at the positions that a mask hides, which depends on the mask's "
     "values: build it with enable_nested_tensor=False"
@@ -74,15 +80,42 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
             tried = [attempt.route for attempt in journal.attempts]
             captured, attempts = ladder.capture(task, options.capture, check, journal.progress, tried)
         except ExportError as error:
-            if isinstance(error, ParityError) and _nested(subject.eager.module):
-                raise ParityError(f"{error}; {_NESTED}") from error
-            remedy = states.remedy(subject.eager, subject.examples, subject.eager.caches)
-            if not remedy:
+            limited = bool(context.broken) or violates_constraints(error.__cause__)
+            crossed = _across(context, task, subject, check) if limited and options.capture == "auto" else None
+            explained = _explained(error, subject) if crossed is None else error
+            if explained is not error:
+                raise explained from error
+            if crossed is None:
                 raise
-            raise ExportError(f"{remedy} ({error})") from error
+            captured, attempts = crossed
         stage.detail = attempts[-1].route
     journal.attempts.extend(attempts)
     return captured
+
+
+def _across(
+    context: Context, task: ladder.Task, subject: Subject, check: Callable[[ladder.Captured], None]
+) -> tuple[ladder.Captured, tuple[Attempt, ...]] | None:
+    """Capture the other side of conditions on sizes, which may be right on both: ``if n > 256: x = x[:, :256]``."""
+    progress = context.journal.progress
+
+    def captured_at(sizes: Mapping[str, int]) -> tuple[ladder.Captured, tuple[Attempt, ...]] | None:
+        beyond = replace(task, example=subject.examples.make(sizes))
+        found = foreign.outcome(lambda: ladder.capture(beyond, ladder.CROSSED, check, progress))
+        return None if isinstance(found, Exception) else found
+
+    # The first finds the conditions, also where no other route returns a graph.
+    if (found := captured_at(subject.examples.default_sizes)) is not None or not context.broken:
+        return found
+    largest = {dim: max(sizes[dim] for sizes in context.broken) for dim in context.broken[0]}
+    return next((found for sizes in [largest, *context.broken][:_SIDES] if (found := captured_at(sizes))), None)
+
+
+def _explained(error: ExportError, subject: Subject) -> ExportError:
+    if isinstance(error, ParityError) and _nested(subject.eager.module):
+        return ParityError(f"{error}; {_NESTED}")
+    remedy = states.remedy(subject.eager, subject.examples, subject.eager.caches)
+    return ExportError(f"{remedy} ({error})") if remedy else error
 
 
 def prove_captured(context: Context, program: Program, subject: Subject, which: str) -> tuple[ParityEvidence, ...]:
@@ -100,13 +133,14 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
         ParityError: it differs, or cannot be compared at a declared size that its guards exclude.
     """
     context.journal.progress(f"Searching for sizes that break a condition of the {which} graph")
-    assumed = assumptions.find(program.exported, subject.inputs)
+    assumed = assumptions.find(program.exported, subject.inputs, subject.examples.default_sizes)
     broken, undecided = counterexamples.search(assumed, subject.examples.default_sizes, subject.ranges)
     conditions = "; ".join(dict.fromkeys(item.text for item in assumed if not all(map(item.holds, broken))))
     large = [sizes for sizes in broken if _elements(subject.inputs, sizes) > _LARGEST_EXAMPLE]
     broken = [sizes for sizes in broken if sizes not in large]
     context.narrow = context.narrow or bool(broken)
-    context.examples = context.examples.at([*broken, *_farther(context, program, subject, assumed, broken)])
+    farther = _farther(context, program, subject, assumed, broken)
+    context.examples = context.examples.at([*broken, *farther]).of_results(_computed(program))
     context.journal.progress(f"Proving that the {which} graph equals the model")
     graph = Captured(exported.unguarded(program.exported), program.signature, subject.eager.device)
     try:
@@ -114,6 +148,7 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
     except ParityError as error:
         if not broken:
             raise
+        context.broken += [sizes for sizes in broken if sizes not in context.broken]
         raise ParityError(
             f"{error}; the captured graph is valid only where {conditions}: declare ranges within that"
         ) from error
@@ -122,6 +157,14 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
     context.conditions = tuple(dict.fromkeys((*context.conditions, *(item.text for item in undecided))))
     context.search_limit = counterexamples.short(assumed)
     return parity
+
+
+def _computed(program: Program) -> list[DType]:
+    """Return the floating-point datatypes of a program's results."""
+    graphs = [part.graph for part in program.exported.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    results = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    found = {result.dtype for result in results if isinstance(result, torch.Tensor)}
+    return [dtype for dtype in TOLERANCE if getattr(torch, dtype.torch_name) in found]
 
 
 def _prove_beyond(

@@ -50,6 +50,7 @@ class Context:
         blobs: the files of the archive.
         conditions: conditions on sizes that held at every size tested, where not every declared size was tested.
         narrow: whether the captured graph has conditions that some declared sizes break.
+        broken: sizes that break a condition of a captured graph which is wrong there.
         search_limit: a remark that the search for such sizes used up its budget, or empty.
         followed: an ONNX graph of a model that is packed in another format,
             to follow its samples in; None without one.
@@ -67,6 +68,7 @@ class Context:
     blobs: BlobFolder = field(default_factory=BlobFolder.scratch)
     conditions: tuple[str, ...] = ()
     narrow: bool = False
+    broken: list[dict[str, int]] = field(default_factory=list)
     search_limit: str = ""
     followed: tuple[BlobFolder, Descriptor] | None = None
     stacks: Mapping[str, str] = field(default_factory=dict)

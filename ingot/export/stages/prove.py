@@ -59,11 +59,11 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
             graph = context.blobs.path(packed.graph) if packed.format == "onnx" else None
             paddings, remarks = padded.prove(engine, signature, paddings, examples, graph)
             journal.note(*remarks)
-        journal.note(*extremes.remarks(context.reference, engine, examples, tolerance(signature)))
+        journal.note(*extremes.remarks(context.reference, engine, examples, tolerance(signature, examples.computed)))
         with journal.stage("measure", "Measuring"):
             batches = [rows for rows in profile.BATCHES if _affordable(context, signature, rows)]
             latency = profile.measure(engine, signature, goldens[0].inputs, batches, budget=0.1, least=1)
-    worst = max((item.tolerance for item in stage.parity), default=tolerance(signature))
+    worst = max((item.tolerance for item in stage.parity), default=tolerance(signature, examples.computed))
     bounds = _measured_bounds(context, packed, signature, goldens[0]) if packed.format == "onnx" else None
     evidence = Evidence(
         machine=devices.describe(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Callable
 from html import unescape
@@ -61,6 +62,31 @@ def test_a_branch_at_sizes_too_large_to_run_is_captured_and_compared() -> None:
     with pytest.raises(ParityError, match="too large to test without that; declare ranges within the condition"):
         export_model(Function(lambda x: x * 3 if x.numel() * 2 > 2**31 else x * 2), inputs=SPEC)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KiB: no such tensor was allocated
+
+
+class Truncated(nn.Module):
+    """Cuts long inputs, and scales by a number that depends on the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(40, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > 40:
+            x = x[:, :40]
+        x = x + self.places[: x.shape[1]]
+        factor = math.log(torch.sym_max(x.shape[1], 16))  # type: ignore[no-untyped-call]
+        return x.reshape(x.shape[0], x.shape[1], 2, 2).sum(1) * factor
+
+
+def test_the_side_of_a_condition_that_is_right_for_all_sizes_is_captured() -> None:
+    module = Truncated().eval()
+    archive = export_model(module, inputs="x:float32[batch,seq,4]")
+    assert archive.signature.batch == "batch"
+    engine = load_engine(archive.variants[0].path())
+    for size in (1, 16, 17, 39, 40, 41, 300):
+        x = torch.randn(2, size, 4)
+        torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), module(x).detach())
 
 
 def test_a_range_within_the_condition_is_taken() -> None:

@@ -33,6 +33,9 @@ UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sign": torch.sign,
     "differences that are not 0": lambda x: torch.cdist(x[:, None, None], x[:, None, None].flip(0), p=0.0)[..., 0],
     "log1p": torch.log1p,
+    "level of a power of 2": lambda x: torch.log2(2 ** x.nan_to_num(15).round().clamp(-26, 57)).floor(),
+    "level of a power of 10": lambda x: torch.log10(10 ** x.nan_to_num(9).round().clamp(0, 10)).floor(),
+    "histogram": lambda x: torch.histc(-x.nan_to_num(0, 5, -5), 4, -1, 1),
     "logsigmoid": functional.logsigmoid,
     "logcumsumexp": lambda x: torch.logcumsumexp(x, 0),
 }
@@ -74,6 +77,8 @@ ROWS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "argmax": lambda x: x.argmax(1),
     "argmin of all": lambda x: x.argmin().expand(len(x)),
     "max of all": lambda x: x.max().expand(len(x)),
+    "diagonal": lambda x: x.diagonal(),
+    "diagonal below, of a part of each": lambda x: x[:, None].expand(-1, 2, 3).diagonal(-1, 1, 2),
     "norm": lambda x: torch.linalg.vector_norm(x, math.inf, 1),
     "median": lambda x: x.median(1).values,
     "place of median": lambda x: x.median(1).indices,
@@ -141,11 +146,31 @@ WHOLE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "prod of all": lambda x: x[:1].prod().expand(len(x)),
     "last of cumprod": lambda x: x.cumprod(1)[:, 3],
     "last of cumsum": lambda x: x.cumsum(1)[:, 3],
+    "trace": lambda x: x.trace().expand(len(x)),
     "truth values": lambda x: (x > 0).sum(1),
     "sum in 32 bits": lambda x: (x.int() | 2**30).sum(1, dtype=torch.int32),
     "sum of 32 bits": lambda x: (x.int() | 2**30).sum(1),
     "prod in 32 bits": lambda x: (x.int() | 2**30).prod(1, dtype=torch.int32),
     "half precision": lambda x: (x.half() * 0 + 60000).nan_to_num(60000).sum(1, dtype=torch.float32),
+}
+# Python numbers that half precision rounds: some operators round them to the tensor's datatype, and others do not.
+HALVES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "==": lambda x: x == 0.3,
+    "!=": lambda x: x != 0.3,
+    "<": lambda x: x < 0.3,
+    "<=": lambda x: x <= 0.3,
+    ">": lambda x: x > 0.3,
+    ">=": lambda x: x >= 0.3,
+    "comparison with a tensor": lambda x: x > torch.tensor(0.3),
+    "hardshrink": lambda x: functional.hardshrink(x, 0.3),
+    "isin": lambda x: torch.isin(x, 0.3),
+    "masked_fill": lambda x: x.masked_fill(x <= 0.3, 0.7),
+    "clamp": lambda x: x.clamp(0.3, 0.65) == 0.3,
+    "fmod": lambda x: torch.fmod(x, 0.3),
+    "x % 0.3": lambda x: x % 0.3,
+    "x // 0.1": lambda x: x // 0.1,
+    "sign of a difference": lambda x: (x - 0.3).sign(),
+    "product": lambda x: x * 3.3 > 0.99,
 }
 VALUES = [0.0, -0.0, 1, -1, 0.3, 1.5, -2.5, 3, -3, 1e-8, -1e-5, 1e-3, -20, -100, 100, 1e10, 2**24 + 1, INF, -INF, NAN]
 ENDS = [0.0, -0.0, 1, -1, 0.3, -2.5, 3, 1e10, INF, -INF, NAN]
@@ -236,6 +261,39 @@ def test_integers_beyond_the_digits_of_floating_point(dtype: torch.dtype) -> Non
 def test_python_numbers_keep_their_digits() -> None:
     values = [1700000000.5, 0.3, 0.1, 1e-9, 2**24 + 1, 0.7, 3, 1e16 + 2]
     check(NUMBERS, {"x": torch.tensor(values, dtype=torch.float64)}, ["x:float64[n]"], 1e-30, 16)
+
+
+def test_numbers_that_meet_half_precision_are_rounded_as_in_pytorch() -> None:
+    values = [0.3, 0.1, -0.7, 3, 0.65, 100, 0.2998, 2048, 1e-3]
+    check(HALVES, {"x": torch.tensor(values, dtype=torch.float16)}, ["x:float16[n]"])
+
+
+class Narrow(nn.Module):
+    """Computes in half precision between inputs and outputs in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.layers(x)
+        return (
+            y.float(),
+            y > 0.3,
+            torch.cond(y.sum() > 0, lambda y: y * 0.3, lambda y: y - 0.3, [y]).float(),
+            (x.half() * 3.3 + 0.1).float(),
+        )
+
+
+def test_a_model_that_computes_in_half_precision_is_rounded_as_in_pytorch() -> None:
+    module = Narrow().eval()
+    archive = export_model(module, inputs=["x:float32[n,4]"])
+    x = torch.randn(50, 4)
+    outputs = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
+    for expected, actual in zip(module(x)[:3], outputs.values(), strict=False):
+        torch.testing.assert_close(torch.from_numpy(actual), expected.detach(), rtol=0, atol=0)
+    assert {item.tolerance for item in archive.variant().serving.evidence.parity} == {0.04}
 
 
 def test_sums_and_products_of_integers_wrap_around() -> None:
