@@ -158,9 +158,10 @@ def _direct(
 ) -> Iterator[dict[str, Array]]:
     """Yield inputs with chosen values in the places that operators read unchanged."""
     rng = np.random.default_rng(11)
-    names = [name for name in seen.numbers if name not in examples.states and not examples.is_index(name)]
+    names = [name for name in seen.numbers if name not in examples.states]
     groups = {
-        name: [_COUNTS] if name in flags else _magnitudes(list(_values(base[name], seen, name))) for name in names
+        name: [_COUNTS] if name in flags else _magnitudes(list(_values(examples, base[name], seen, name)))
+        for name in names
     }
     for case in range(max((len(found) for found in groups.values()), default=0)):
         changed = dict(base)
@@ -198,15 +199,16 @@ def _ends(dtype: np.dtype[Any]) -> list[int]:
     return [value for value in (limits.min, limits.max, *WIDE) if limits.min <= value <= limits.max]
 
 
-def _values(array: Array, seen: Seen, name: str) -> Iterator[float]:
+def _values(examples: Examples, array: Array, seen: Seen, name: str) -> Iterator[float]:
     numbers = [number for number in seen.numbers[name] if math.isfinite(number)]
     if array.dtype.kind in "iu":
         limits = np.iinfo(array.dtype)
         near = [math.floor(number) + more for number in numbers for more in (0, 1, -1)]
         steps = [int(times * step) for step in seen.steps for times in _MULTIPLES]
         steps += [step + more for step in steps for more in (1, -1)]
-        for value in (*near, *steps, *_INTEGERS):
-            if limits.min <= value <= limits.max and not (seen.reads and abs(value) > _COUNTABLE):
+        for value in near if examples.is_index(name) else (*near, *steps, *_INTEGERS):
+            inside = 0 <= value < examples.limit(name) if examples.is_index(name) else limits.min <= value <= limits.max
+            if inside and not (seen.reads and abs(value) > _COUNTABLE):
                 yield value
         return
     for number in numbers:

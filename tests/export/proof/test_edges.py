@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ingot.errors import IngotError, ParityError
 from ingot.export import export_model, pipeline
@@ -64,6 +65,21 @@ def test_a_condition_that_no_input_crosses_is_noted() -> None:
         "the values were from 0 to 1",
         note,
     )
+
+
+class LastToken(nn.Module):
+    """Looks indices up in a table, and reads the row of the first that ends a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(1000, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows(ids)[torch.arange(len(ids)), (ids == 777).int().argmax(1)]  # type: ignore[no-any-return]
+
+
+def test_indices_are_drawn_among_the_numbers_that_they_are_compared_with() -> None:
+    assert not [item for item in notes(export_model(LastToken(), inputs="ids:int64[batch,seq]")) if "crossed" in item]
 
 
 def test_a_value_that_rounding_decides_does_not_refuse_an_export() -> None:
