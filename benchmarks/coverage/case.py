@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ingot.tensors import Range, TensorSpec, parse_spec, symbols
@@ -144,7 +145,7 @@ def _roughen(module: nn.Module) -> None:
     codebooks = [buffer for name, buffer in module.named_buffers() if name.endswith("codebook.embed")]
     with torch.no_grad():
         for tensor in (*module.parameters(), *codebooks):
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and not is_lazy(tensor):
                 share = tensor[0].numel() ** -0.5 if tensor.ndim > 1 and tensor.numel() else 0.1
                 tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=min(share, 1.0))
 

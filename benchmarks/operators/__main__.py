@@ -39,7 +39,7 @@ def main() -> None:
         (name, dtype, exporter)
         for exporter in exporters
         for dtype in dtypes
-        for name in samples.names(getattr(torch, dtype))
+        for name in samples.names(getattr(torch, dtype))[:: options.every]
         if any(fnmatch(name, one) for one in wanted)
     ]
     if not keys:
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="*", help="operators or modules, by commas; may hold * and ?")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="datatypes, by commas")
     parser.add_argument("--exporters", default=",".join(_exporters()), help="by commas")
+    parser.add_argument("--every", type=int, default=1, help="2 selects every second operator by name, and so on")
     parser.add_argument("--samples", type=int, default=6, help="samples for each operator and datatype")
     parser.add_argument("--seed", type=int, default=0, help="of the values")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")

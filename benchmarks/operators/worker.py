@@ -27,7 +27,7 @@ from benchmarks.operators.samples import Sample, samples
 
 
 def outcome(name: str, dtype: torch.dtype, exporter: str, most: int, seed: int) -> Outcome:
-    """Export the samples of an operator together, and in ever smaller groups as long as a group is refused."""
+    """Export the samples of an operator together, and each alone if they are refused together."""
     began = time.perf_counter()
     result = Outcome(name, str(dtype).removeprefix("torch."), exporter)
     found, left = samples(name, dtype, most, seed)
@@ -36,34 +36,32 @@ def outcome(name: str, dtype: torch.dtype, exporter: str, most: int, seed: int) 
     groups = [found] if found else []
     while groups:
         group = groups.pop()
-        halves = _judged(result, group, dtype)
-        if halves:
-            groups += halves
+        groups += _judged(result, group, dtype)
     result.seconds = round(time.perf_counter() - began, 1)
     return result
 
 
 def _judged(result: Outcome, group: list[Sample], dtype: torch.dtype) -> list[list[Sample]]:
-    """Export and judge a group, or return its halves if it is refused as a whole."""
+    """Export and judge a group, or return its samples alone if it is refused as a whole."""
     name, exporter = result.operator, result.exporter
     verdict = Verdict(name, "operators", exporter)
-    halves = [group[len(group) // 2 :], group[: len(group) // 2]] if len(group) > 1 else []
+    alone = [[sample] for sample in reversed(group)] if len(group) > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         start = exporters.export(case(name, group), verdict, Path(folder))
         if start is None:
-            if not halves:
+            if not alone:
                 status = "refused" if verdict.status == "explained" else "unexplained"
                 result.add(status, message=f"({group[0].text}): {verdict.message}")
-            return halves
+            return alone
         try:
             differences = list(faults(name, group, dtype, start))
         except Broken as error:
-            if not halves:
+            if not alone:
                 result.add("crashed", message=f"({group[0].text}): {error}")
-            return halves
+            return alone
     stated = any("differs" in note for note in verdict.notes)
-    if stated and halves and not all(fault.reasons for fault in differences):
-        return halves  # until it is known which sample the note is about
+    if stated and alone and not all(fault.reasons for fault in differences):
+        return alone  # until it is known which sample the note is about
     _count(result, group, differences, stated)
     return []
 

@@ -22,6 +22,7 @@ from ingot.export.lower import (
     reductions,
     resizing,
     size_arithmetic,
+    special_functions,
     tails,
 )
 from ingot.export.lower.exact_math import like
@@ -81,6 +82,21 @@ def maximum(x: Any, y: Any) -> Any:
     return op.Where(op.Greater(x, y), x, y) if x.dtype.is_integer() else core.aten_maximum(x, y)
 
 
+def _primitive(name: str) -> Callable[..., Any]:
+    """Return the form of an operator that decompositions write, one of whose operands may depend on a size.
+
+    The exporter does not promote such a number, which is in double precision, to the type of the tensor.
+    """
+
+    def apply(x: Any, y: Any) -> Any:
+        if isinstance(x, ir.Value) and isinstance(y, ir.Value) and not (x.shape and y.shape):
+            x, y = (op.CastLike(x, y), y) if y.shape else (x, op.CastLike(y, x))
+        return getattr(op, name)(x, y)
+
+    apply.__name__ = f"primitive_{name}"  # the exporter's registry reads it
+    return apply
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.rsub.Scalar: subtract_from_scalar,
     aten.clamp.default: clamp,
@@ -90,8 +106,10 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.clamp_max.Tensor: minimum,
     aten.minimum.default: minimum,
     aten.maximum.default: maximum,
+    **{getattr(torch.ops.prims, name.lower()).default: _primitive(name) for name in ("Add", "Sub", "Mul", "Div")},
     **exact_math.TRANSLATIONS,
     **tails.TRANSLATIONS,
+    **special_functions.TRANSLATIONS,
     **reductions.TRANSLATIONS,
     **integers.TRANSLATIONS,
     **resizing.TRANSLATIONS,

@@ -287,7 +287,7 @@ def _order(array: Array) -> int:
 
     Two values are in order by accident, unless the first is 0, as in offsets.
     """
-    if array.ndim != 1 or not DType.of(array).is_integer or len(set(array.tolist())) < (2 if array[:1] == 0 else 3):
+    if array.ndim != 1 or not DType.of(array).is_integer or len(set(array.tolist())) < (3 if array[:1].any() else 2):
         return 0
     return next((order for order in (1, -1) if (np.diff(array.astype(np.int64)) * order >= 0).all()), 0)
 

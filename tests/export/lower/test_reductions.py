@@ -23,6 +23,7 @@ OF_ROWS: Functions = {
     "variance": lambda x: x.var(1),
     "deviation": lambda x: x.std(1, correction=0),
     "mean": lambda x: x.mean(1),
+    "variance and mean of all": lambda x: torch.stack(torch.var_mean(x.nan_to_num(0, 1, -1))),
     "least of all": lambda x: torch.amin(x.nan_to_num()),
     "least and largest": lambda x: torch.aminmax(x.nan_to_num()).max,
 }

@@ -71,6 +71,11 @@ def test_given_inputs_are_cut_and_repeated_with_variation() -> None:
     assert len(np.unique(grown["a"], axis=0)) == 5  # equal rows would prove nothing about each other
 
 
+def test_a_given_vector_may_be_empty() -> None:
+    made = examples("ids:int64[0]", ids=np.zeros(0, np.int64))
+    assert all(made.make(sizes, seed=2)["ids"].shape == (0,) for sizes in made.cases())
+
+
 def test_given_inputs_must_fit() -> None:
     with pytest.raises(InvalidArgument, match="input 'a' has datatype FP64"):
         examples("a:float32[batch,2]", a=np.zeros((1, 2)))
