@@ -14,8 +14,8 @@ from ingot import errors
 from ingot.cli.main import app
 from ingot.config import ServerConfig
 from ingot.protocol import open_inference_pb2 as pb
-from ingot.server.dataplane import DataPlane
 from ingot.server.http.app import create_app
+from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 
 _SETTINGS = "Every [setting](../settings.md) of the server is an option too: `max_batch` is `--max-batch`."

@@ -51,8 +51,8 @@ def demo(
         ingot demo --once
     """
     from ingot.model_store import Store
-    from ingot.server.listening import check_port
     from ingot.server.main import serve
+    from ingot.server.net.listening import check_port
 
     for protocol, port in (("HTTP", http_port), ("gRPC", grpc_port)):
         check_port(protocol, "127.0.0.1", port)  # before the training, not after

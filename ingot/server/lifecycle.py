@@ -15,13 +15,13 @@ from ingot.runtime.engines import ort_arena
 from ingot.runtime.watchdog import Watchdog
 from ingot.server.access.audit import check_writable
 from ingot.server.access.auth_file import AuthFile
-from ingot.server.dataplane import DataPlane
 from ingot.server.listeners import Listeners, Ports
-from ingot.server.listening import bracketed
-from ingot.server.management_listener import Management
+from ingot.server.management.listener import Management
+from ingot.server.net.listening import bracketed
+from ingot.server.net.tls import Tls
 from ingot.server.observation import records
-from ingot.server.recorder import Recorder
-from ingot.server.tls import Tls
+from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.recorder import Recorder
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.server.triton.traces import Traces

@@ -16,15 +16,15 @@ from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.access.watch import Watch
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.listener import create_listener
 from ingot.server.http.admission import Admission, Cors, Hosts
 from ingot.server.http.listener import HttpListener
-from ingot.server.limits import ClientLimits
-from ingot.server.listening import Descriptors, Listener, check_port, reserve, taken
+from ingot.server.net.limits import ClientLimits
+from ingot.server.net.listening import Descriptors, Listener, check_port, reserve, taken
+from ingot.server.net.tls import Tls
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.observer import Observer, spans_to
-from ingot.server.tls import Tls
+from ingot.server.plane.dataplane import DataPlane
 
 log = logging.getLogger(__name__)
 

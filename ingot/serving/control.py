@@ -14,6 +14,12 @@ from ingot.runtime.metrics import Metrics
 from ingot.serving.deployment import Deployment
 from ingot.serving.rollout import Rollout, Rollouts
 
+ELSEWHERE = (
+    "models are loaded and unloaded on the server's management listener, not on this port: ingot server finds it, and "
+    "ingot serve prints its address"
+)
+"""Why other listeners refuse repository control."""
+
 # What a server trusts is decided where it is started.
 _FIXED = frozenset(("allow_code", "isolate", "ort_library"))
 

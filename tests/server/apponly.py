@@ -11,12 +11,12 @@ from pathlib import Path
 from ingot.config.exposure import listed
 from ingot.protocol.keys import BoundedCache
 from ingot.server.access.gate import Gate
-from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission, Cors
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
 from ingot.server.http.listener import HttpListener
 from ingot.server.http.parser import PREFLIGHT, Parser, RequestHead
+from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 
 

@@ -12,10 +12,10 @@ from hpack import Decoder, Encoder
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.requests import InferRequest, InferResponse, Route
 from ingot.runtime import Metrics
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.connection import Connection
 from ingot.server.grpc.fast import FastListener
 from ingot.server.http2 import frames
+from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import DType, TensorSpec
 
 LIMIT = 100_000

@@ -19,7 +19,7 @@ from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, TooManyRequests, Unavailable
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.server.limits import ClientLimits, Share
+from ingot.server.net.limits import ClientLimits, Share
 from tests import onnx_models
 from tests.server import gates
 from tests.server.access.served import BODY, make_key

@@ -14,10 +14,10 @@ import pytest
 
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.requests import InferRequest, Template
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.service import Service
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
+from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 from tests import onnx_models
 

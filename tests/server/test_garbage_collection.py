@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.server.dataplane import DataPlane
 from ingot.server.http.listener import HttpListener
+from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 from tests import onnx_models
 from tests.server.echo_peer import Peer, request

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ingot.errors import Unavailable
-from ingot.server.limits import Budget
+from ingot.server.net.limits import Budget
 
 
 def test_a_budget_is_shared_and_given_back() -> None:

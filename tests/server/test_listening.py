@@ -18,10 +18,10 @@ import pytest
 import ingot
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.server.dataplane import DataPlane
 from ingot.server.listeners import Listeners
-from ingot.server.listening import check_port, reserve, taken
 from ingot.server.management import places
+from ingot.server.net.listening import check_port, reserve, taken
+from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 from tests import onnx_models
 from tests.server.outside import wait_until

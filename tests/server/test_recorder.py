@@ -18,8 +18,8 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Golden
 from ingot.model_store.format import goldens
 from ingot.runtime import Metrics
-from ingot.server import recorder
-from ingot.server.recorder import Recorder
+from ingot.server.plane import recorder
+from ingot.server.plane.recorder import Recorder
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.server.samples import sample
@@ -91,7 +91,7 @@ def test_every_datatype_is_recorded_unchanged(tmp_path: Path, dtype: DType) -> N
 
 def test_a_share_is_taken_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = iter([0.05, 0.5, 0.09, 0.1])
-    monkeypatch.setattr("ingot.server.recorder.random.random", lambda: next(draws))
+    monkeypatch.setattr("ingot.server.plane.recorder.random.random", lambda: next(draws))
     kept = Recorder(tmp_path, 0.1, 10, 1 << 20, Metrics())
     for number in range(4):
         kept.offer("m", "1", row(number), {})
@@ -127,7 +127,7 @@ def test_a_slow_disk_delays_no_request_and_excess_records_are_dropped(
         disk.wait(30)
         return encode(waiting)
 
-    monkeypatch.setattr("ingot.server.recorder.goldens.encode", wait)
+    monkeypatch.setattr("ingot.server.plane.recorder.goldens.encode", wait)
     metrics = Metrics()
     kept = Recorder(tmp_path, 1.0, 10_000, 1 << 30, metrics)
     for number in range(recorder._MAX_WAITING + 50):

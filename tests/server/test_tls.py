@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.server.main import RunningServer
-from ingot.server.tls import Tls
+from ingot.server.net.tls import Tls
 from tests import onnx_models
 from tests.support import matrix
 

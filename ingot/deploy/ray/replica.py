@@ -27,8 +27,8 @@ from ingot.runtime import Model
 from ingot.server.grpc.grpcio_server import STATUS
 from ingot.server.grpc.service import Service
 from ingot.server.http.app import create_app
-from ingot.server.limits import check_size
 from ingot.server.main import create
+from ingot.server.net.limits import check_size
 from ingot.tensors import Array
 
 M = TypeVar("M", bound=Message)

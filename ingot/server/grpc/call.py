@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from ingot.protocol.context import RequestContext
-from ingot.server.dataplane import Ticket
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.messages import Messages
 from ingot.server.http2.stream import Stream
-from ingot.server.limits import BODY_BYTES, Share
+from ingot.server.net.limits import BODY_BYTES, Share
+from ingot.server.plane.dataplane import Ticket
 
 CANCELLED = 1
 

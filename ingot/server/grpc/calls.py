@@ -14,11 +14,8 @@ from ingot.protocol import proto_codec
 from ingot.protocol.context import CONTEXT, GRPC
 from ingot.protocol.proto_codec import STATUS
 from ingot.protocol.requests import CLIENT, InferResponse, memory_of
-from ingot.server import compression
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
-from ingot.server.compression import decompress
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.call import Call, Method
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.health import scope_of
@@ -28,7 +25,10 @@ from ingot.server.grpc.wire import Codec, Decoded
 from ingot.server.http2.allowance import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
-from ingot.server.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
+from ingot.server.net import compression
+from ingot.server.net.compression import decompress
+from ingot.server.net.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
+from ingot.server.plane.dataplane import DataPlane
 
 Work = Callable[[], Coroutine[None, None, None]]
 

@@ -12,9 +12,7 @@ from google.protobuf.message import Message
 
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.proto_codec import SERVICE, parse
-from ingot.server import listening
 from ingot.server.access.gate import Gate
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.call import Method, Streaming
 from ingot.server.grpc.calls import Calls
 from ingot.server.grpc.connection import Connection
@@ -24,8 +22,10 @@ from ingot.server.grpc.reflection import SERVICES as REFLECTION
 from ingot.server.grpc.reflection import Reflection, pool
 from ingot.server.grpc.service import Service, Unary
 from ingot.server.http2.frames import ErrorCode
-from ingot.server.limits import ClientLimits, bodies_budget, calls_budget
-from ingot.server.listening import BACKLOG, listen
+from ingot.server.net import listening
+from ingot.server.net.limits import ClientLimits, bodies_budget, calls_budget
+from ingot.server.net.listening import BACKLOG, listen
+from ingot.server.plane.dataplane import DataPlane
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control

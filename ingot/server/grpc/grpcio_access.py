@@ -17,8 +17,8 @@ from ingot.protocol.requests import CLIENT
 from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer, certificate_of
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.health import scope_of
+from ingot.server.plane.dataplane import DataPlane
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 

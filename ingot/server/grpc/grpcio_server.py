@@ -21,12 +21,12 @@ from ingot.protocol import proto_codec
 from ingot.protocol.context import CONTEXT, GRPC, RequestContext, identity_of
 from ingot.protocol.requests import CLIENT
 from ingot.server.access.gate import Gate
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
-from ingot.server.listening import bracketed
-from ingot.server.tls import Content, Tls
+from ingot.server.net.listening import bracketed
+from ingot.server.net.tls import Content, Tls
+from ingot.server.plane.dataplane import DataPlane
 
 # gRPC has numbers, grpcio an enumeration.
 _CANCELLED = 1

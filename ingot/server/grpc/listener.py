@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ingot.server.access.gate import Gate
-from ingot.server.dataplane import DataPlane
-from ingot.server.limits import ClientLimits
-from ingot.server.listening import Listener
-from ingot.server.tls import Tls
+from ingot.server.net.limits import ClientLimits
+from ingot.server.net.listening import Listener
+from ingot.server.net.tls import Tls
+from ingot.server.plane.dataplane import DataPlane
 
 
 def create_listener(

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.server.compression import ENCODINGS, decompressed
-from ingot.server.limits import check_size
+from ingot.server.net.compression import ENCODINGS, decompressed
+from ingot.server.net.limits import check_size
 
 PREFIX = 5
 # Chunks below this size together are joined: a client may send single bytes, and each chunk needs about 50 bytes.
@@ -104,7 +104,7 @@ class Messages:
 
 
 def pieces(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
-    """Return the pieces of a compressed message: see :func:`ingot.server.compression.decompressed`.
+    """Return the pieces of a compressed message: see :func:`ingot.server.net.compression.decompressed`.
 
     Raises:
         Unsupported: the encoding is unknown.

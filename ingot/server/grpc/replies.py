@@ -11,7 +11,7 @@ from ingot.server.access.peers import Peer
 from ingot.server.grpc.call import Call
 from ingot.server.http2.connection import Http2Connection
 from ingot.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST_FRAME
-from ingot.server.limits import Share
+from ingot.server.net.limits import Share
 
 # RFC 7541, appendix A and section 6.
 _STATUS_200 = b"\x88"

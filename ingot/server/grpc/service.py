@@ -16,10 +16,11 @@ from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.regions import refuse
 from ingot.protocol.requests import CLIENT, InferRequest, InferResponse
-from ingot.server import compression, extensions, generation
-from ingot.server.dataplane import DataPlane
-from ingot.server.management import ELSEWHERE
+from ingot.server.net import compression
+from ingot.server.plane import extensions, generation
+from ingot.server.plane.dataplane import DataPlane
 from ingot.server.triton.cuda_memory import CudaRegion
+from ingot.serving.control import ELSEWHERE
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
 from ingot.protocol import json_codec
-from ingot.server import extensions
-from ingot.server.dataplane import DataPlane, ModelMetadata
 from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.page import add_page
 from ingot.server.http.parser import InferHead
 from ingot.server.http.repository import add_routes
-from ingot.server.limits import Budget, Reservation, bodies_budget, check_size
+from ingot.server.net.limits import Budget, Reservation, bodies_budget, check_size
+from ingot.server.plane import extensions
+from ingot.server.plane.dataplane import DataPlane, ModelMetadata
 from ingot.server.triton.cuda_memory import CudaRegion, handle_of
 from ingot.tensors import TensorSpec
 

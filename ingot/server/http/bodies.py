@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from ingot.protocol.requests import Cancellable
-from ingot.server import compression
-from ingot.server.compression import Decompression, Hold
-from ingot.server.limits import Budget
+from ingot.server.net import compression
+from ingot.server.net.compression import Decompression, Hold
+from ingot.server.net.limits import Budget
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from ingot.server.http.exchange import Arriving, Exchange, Shared
 from ingot.server.http.over_limit import RefusedConnection
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
-from ingot.server.limits import Share
+from ingot.server.net.limits import Share
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_KNOWN_BYTES = 4 << 10

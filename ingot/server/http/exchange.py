@@ -15,16 +15,16 @@ from ingot.protocol.json_codec import Headers, ResponseFormat
 from ingot.protocol.keys import BoundedCache
 from ingot.protocol.regions import refuse
 from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, memory_of, outcome_of
-from ingot.server import compression
-from ingot.server.compression import Hold
-from ingot.server.dataplane import DataPlane
 from ingot.server.http import responses
 from ingot.server.http.admission import Admission
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
-from ingot.server.limits import Budget, ClientLimits, Share, bodies_budget, check_size
+from ingot.server.net import compression
+from ingot.server.net.compression import Hold
+from ingot.server.net.limits import Budget, ClientLimits, Share, bodies_budget, check_size
+from ingot.server.plane.dataplane import DataPlane
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10

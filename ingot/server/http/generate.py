@@ -13,8 +13,8 @@ from ingot.errors import InvalidArgument, Unsupported, public_text
 from ingot.faults import public_error
 from ingot.protocol import json_codec, json_data
 from ingot.protocol.requests import InferRequest, InferResponse, Template
-from ingot.server import generation
-from ingot.server.dataplane import DataPlane
+from ingot.server.plane import generation
+from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import Array, TensorSpec
 
 

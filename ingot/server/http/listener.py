@@ -7,15 +7,15 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingot.server import listening
-from ingot.server.dataplane import DataPlane
 from ingot.server.http.admission import Admission
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
 from ingot.server.http.exchange import Shared
-from ingot.server.limits import ClientLimits
-from ingot.server.listening import BACKLOG, listen
-from ingot.server.tls import Tls
+from ingot.server.net import listening
+from ingot.server.net.limits import ClientLimits
+from ingot.server.net.listening import BACKLOG, listen
+from ingot.server.net.tls import Tls
+from ingot.server.plane.dataplane import DataPlane
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control

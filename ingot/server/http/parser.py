@@ -17,7 +17,7 @@ from ingot.errors import IngotError, InvalidArgument, TooLarge, Unsupported
 from ingot.protocol.context import identity_of
 from ingot.protocol.json_codec import HEADER_LENGTH, Headers
 from ingot.protocol.keys import BoundedCache
-from ingot.server import compression
+from ingot.server.net import compression
 
 MAX_HEAD_BYTES = 64 << 10
 LIVE, READY = b"/v2/health/live", b"/v2/health/ready"

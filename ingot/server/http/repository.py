@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.protocol import json_codec
-from ingot.server.management import ELSEWHERE
+from ingot.serving.control import ELSEWHERE
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control

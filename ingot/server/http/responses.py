@@ -13,9 +13,9 @@ from ingot.protocol import json_codec
 from ingot.protocol.context import RequestContext
 from ingot.protocol.json_codec import Headers
 from ingot.protocol.keys import BoundedCache
-from ingot.server import compression
-from ingot.server.dataplane import DataPlane
-from ingot.server.limits import BODY_PACE
+from ingot.server.net import compression
+from ingot.server.net.limits import BODY_PACE
+from ingot.server.plane.dataplane import DataPlane
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)

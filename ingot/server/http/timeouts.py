@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from ingot.server.limits import BODY_BYTES
+from ingot.server.net.limits import BODY_BYTES
 
 HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0

@@ -17,7 +17,7 @@ from typing import Any
 
 from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, TooManyRequests
 from ingot.protocol.regions import Place, Read
-from ingot.server.limits import check_size
+from ingot.server.net.limits import check_size
 from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.tensors import DType, arrays
 

@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 import ingot
 from ingot.errors import InvalidArgument, PermissionDenied, Unavailable
 from ingot.server.access.peers import certificate_of
-from ingot.server.tls import Tls
+from ingot.server.net.tls import Tls
 from tests import onnx_models
 from tests.server.access.authority import Authority, Files
 from tests.server.access.served import KINDS, make_key

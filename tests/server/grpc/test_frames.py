@@ -23,7 +23,7 @@ from ingot.server.grpc.replies import integer
 from ingot.server.http2 import allowance, frames, sender
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.http2.headers import HeaderDecoder
-from ingot.server.limits import CALL_BYTES, STREAM_BYTES, Budget
+from ingot.server.net.limits import CALL_BYTES, STREAM_BYTES, Budget
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

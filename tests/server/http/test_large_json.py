@@ -18,13 +18,13 @@ import pytest
 import ingot
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.protocol import json_codec, json_data, json_large
-from ingot.server import compression
-from ingot.server.dataplane import DataPlane
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.exchange import Service, begin
 from ingot.server.http.parser import InferHead
-from ingot.server.limits import Budget
 from ingot.server.main import RunningServer
+from ingot.server.net import compression
+from ingot.server.net.limits import Budget
+from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.server.outside import wait_until

@@ -12,7 +12,7 @@ from ingot.errors import DeadlineExceeded, InvalidArgument
 from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
 from ingot.runtime.gpu.array import reachable
 from ingot.runtime.repeat import Repeat
-from ingot.server.dataplane import DataPlane
+from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import Array
 
 # Parameters of the request as a whole, not of each call.

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol.requests import outcome_of
-from ingot.server.limits import check_size
+from ingot.server.net.limits import check_size
 
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's window bits: 16 more means a gzip header
 ENCODINGS = frozenset(_WINDOW)

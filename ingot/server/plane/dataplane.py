@@ -31,9 +31,9 @@ from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome
-from ingot.server import compression
+from ingot.server.net import compression
 from ingot.server.observation.observer import Observer
-from ingot.server.recorder import Recorder
+from ingot.server.plane.recorder import Recorder
 from ingot.server.triton.delivery import AT_ONCE, Deliveries
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory

@@ -13,13 +13,13 @@ from ingot.errors import InvalidArgument
 from ingot.protocol.addresses import is_path
 from ingot.server.access.gate import MANAGE, Gate
 from ingot.server.access.watch import Watch
-from ingot.server.dataplane import DataPlane
 from ingot.server.grpc.fast import FastListener
 from ingot.server.http.admission import Admission
 from ingot.server.http.listener import HttpListener
-from ingot.server.listening import Listener, bracketed
 from ingot.server.management import places
-from ingot.server.tls import Tls
+from ingot.server.net.listening import Listener, bracketed
+from ingot.server.net.tls import Tls
+from ingot.server.plane.dataplane import DataPlane
 from ingot.serving.control import Control
 from ingot.serving.rollout import Rollouts
 

@@ -8,7 +8,7 @@ from typing import Any
 from ingot.errors import Unavailable
 from ingot.runtime import Model
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
-from ingot.server.dataplane import DataPlane
+from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import DType, TensorSpec
 
 _NANOSECONDS = 1e9
