@@ -15,24 +15,36 @@ from ingot._version import __version__
 if TYPE_CHECKING:
     from ingot.client.blocking import Client as Client
     from ingot.client.concurrent import AsyncClient as AsyncClient
+    from ingot.config.keywords import ServerSettings as ServerSettings
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
     from ingot.export import op as op
     from ingot.importing import import_model as import_model
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
+    from ingot.model_store import Variant as Variant
     from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
     from ingot.quant.measure.comparison import compare as compare
+    from ingot.server.main import RunningServer as RunningServer
     from ingot.server.main import serve as serve
+    from ingot.tensors import DType as DType
+    from ingot.tensors import Signature as Signature
+    from ingot.tensors import TensorSpec as TensorSpec
 
 _PUBLIC = {
     "Archive": "ingot.model_store",
     "AsyncClient": "ingot.client.concurrent",
     "Client": "ingot.client.blocking",
+    "DType": "ingot.tensors",
     "IngotError": "ingot.errors",
     "QuantConfig": "ingot.quant",
+    "RunningServer": "ingot.server.main",
+    "ServerSettings": "ingot.config.keywords",
+    "Signature": "ingot.tensors",
     "Store": "ingot.model_store",
+    "TensorSpec": "ingot.tensors",
+    "Variant": "ingot.model_store",
     "compare": "ingot.quant.measure.comparison",
     "export_model": "ingot.export",
     "import_model": "ingot.importing",
@@ -44,9 +56,15 @@ __all__ = [
     "Archive",
     "AsyncClient",
     "Client",
+    "DType",
     "IngotError",
     "QuantConfig",
+    "RunningServer",
+    "ServerSettings",
+    "Signature",
     "Store",
+    "TensorSpec",
+    "Variant",
     "__version__",
     "compare",
     "errors",

@@ -1,7 +1,7 @@
-"""What the docs have of the server's settings, generated from ``ServerConfig``: a table, and a JSON Schema.
+"""What is generated from the settings of ``ServerConfig``: a table, a JSON Schema, and the keywords of ``ingot.serve``.
 
-``python scripts/settings_table.py`` writes the table into docs/settings.md, and docs/ingot.schema.json; a test checks
-that both are current.
+``python scripts/settings_table.py`` writes the table into docs/settings.md, docs/ingot.schema.json and
+ingot/config/keywords.py; a test checks that they are current.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ingot.config.file import schema
 from ingot.config.setting import Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+KEYWORDS = Path(__file__).parent.parent / "ingot" / "config" / "keywords.py"
 SCHEMA = PAGE.with_name("ingot.schema.json")
 _HEAD = "| setting, option, variable | default | takes | |\n|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(\|.*\n)*")
@@ -49,6 +50,42 @@ def schema_text() -> str:
     return f"{json.dumps(schema(), indent=2)}\n"
 
 
+def keywords() -> str:
+    """Return the module with the type of the settings as keyword arguments."""
+    fields = "".join(
+        f'    {setting.name}: {_annotation(setting)}\n    """{setting.help}."""\n'
+        for setting in ServerConfig.settings().values()
+    )
+    return f'''"""The settings as keyword arguments of :func:`ingot.serve`.
+
+Written by scripts/settings_table.py from the fields of ServerConfig; do not edit.
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+import os
+from typing import Literal, TypedDict
+
+
+class ServerSettings(TypedDict, total=False):
+    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/settings.md has limits and defaults."""
+
+{fields}'''
+
+
+def _annotation(setting: Setting) -> str:
+    kind = setting.kind.__name__
+    if setting.choices:
+        kind = f"Literal[{', '.join(map(json.dumps, setting.choices))}]"
+    elif setting.kind is Path:
+        kind = "str | os.PathLike[str]"
+    elif setting.duration:
+        kind = "float | str"
+    return f"{kind} | None" if setting.default is None or setting.off else kind
+
+
 if __name__ == "__main__":
     PAGE.write_text(updated(PAGE.read_text()))
     SCHEMA.write_text(schema_text())
+    KEYWORDS.write_text(keywords())

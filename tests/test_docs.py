@@ -61,10 +61,11 @@ def test_every_public_name_is_loaded_on_use_and_documented(name: str) -> None:
     assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
 
 
-def test_the_table_and_the_schema_of_settings_are_current() -> None:
+def test_what_is_generated_from_the_settings_is_current() -> None:
     page = settings_table.PAGE.read_text()
     assert settings_table.table() in page, "run python scripts/settings_table.py"
     assert settings_table.updated(page) == page
+    assert settings_table.keywords() == settings_table.KEYWORDS.read_text(), "run python scripts/settings_table.py"
     assert settings_table.schema_text() == settings_table.SCHEMA.read_text(), "run python scripts/settings_table.py"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from ingot.export.estimate.plan import Estimate
     from ingot.model_store import Archive
 
-_CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, fx, script or trace."
+# As in ingot.export.pipeline, which imports more than --help needs.
+Target = Literal["onnx", "aoti", "pt2"]
+Device = Literal["cpu", "cuda"]
+_CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
 _RULES = "Rewrite rule, or default, all or none; repeatable."
@@ -85,7 +88,7 @@ def export(
         bool, typer.Option("--lift-state", help="Turn state that the model changes into inputs and outputs.")
     ] = False,
     target: Annotated[
-        str, typer.Option("--to", help="onnx, aoti (an AOTInductor package) or pt2 (an exported program).")
+        Target, typer.Option("--to", help="onnx, aoti (an AOTInductor package) or pt2 (an exported program).")
     ] = "onnx",
     partition: Annotated[
         bool,
@@ -101,7 +104,7 @@ def export(
             help="How layers of a pt2 program may be divided over GPUs: a JSON file, or auto for the model's own plan.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu",
     labels: Annotated[
         Path | None, typer.Option(help="File with the names of classes, a line for each or JSON, for the server.")
     ] = None,

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
@@ -39,6 +39,10 @@ from ingot.model_store import Archive, ServingDefaults
 from ingot.model_store.references import name_from, stored_name
 from ingot.tensors import Signature, TensorSpec, padding
 
+Capture = Literal["auto", "export", "strict", "inferred", "deferred", "oblivious", "crossed", "fx", "script", "trace"]
+Target = Literal["onnx", "aoti", "pt2"]
+Device = Literal["cpu", "cuda"]
+
 
 def export_model(
     model: nn.Module | str | Path,
@@ -51,12 +55,12 @@ def export_model(
     batch_dim: str | None = None,
     independent: bool = False,
     opset: int | None = None,
-    capture: str = "auto",
+    capture: Capture = "auto",
     rewrite: str | FxPass | OnnxPass | Sequence[str | FxPass | OnnxPass] = "default",
     lift_state: bool = False,
-    target: str = "onnx",
+    target: Target = "onnx",
     partition: bool = False,
-    device: str = "cpu",
+    device: Device = "cpu",
     pad: str | Sequence[str] = (),
     tensor_parallel: Mapping[str, str] | str | None = None,
     serving: ServingDefaults | None = None,

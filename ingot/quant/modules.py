@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Module(Protocol):
     def state_dict(self, *args: Any, **options: Any) -> Any: ...
 
 
-def exported(model: Module, data: Any, target: str = "onnx") -> Archive:
+def exported(model: Module, data: Any, target: Literal["onnx", "pt2"] = "onnx") -> Archive:
     """Return a module's archive.
 
     Args:

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import numpy as np
 import uvloop
 
 from ingot.config.configuration import Configuration
+from ingot.config.keywords import ServerSettings
 from ingot.errors import IngotError, InternalError, InvalidArgument
 from ingot.faults import attempt_async
 from ingot.model_store import Archive, Store
@@ -327,7 +328,7 @@ def serve(
     *sources: str | os.PathLike[str] | Archive,
     store: Store | None = None,
     config: str | os.PathLike[str] | None = None,
-    **settings: Any,
+    **settings: Unpack[ServerSettings],
 ) -> RunningServer:
     """Serve models from a background thread.
 
@@ -337,7 +338,7 @@ def serve(
             paths.
         store: where references are looked up; by default the user's.
         config: an ``ingot.toml`` with settings and further models; by default that of ``INGOT_CONFIG``, if it is set.
-        settings: fields of :class:`ingot.config.ServerConfig`, such as ``http_port=0``.
+        settings: those of docs/settings.md, such as ``http_port=0`` or ``slo="50ms"``.
 
     Returns:
         The running server, when every model is ready.

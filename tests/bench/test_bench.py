@@ -17,7 +17,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -313,7 +313,7 @@ def test_ctrl_c_keeps_what_was_measured(server: RunningServer) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["fast", "grpcio"])
 @pytest.mark.parametrize("protocol", ["binary", "grpc", "grpc-stream"])
-def test_messages_larger_than_all_windows(tmp_path: Path, kind: str, protocol: str) -> None:
+def test_messages_larger_than_all_windows(tmp_path: Path, kind: Literal["fast", "grpcio"], protocol: str) -> None:
     model = onnx_models.unbatched(tmp_path)
     with ingot.serve(model, http_port=0, grpc_port=0, grpc_server=kind, max_body_mb=64) as running:
         url = running.grpc_url if protocol.startswith("grpc") else running.http_url

@@ -225,6 +225,6 @@ def test_an_engine_that_does_not_exist_is_refused_though_models_name_theirs() ->
 
 def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
     with pytest.raises(InvalidArgument, match=r"^there is no setting 'htp_port'; did you mean http_port\?$"):
-        ingot.serve("x", htp_port=1)
+        ingot.serve("x", htp_port=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match=r"^there is no setting 'qqq'; docs/settings.md lists them$"):
-        ingot.serve("x", qqq=1)
+        ingot.serve("x", qqq=1)  # type: ignore[call-arg]

@@ -16,6 +16,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export import export_model
 from ingot.export.estimate.cost import Cost
 from ingot.export.estimate.plan import Estimate, Support, Weights, lines, plan
+from ingot.export.pipeline import Capture
 from ingot.export.source import load_source
 from ingot.model_store import Archive, MemoryEvidence
 from tests.export import models
@@ -130,7 +131,7 @@ def test_an_archive_has_the_memory_plan_of_its_captured_graph(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("route", ["auto", "trace"])
-def test_a_graph_whose_values_become_sizes_has_no_memory_plan(route: str) -> None:
+def test_a_graph_whose_values_become_sizes_has_no_memory_plan(route: Capture) -> None:
     chosen = models.Function(lambda x: x[x[:, 0] > 0] if route == "auto" else x * 2)
     archive = export_model(chosen, inputs=X4, capture=route)
     assert archive.variant().serving.evidence.memory is None

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import httpx
@@ -85,7 +85,7 @@ def test_large_bodies_leave_room_for_small_ones(folder: Path) -> None:
 
 @pytest.mark.parametrize("isolate", ["none", "all"])
 @pytest.mark.matrix
-def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, isolate: str) -> None:
+def test_a_model_is_answered_despite_the_backlog_of_another(folder: Path, isolate: Literal["none", "all"]) -> None:
     """24 connections keep a batch each queued for a heavy model; requests for a light one wait for few of them."""
 
     def batches(url: str) -> int:

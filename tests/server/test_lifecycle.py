@@ -333,7 +333,7 @@ def test_the_drain_ends_in_time_even_if_the_engine_hangs(folder: Path, gate: Gat
 def test_invalid_settings(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with pytest.raises(InvalidArgument, match="no setting 'http_prot'"):
-        ingot.serve(model, http_prot=0)
+        ingot.serve(model, http_prot=0)  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match="http_port is 70000"):
         ingot.serve(model, http_port=70000)
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import numpy as np
@@ -56,7 +57,7 @@ def test_the_rules_hold_their_tests(require_tool: RequireTool) -> None:
 
 
 @pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
-def test_every_encoded_response_is_counted(tmp_path: Path, kind: str) -> None:
+def test_every_encoded_response_is_counted(tmp_path: Path, kind: Literal["fast", "grpcio"]) -> None:
     rows = 12_000  # of which a thread encodes the values
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 3], "data": [1.0] * (3 * rows)}
     with (

@@ -114,7 +114,7 @@ def test_the_order_of_the_archive_can_be_kept(saved: Path, monkeypatch: pytest.M
         told = client.metadata("double")["properties"]
     assert (told["variant"], told["variant_reason"]) == ("fp32", "preferred")
     with pytest.raises(InvalidArgument, match=r"^variant_choice is 'first'"):
-        ingot.serve(str(saved), variant_choice="first", **FREE)
+        ingot.serve(str(saved), variant_choice="first", **FREE)  # type: ignore[arg-type]
     options = ("--variant-choice", "preferred", "--device", "cpu")
     with running(str(saved), *options, home=tmp_path) as (_, addresses):
         (model,) = addresses["models"]

@@ -15,6 +15,7 @@ from torch.nn import functional
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.capture.counterexamples import Assumption, search
+from ingot.export.pipeline import Capture
 from ingot.runtime import load_engine
 from ingot.tensors import Range
 from tests.export.models import Function
@@ -39,7 +40,7 @@ class Sum(nn.Module):
 @pytest.mark.parametrize("capture", ["auto", "inferred", "deferred", "oblivious"])
 @pytest.mark.one_case
 def test_a_branch_on_sizes_is_refused_with_its_condition(
-    condition: Callable[[int, int], bool], shown: str, capture: str
+    condition: Callable[[int, int], bool], shown: str, capture: Capture
 ) -> None:
     """The sizes that every export tries break none of these; the conditions themselves name the sizes to try."""
     module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
@@ -166,7 +167,7 @@ def test_a_condition_of_code_that_is_not_in_the_rewritten_graph_is_listed() -> N
 
 
 @pytest.mark.parametrize("capture", ["strict", "inferred"])
-def test_sizes_of_one_name_are_not_noted_to_be_equal(capture: str) -> None:
+def test_sizes_of_one_name_are_not_noted_to_be_equal(capture: Capture) -> None:
     archive = export_model(Sum(), inputs=["x:float32[batch,seq]", "y:float32[batch,seq]"], capture=capture)
     assert not any("held at all sizes" in note for note in archive.variant().serving.provenance.notes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -14,6 +15,7 @@ from torch import nn
 from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.export.capture.ladder import ROUTES
+from ingot.export.pipeline import Capture
 from ingot.export.program import name_outputs
 from ingot.model_store import Archive
 from tests.export import fingerprint
@@ -60,9 +62,13 @@ def disagreement(archive: Archive, module: nn.Module) -> float:
     return worst
 
 
+def test_the_type_of_routes_has_each() -> None:
+    assert get_args(Capture) == ("auto", *ROUTES)
+
+
 @pytest.mark.parametrize("route", matrix("auto", *ROUTES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_equal_or_refused(kind: str, route: str) -> None:
+def test_it_is_equal_or_refused(kind: str, route: Capture) -> None:
     torch.manual_seed(0)
     module = KINDS[kind]().eval()
     before = fingerprint.of_module(module)
