@@ -31,7 +31,7 @@ class Changes:
         load: models that are new.
         unload: models that are gone.
         reload: models whose source or settings differ, before and after, with what differs.
-        live: settings of the server that a running server changes, for models by loading them again.
+        live: settings of the server that a running server changes by loading models again.
         restart: settings that only take effect when the server starts again.
     """
 
@@ -64,13 +64,12 @@ def changes(old: Configuration, new: Configuration) -> Changes:
     both = (
         (before[key], model, _of_model(before[key], model, old, new)) for key, model in after.items() if key in before
     )
-    live = {name: known[name].live or known[name].per_model for name in server}
     return Changes(
         load=tuple(model for key, model in after.items() if key not in before),
         unload=tuple(model for key, model in before.items() if key not in after),
         reload=tuple(each for each in both if each[-1]),
-        live=tuple(change for name, change in server.items() if live[name]),
-        restart=tuple(change for name, change in server.items() if not live[name]),
+        live=tuple(change for name, change in server.items() if known[name].per_model),
+        restart=tuple(change for name, change in server.items() if not known[name].per_model),
     )
 
 

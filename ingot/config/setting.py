@@ -44,11 +44,11 @@ class Setting:
         most: the highest value.
         duration: whether it is a time, in seconds.
         needs_unit: whether a text must have a unit, as its number could be meant as milliseconds.
-        per_model: whether a ``[[model]]`` of the configuration file can have its own value.
+        per_model: whether a ``[[model]]`` of the configuration file can have its own value; a running server changes
+            it by loading models again.
         common: whether ``ingot serve --help`` shows it; ``--help-all`` shows every setting.
         file_only: whether only a configuration file has it, and no option or variable.
         off: whether the value ``off`` is allowed, which is read as None.
-        live: whether a running server can change it; a value per model, by loading the models again.
         name: the field's.
         kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
         choices: the texts that it takes, if not all.
@@ -70,7 +70,6 @@ class Setting:
     common: bool = False
     file_only: bool = False
     off: bool = False
-    live: bool = False
     name: str = ""
     kind: type = str
     choices: tuple[str, ...] = ()

@@ -203,7 +203,7 @@ def test_a_change_of_a_setting_is_live_or_needs_a_restart(
         assert not found
         return
     assert [change.name for change in (*found.live, *found.restart)] == [name]
-    assert bool(found.live) == (SETTINGS[name].per_model or SETTINGS[name].live)
+    assert bool(found.live) == SETTINGS[name].per_model
     again = [after.source for _, after, _ in found.reload]
     assert again == ([] if name not in OWN else ["digits:1"] if name == "max_batch" else ["digits:1", "digits:2"])
 
