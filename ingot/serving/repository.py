@@ -190,9 +190,9 @@ class Repository(Catalog):
         name, _ = split_variant(split_name(source)[1])
         return not is_file(name) and Reference.parse(name).registry is None
 
-    def renewed(self, deployment: Deployment) -> Model:
-        """Return a model of what a deployment's source means now, not loaded; errors as for :meth:`add`."""
-        model = self._model(deployment.source, deployment.settings, deployment.tag)[1]
+    def renewed(self, deployment: Deployment, settings: Settings | None) -> Model:
+        """Return a model of the source's present archive, not loaded; arguments and errors as for :meth:`add`."""
+        model = self._model(deployment.source, settings, deployment.tag)[1]
         model.version = deployment.tag  # also if a candidate of another version has taken over
         return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -128,7 +129,8 @@ class Rollouts:
         Args:
             source: ``name`` or ``name:version`` of a deployment, unloaded or not; or a new source, as for ``ingot
                 serve``. A source with a known name and version takes over from the known one.
-            parameters: settings for this model alone, by name; they stay until the next ones.
+            parameters: settings for this model alone, by name; they stay until the next ones. If one of several
+                versions cannot be loaded with them, the others get their earlier ones back.
 
         Raises:
             NotFound: there is no such source.
@@ -140,14 +142,32 @@ class Rollouts:
             known = self.repository.find(source)
         except NotFound:
             return await self.load_source(source, settings)
+        changed: list[tuple[Deployment, Settings | None]] = []
         for deployment in known:
             before = deployment.settings
-            deployment.settings = settings or before
-            done = await self.renew(deployment, again=settings is not None, at_once=True)
+            if settings is None:
+                done = await self.renew(deployment, at_once=True)
+            else:
+                done = await self._load_with(deployment, settings)
             if done.error is not None:
-                deployment.settings = before
+                for earlier, own in changed:
+                    await self._load_with(earlier, own)
                 raise done.error
+            if settings is not None:
+                changed.append((deployment, before))
         return known[-1]
+
+    async def _load_with(self, deployment: Deployment, settings: Settings | None) -> Rollout:
+        """Load a deployment again with other settings; it keeps its own if that fails."""
+        async with deployment.changing:
+            wanted = await attempt_async("a model could not be found", in_thread("look", deployment.wanted))
+            if isinstance(wanted, IngotError):
+                return self._failed(deployment, "", wanted)
+            renewed = functools.partial(self.repository.renewed, deployment, settings)
+            done = await self._change(deployment, wanted, renewed, at_once=True)
+            if done.error is None:
+                deployment.settings = settings
+            return done
 
     async def use(self, config: ServerConfig) -> None:
         """Use other settings for the models that have none themselves, which are loaded again."""
@@ -262,7 +282,9 @@ class Rollouts:
                 return _rollout(deployment, before)
             # The same archive with other settings needs no canary.
             at_once = at_once or wanted == before
-            return await self._change(deployment, wanted, lambda: self.repository.renewed(deployment), at_once=at_once)
+            return await self._change(
+                deployment, wanted, lambda: self.repository.renewed(deployment, deployment.settings), at_once=at_once
+            )
 
     async def _change(
         self, deployment: Deployment, wanted: str, opened: Callable[[], Model], *, at_once: bool

@@ -30,7 +30,7 @@ from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
 from tests.server.test_lifecycle import refuses
 from tests.serving.rolling import X, load, times
-from tests.support import RunIngot, succeeded
+from tests.support import RunIngot, refused, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu"}
 
@@ -105,6 +105,18 @@ def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: S
             result = run_ingot("server", *arguments)
             assert (result.returncode, text in result.stderr) == (1, True), result.stderr
         assert factor(server) == 1
+
+
+def test_versions_keep_their_settings_if_one_of_them_cannot_be_loaded_with_others(
+    store: Store, run_ingot: RunIngot
+) -> None:
+    with ingot.serve("times:2", "times:prod", store=store, watch="off", **FREE) as server:
+        store.promote("times:3", "prod")  # whose golden does not hold
+        assert "golden" in refused(run_ingot("server", "load", "times", "--set", "instances=2"))
+        url = f"{server.http_url}/v2/models/times/versions"
+        for version in ("2", "prod"):
+            assert httpx.get(f"{url}/{version}/config").json()["instance_group"][0]["count"] == 1
+        assert [factor(server, version=version) for version in ("2", "prod")] == [2, 1]
 
 
 def test_requests_in_flight_are_answered_while_a_model_is_loaded_and_unloaded(
