@@ -1,4 +1,4 @@
-"""What is generated from the settings of ``ServerConfig``: a table, a JSON Schema, and the keywords of ``ingot.serve``.
+"""Write what the settings of ``ServerConfig`` generate: a table, a JSON Schema, and the keywords of ``ingot.serve``.
 
 ``python scripts/settings_table.py`` writes the table into docs/settings.md, docs/ingot.schema.json and
 ingot/config/keywords.py; a test checks that they are current.

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from ingot.model_store import Archive
+from ingot.model_store.trust.dsse import PAYLOAD_TYPE, STATEMENT_TYPE, encoding
 from ingot.model_store.trust.keys import PrivateKey
-from ingot.model_store.trust.signing import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, encoding
+from ingot.model_store.trust.signing import PREDICATE_TYPE
 
 KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
 

@@ -29,27 +29,23 @@ from ingot.model_store.format import attachments
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.evidence import now
 from ingot.model_store.references import Reference
-from ingot.model_store.trust import signing
+from ingot.model_store.trust import dsse, signing
+from ingot.model_store.trust.dsse import Lenient, decode, encode, parse
 from ingot.model_store.trust.keys import PrivateKey, PublicKey
-from ingot.model_store.trust.signing import MAX_ENVELOPE_BYTES, PREDICATE_TYPE, Claim, Finding, decode, encode, parse
+from ingot.model_store.trust.signing import MAX_ENVELOPE_BYTES, PREDICATE_TYPE, Claim, Finding
 
 SIGN_PREDICATE: Final = "https://sigstore.dev/cosign/sign/v1"
 _SIGNATURES = (PREDICATE_TYPE, SIGN_PREDICATE)
 _TYPE = "cosign container image signature"
 _FORM = "cosign's format"
-_MAX_SIGNATURES = 8
 _Text = Annotated[str, Field(max_length=1000, pattern=r"\A[ -~]*\z")]  # shown before verification
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", strict=True)
-
-
-class _Identity(_Lenient):
+class _Identity(Lenient):
     reference: _Text = Field(alias="docker-reference")
 
 
-class _Image(_Lenient):
+class _Image(Lenient):
     digest: _Text = Field(alias="docker-manifest-digest")
 
 
@@ -62,33 +58,18 @@ class _Critical(BaseModel):
     image: _Image
 
 
-class _Payload(_Lenient):
+class _Payload(Lenient):
     critical: _Critical
 
 
-class _Signature(_Lenient):
-    sig: str = Field(max_length=200)
-
-
-class _Envelope(_Lenient):
-    payload: str
-    payload_type: Literal["application/vnd.in-toto+json"] = Field(alias="payloadType")
-    signatures: tuple[_Signature, ...] = Field(min_length=1, max_length=_MAX_SIGNATURES, strict=False)
-
-
-class _Bundle(_Lenient):
-    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = Field(alias="mediaType")
-    envelope: _Envelope = Field(alias="dsseEnvelope")
-
-
-class _Subject(_Lenient):
+class _Subject(Lenient):
     name: _Text = ""  # bundles of cosign have none
     digest: dict[str, _Text]
 
 
-class _Statement(_Lenient):
+class _Statement(Lenient):
     type: Literal["https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"] = Field(alias="_type")
-    predicate_type: _Text = Field(alias="predicateType")
+    predicate_type: _Text
     subject: tuple[_Subject, ...] = Field(min_length=1, max_length=1, strict=False)
 
 
@@ -140,26 +121,9 @@ def sign(archive: Archive, reference: Reference, key: PrivateKey) -> Archive:
 
 def _bundle(archive: Archive, reference: Reference, key: PrivateKey) -> bytes:
     """Return a signature as of version 3."""
-    statement = {
-        "_type": signing.STATEMENT_TYPE,
-        "subject": [{"name": signing.subject_name(reference.name), "digest": {"sha256": archive.descriptor.hex}}],
-        "predicateType": SIGN_PREDICATE,
-        "predicate": {},
-    }
-    content = json.dumps(statement, separators=(",", ":")).encode()
-    bundle = {
-        "mediaType": attachments.BUNDLE,
-        "verificationMaterial": {
-            "publicKey": {"hint": encode(bytes.fromhex(key.public.keyid))},
-            "tlogEntries": [],  # sigstore's library for Python requires the field
-        },
-        "dsseEnvelope": {
-            "payload": encode(content),
-            "payloadType": signing.PAYLOAD_TYPE,
-            "signatures": [{"sig": encode(key.sign(signing.encoding(content)))}],
-        },
-    }
-    return json.dumps(bundle, separators=(",", ":")).encode()
+    name = signing.subject_name(reference.name)
+    statement = dsse.statement(name, archive.descriptor.hex, SIGN_PREDICATE, {})
+    return dsse.bundle(statement, key, encode(bytes.fromhex(key.public.keyid)))
 
 
 def check(archive: Archive, name: str, keys: Mapping[str, PublicKey]) -> Finding:
@@ -256,13 +220,13 @@ def _read(archive: Archive, layer: Descriptor) -> _Statements:
         return _Statements(content, (signature,), critical.identity.reference, critical.image.digest)
     if layer.media_type in (attachments.ENVELOPE, attachments.BUNDLE):
         if layer.media_type == attachments.BUNDLE:
-            envelope = parse(_Bundle, content, "a bundle", _FORM).envelope
+            envelope = parse(dsse.Bundle, content, "a bundle", _FORM).dsse_envelope
         else:
-            envelope = parse(_Envelope, content, "an attestation", _FORM)
-        payload = decode(envelope.payload, "payload")
+            envelope = parse(dsse.Envelope, content, "an attestation", _FORM)
+        payload = envelope.content
         statement = parse(_Statement, payload, "the statement of an attestation", _FORM)
         subject = statement.subject[0]
         digest = f"sha256:{subject.digest.get('sha256', '')}"
-        signatures = tuple(decode(item.sig, "sig") for item in envelope.signatures)
-        return _Statements(signing.encoding(payload), signatures, subject.name, digest, statement.predicate_type)
+        signed = dsse.encoding(payload)
+        return _Statements(signed, envelope.signed, subject.name, digest, statement.predicate_type)
     raise InvalidArchive(f"a cosign signature has the type '{layer.media_type[:80]}'")

@@ -10,87 +10,58 @@ Specification: https://github.com/ossf/model-signing-spec/blob/main/spec/v1.0.md
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field
 
 from ingot.errors import IngotError, InvalidArchive, InvalidArgument, Untrusted
 from ingot.model_store.format.archive import Archive
-from ingot.model_store.trust import model_files
+from ingot.model_store.trust import dsse, model_files
+from ingot.model_store.trust.dsse import Lenient, parse
 from ingot.model_store.trust.keys import PrivateKey, PublicKey, read_file
 from ingot.model_store.trust.model_files import Serialization
-from ingot.model_store.trust.signing import (
-    PAYLOAD_TYPE,
-    STATEMENT_TYPE,
-    Finding,
-    decode,
-    encode,
-    encoding,
-    parse,
-    subject_name,
-)
+from ingot.model_store.trust.signing import Finding, subject_name
 
 SUFFIX: Final = ".sig"
 PREDICATE_TYPE: Final = "https://model_signing/signature/v1.0"
-BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 MAX_BUNDLE_BYTES = 32 << 20  # a statement of the largest archive, with 100,000 blobs
 MAX_RESOURCES = 200_000
 _SHOWN = 4
 _FORM = "the format of OpenSSF Model Signing 1.0"
 
 
-class _Lenient(BaseModel):
-    """Unknown fields are ignored, as the specification requires."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True, extra="ignore", strict=True, alias_generator=to_camel)
-
-
-class _KeyHint(_Lenient):
+class _KeyHint(Lenient):
     hint: str | None = None  # absent before version 1.1 of model-signing
 
 
-class _Material(_Lenient):
+class _Material(Lenient):
     public_key: _KeyHint | None = None
     certificate: Any = None
     x509_certificate_chain: Any = None
 
 
-class _Signature(_Lenient):
-    sig: str = Field(max_length=200)
-
-
-class _Envelope(_Lenient):
-    payload: str
-    payload_type: Literal["application/vnd.in-toto+json"]
-    signatures: tuple[_Signature, ...] = Field(min_length=1, max_length=1, strict=False)
-
-
-class _Bundle(_Lenient):
-    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
+class _Bundle(dsse.Bundle):
     verification_material: _Material
-    dsse_envelope: _Envelope
 
 
-class _Digests(_Lenient):
+class _Digests(Lenient):
     sha256: Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 
-class _Subject(_Lenient):
+class _Subject(Lenient):
     name: str = Field(min_length=1)
     digest: _Digests
 
 
-class _Resource(_Lenient):
+class _Resource(Lenient):
     name: str = Field(min_length=1, max_length=4096)
     digest: Annotated[str, Field(pattern=r"\A(?:[0-9a-f]{2}){1,128}\z")]
     algorithm: str
 
 
-class _Serialization(_Lenient):
+class _Serialization(Lenient):
     model_config = ConfigDict(alias_generator=None)
 
     method: Literal["files", "shards"]
@@ -100,12 +71,12 @@ class _Serialization(_Lenient):
     ignore_paths: tuple[str, ...] = Field((), max_length=MAX_RESOURCES, strict=False)
 
 
-class _Predicate(_Lenient):
+class _Predicate(Lenient):
     resources: tuple[_Resource, ...] = Field(min_length=1, max_length=MAX_RESOURCES, strict=False)
     serialization: _Serialization
 
 
-class _Statement(_Lenient):
+class _Statement(Lenient):
     type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: tuple[_Subject, ...] = Field(min_length=1, max_length=1, strict=False)
     predicate_type: Literal["https://model_signing/signature/v1.0"]
@@ -141,26 +112,13 @@ def sign(path: Path, key: PrivateKey, *, out: Path, ignored: Collection[str] = (
     method = Serialization(ignored=model_files.excluded(path, out, ignored))
     digests = method.digests(path)
     names = sorted(digests)
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": path.absolute().name, "digest": {"sha256": _root(digests[name] for name in names)}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {
-            "resources": [{"name": name, "algorithm": "sha256", "digest": digests[name]} for name in names],
-            "serialization": method.record(),
-        },
+    predicate = {
+        "resources": [{"name": name, "algorithm": "sha256", "digest": digests[name]} for name in names],
+        "serialization": method.record(),
     }
-    payload = json.dumps(statement, separators=(",", ":")).encode()
-    bundle = {
-        "mediaType": BUNDLE_TYPE,
-        "verificationMaterial": {"publicKey": {"hint": _hint(key.public)}, "tlogEntries": []},
-        "dsseEnvelope": {
-            "payload": encode(payload),
-            "payloadType": PAYLOAD_TYPE,
-            "signatures": [{"sig": encode(key.sign(encoding(payload))), "keyid": ""}],
-        },
-    }
-    return json.dumps(bundle, separators=(",", ":")).encode()
+    root = _root(digests[name] for name in names)
+    statement = dsse.statement(path.absolute().name, root, PREDICATE_TYPE, predicate)
+    return dsse.bundle(statement, key, _hint(key.public))
 
 
 def verify(
@@ -255,11 +213,12 @@ def _verified(bundle: _Bundle, keys: Mapping[str, PublicKey], where: str) -> tup
     # A hint only orders the work: its form differs between implementations.
     hint = material.public_key.hint
     hinted = {keyid: key for keyid, key in keys.items() if hint in (_hint(key), keyid)}
-    payload = decode(bundle.dsse_envelope.payload, "payload")
-    signature = decode(bundle.dsse_envelope.signatures[0].sig, "sig")
-    content = encoding(payload)
+    payload, signatures = bundle.dsse_envelope.content, bundle.dsse_envelope.signed
+    if len(signatures) != 1:
+        raise InvalidArchive(f"{where} has {len(signatures)} signatures, and {_FORM} has one")
+    content = dsse.encoding(payload)
     for keyid, key in (hinted or keys).items():
-        if key.verify(signature, content):
+        if key.verify(signatures[0], content):
             return keyid, payload
     if hinted:
         raise InvalidArchive(f"the signature in {where} does not match its content, which was changed")

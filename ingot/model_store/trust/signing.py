@@ -11,14 +11,11 @@ docs/archive-format.md.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from ingot._version import __version__
@@ -27,10 +24,10 @@ from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import attachments
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.evidence import now
+from ingot.model_store.trust import dsse
+from ingot.model_store.trust.dsse import decode, encoding, parse
 from ingot.model_store.trust.keys import PrivateKey, PublicKey
 
-PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
-STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:ingot:signature:v1"
 MAX_ENVELOPE_BYTES = 64 << 10
 
@@ -46,7 +43,6 @@ _Hex = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(pattern=r"\A[a-z0-9][a-z0-9._-]{0,254}\z")]
 _Time = Annotated[str, Field(pattern=r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\z")]
 _Tool = Annotated[str, Field(pattern=r"\A[A-Za-z0-9.+_-]{1,64}\z")]
-_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class _Strict(BaseModel):
@@ -132,21 +128,9 @@ def sign(archive: Archive, name: str, key: PrivateKey) -> bytes:
     Raises:
         InvalidArgument: ``SOURCE_DATE_EPOCH`` is not a number of seconds.
     """
-    statement = {
-        "_type": STATEMENT_TYPE,
-        "subject": [{"name": subject_name(name), "digest": {"sha256": archive.descriptor.hex}}],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": {"created": now(), "tool": f"ingot-{__version__}"},
-    }
-    payload = json.dumps(statement, separators=(",", ":")).encode()
-    signature = {"keyid": key.public.keyid, "sig": encode(key.sign(encoding(payload)))}
-    envelope = {"payload": encode(payload), "payloadType": PAYLOAD_TYPE, "signatures": [signature]}
-    return json.dumps(envelope, separators=(",", ":")).encode()
-
-
-def encoding(payload: bytes, kind: str = PAYLOAD_TYPE) -> bytes:
-    """Return the signed bytes: DSSE's pre-authentication encoding, which includes the type."""
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
+    predicate = {"created": now(), "tool": f"ingot-{__version__}"}
+    statement = dsse.statement(subject_name(name), archive.descriptor.hex, PREDICATE_TYPE, predicate)
+    return dsse.seal(statement, key)
 
 
 def check(archive: Archive, name: str, keys: Mapping[str, PublicKey]) -> Finding:
@@ -226,44 +210,3 @@ def _claim(content: bytes | InvalidArchive) -> Claim:
     except InvalidArchive as error:
         return Claim(fault=str(error))
     return Claim(envelope.signatures[0].keyid, statement.subject[0].name, statement.predicate.created)
-
-
-def parse(kind: type[_Kind], raw: bytes, what: str, form: str = "Ingot's format") -> _Kind:
-    """Parse a JSON document strictly: no duplicate names, no unknown fields unless ``kind`` allows them, no conversion.
-
-    Raises:
-        InvalidArchive: it is not of that kind; the message calls it ``what``, and its format ``form``.
-    """
-    try:
-        return kind.model_validate(json.loads(raw.decode(), object_pairs_hook=_unique))
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in fault["loc"])[:80]
-        raise InvalidArchive(f"{what} is not in {form}: {path!r}: {fault['msg']}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArchive(f"{what} is not valid JSON: {error}") from error
-
-
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:40]!r} occurs twice")
-        found[name] = value
-    return found
-
-
-def encode(content: bytes) -> str:
-    """Return base64."""
-    return base64.b64encode(content).decode()
-
-
-def decode(text: str, what: str) -> bytes:
-    """Decode canonical base64, so that equal signatures are equal bytes."""
-    try:
-        content = base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise InvalidArchive(f"a signature's '{what}' is not base64: {error}") from error
-    if encode(content) != text:
-        raise InvalidArchive(f"a signature's '{what}' is not canonical base64")
-    return content

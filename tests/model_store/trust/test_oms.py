@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Untrusted
 from ingot.model_store import Reference
 from ingot.model_store.format.archive import Archive
-from ingot.model_store.trust import oms
+from ingot.model_store.trust import dsse, oms
+from ingot.model_store.trust.dsse import encoding
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.model_store.trust.policy import Policy
-from ingot.model_store.trust.signing import encoding
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY, OTHER, encode
 from tests.support import matrix
@@ -78,7 +78,7 @@ def signed(document: dict[str, Any], key: PrivateKey = KEY, **fields: Any) -> by
         "payloadType": "application/vnd.in-toto+json",
         "signatures": [{"sig": encode(key.sign(encoding(payload)))}],
     }
-    bundle = {"mediaType": oms.BUNDLE_TYPE, "verificationMaterial": {"publicKey": {}}, "dsseEnvelope": envelope}
+    bundle = {"mediaType": dsse.BUNDLE_TYPE, "verificationMaterial": {"publicKey": {}}, "dsseEnvelope": envelope}
     return json.dumps({**bundle, **fields}).encode()
 
 

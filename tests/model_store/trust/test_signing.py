@@ -14,7 +14,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.model_store.format import attachments, manifest
 from ingot.model_store.references import attachments_tag
-from ingot.model_store.trust import signing
+from ingot.model_store.trust import dsse, signing
 from ingot.model_store.trust.keys import PublicKey
 from ingot.model_store.trust.signing import Claim, Finding
 from tests.model_store.samples import archive
@@ -130,7 +130,7 @@ class TestTampering:
         assert "does not match its payload" in fault(dump(borrowed))
 
     def test_a_payload_that_was_signed_as_another_type(self) -> None:
-        changed = envelope(RIGHT, kind="text/plain", payloadType=signing.PAYLOAD_TYPE)
+        changed = envelope(RIGHT, kind="text/plain", payloadType=dsse.PAYLOAD_TYPE)
         assert "does not match its payload" in fault(dump(changed))
 
     def test_another_type_of_payload_is_refused(self) -> None:
@@ -153,7 +153,7 @@ BROKEN = {
     "a field more": (dump({**ENVELOPE, "expires": "now"}), "'expires'"),
     "a field less": (dump({"payload": "", "signatures": [SIGNATURE]}), "'payloadType'"),
     "a field by Python's name": (
-        dump({"payload": "", "payload_type": signing.PAYLOAD_TYPE, "signatures": [SIGNATURE]}),
+        dump({"payload": "", "payload_type": dsse.PAYLOAD_TYPE, "signatures": [SIGNATURE]}),
         "'payloadType'",
     ),
     "no signature": (dump({**ENVELOPE, "signatures": []}), "'signatures'"),
