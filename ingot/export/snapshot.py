@@ -46,7 +46,9 @@ class Change:
 
     def put(self) -> None:
         """Give the module the changed value until the next :meth:`Snapshot.undo`."""
-        if isinstance(self._holder, dict | list):
+        if isinstance(self._holder, list) and self._key >= len(self._holder):
+            self._holder.append(self.value)
+        elif isinstance(self._holder, dict | list):
             self._holder[self._key] = self.value
 
 

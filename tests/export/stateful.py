@@ -265,6 +265,19 @@ def _(self: Any, x: Tensor) -> Any:
     return x + len(self.log)
 
 
+@case("sizes in a list outside of captures", None, plain(sizes=list))
+def _(self: Any, x: Tensor) -> Any:
+    if not torch.compiler.is_exporting():
+        self.sizes.append(len(x))
+    return x * 2
+
+
+@case("sizes in a list", None, plain(sizes=list))
+def _(self: Any, x: Tensor) -> Any:
+    self.sizes.append(len(x))
+    return x * 2
+
+
 @case("counter in a list of one number", "log", plain(log=lambda: [0]))
 def _(self: Any, x: Tensor) -> Any:
     self.log[0] += 1

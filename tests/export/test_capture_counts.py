@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Mapping
 
 import pytest
@@ -23,7 +24,7 @@ class Counted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
-        self.seen: list[int] = []
+        self.seen = array("q")  # which exports do not restore, unlike a list
         self.layer.register_forward_hook(self.count)
 
     def count(self, layer: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
