@@ -62,7 +62,7 @@ def run_in_process(args: list[str], cwd: Path, home: Path) -> subprocess.Complet
         output.stdout.cache_clear()
         output.stderr.cache_clear()
         try:
-            main.main()
+            main.run()
         except SystemExit as end:
             code = end.code
         finally:

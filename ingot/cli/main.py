@@ -68,8 +68,8 @@ RENAMED = {
 }
 # What tempfile says if it can write to no folder.
 _NO_FOLDER = "No usable temporary directory"
-# The prefix of the names of threads in which the server loads models.
-_LOADING = "ingot-load"
+# The prefix of the names of Ingot's threads.
+_OWN_THREADS = "ingot-"
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
 
@@ -152,14 +152,15 @@ def _scratch() -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the command. Errors are one paragraph on stderr; exit code 1 is a user error, 70 an internal error."""
+    """Run the command and end the process with its exit code."""
     try:
-        _main()
+        run()
     except SystemExit as end:
-        if any(thread.name.startswith(_LOADING) for thread in threading.enumerate()):
-            # An engine that is still working would abort the process when its libraries are unloaded.
+        if any(thread.daemon and thread.name.startswith(_OWN_THREADS) for thread in threading.enumerate()):
+            # Python ends such a thread when it returns from an engine's native code, which aborts the process.
             from ingot.model_store.blobs.folder import remove_scratch
 
+            logging.shutdown()
             remove_scratch()
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)
@@ -172,7 +173,8 @@ def main() -> None:
         gc.freeze()
 
 
-def _main() -> None:
+def run() -> None:
+    """Run the command. Errors are one paragraph on stderr; exit code 1 is a user error, 70 an internal error."""
     _set_up_packages()
     called = sys.argv[1:2] or completion.words()[1:2]
     try:
