@@ -1,7 +1,7 @@
 """Functions of PyTorch whose capture would fix a dynamic size, written for any size.
 
 PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid and ``linspace`` as a
-fixed number of points.
+fixed number of points. Layers of transformers branch on the values of their masks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules import transformer
 
 from ingot.export.capture import recurrent
 from ingot.export.torch_internals import sym_max
@@ -32,7 +33,7 @@ def dynamic(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced() -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
-    modules: dict[str, Any] = {name: torch if name == "linspace" else functional for name in _FUNCTIONS}
+    modules: dict[str, Any] = {name: _OWNERS.get(name, functional) for name in _FUNCTIONS}
     originals = {name: getattr(module, name) for name, module in modules.items()}
     for name, make in _FUNCTIONS.items():
         setattr(modules[name], name, functools.wraps(originals[name])(make(originals[name])))
@@ -117,12 +118,26 @@ def _linspace(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return points
 
 
+def _detect_is_causal_mask(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Read what the caller says: a graph cannot branch on whether the values of a mask are those of a causal one.
+
+    The mask is passed to the attention all the same, so that the result does not depend on this.
+    """
+
+    def detect(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    return detect
+
+
 def _any_dynamic(sizes: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
+_OWNERS: dict[str, Any] = {"linspace": torch, "_detect_is_causal_mask": transformer}
 # Maximum pooling is always replaced: PyTorch's operator has no ONNX form even with fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "_detect_is_causal_mask": _detect_is_causal_mask,
     "affine_grid": _affine_grid,
     "linspace": _linspace,
     "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),

@@ -242,6 +242,12 @@ def _filled(number: float, x: Any, kind: Any) -> Any:
     return op.Expand(like(number, kind), op.Shape(x))
 
 
+def squeeze(x: Any, dim: int | Sequence[int]) -> Any:
+    """Express ``aten.squeeze`` of dimensions, which leaves those of another size than 1; ONNX refuses them."""
+    ones = [axis for axis in ([dim] if isinstance(dim, int) else dim) if x.shape and x.shape[axis] == 1]
+    return op.Squeeze(x, _ints(*ones)) if ones else op.Identity(x)
+
+
 def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     """Express ``aten.put``, whose index counts in the flattened tensor."""
     flat, places, values = (op.Reshape(value, _ints(-1)) for value in (x, index, source))
@@ -340,6 +346,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: scatter_reduce,
     aten.index_reduce.default: index_reduce,
     aten.put.default: put,
+    aten.squeeze.dim: squeeze,
+    aten.squeeze.dims: squeeze,
     aten.roll.default: roll,
     aten.__lshift__.Scalar: shift_left,
     aten.__lshift__.Tensor: shift_left,
