@@ -13,7 +13,6 @@ from onnx.defs import OpSchema
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.exact_math import like
 from ingot.export.lower.integers import converted, running_products
 
 aten = torch.ops.aten
@@ -182,85 +181,10 @@ def solve(a: Any, b: Any, left: bool = True) -> Any:
     return op.Squeeze(found, _ints(-1)) if vector else found
 
 
-# https://github.com/onnx/onnx/issues/4672
-def _cut(index: Any, source: Any) -> Any:
-    """Return the part of ``source`` with the shape of ``index``; PyTorch ignores the rest."""
-    rank = len(index.shape)
-    if rank == 0 or all(isinstance(a, int) and a == b for a, b in zip(index.shape, source.shape, strict=True)):
-        return source
-    part = op.Slice(source, _ints(*[0] * rank), op.Shape(index), _ints(*range(rank)))
-    part.dtype, part.shape = source.dtype, index.shape
-    return part
-
-
-def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
-    """Express ``aten.scatter.src``."""
-    return core.aten_scatter_src(x, dim, index, _cut(index, source))
-
-
-def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
-    """Express ``aten.scatter_add``."""
-    return core.aten_scatter_add(x, dim, index, _cut(index, source))
-
-
-def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
-    """Express ``aten.scatter_reduce.two``; the exporter ignores ``mean``: https://github.com/onnx/onnx/issues/5100.
-
-    It passes over NaN for extremes, and starts them at the extreme finite numbers without ``include_self``.
-    """
-    if not x.shape:
-        flat, places, values = (op.Reshape(value, _ints(-1)) for value in (x, index, source))
-        flat.dtype, flat.shape, places.shape, values.shape = x.dtype, ir.Shape([1]), ir.Shape([1]), ir.Shape([1])
-        return op.Reshape(scatter_reduce(flat, 0, places, values, reduce, include_self), op.Shape(x))
-    part = _cut(index, source)
-    if x.dtype.is_integer():
-        return core.aten_scatter_reduce(x, dim, index, part, reduce, include_self)
-    form, neutral = _REDUCTIONS[reduce]
-    start = x if include_self else op.ScatterElements(x, index, _filled(neutral, index, x), axis=dim)
-    found = op.ScatterElements(start, index, part, axis=dim, reduction=form)
-    if reduce == "mean":
-        count = op.ScatterElements(_filled(0.0, x, x), index, _filled(1.0, index, x), axis=dim, reduction="add")
-        return op.Div(found, op.Add(count, like(1.0, x)) if include_self else op.Max(count, like(1.0, x)))
-    if reduce in ("amax", "amin"):
-        unknown = (op.CastLike(op.IsNaN(value), x) for value in (start, part))
-        count = op.ScatterElements(next(unknown), index, next(unknown), axis=dim, reduction="add")
-        found = op.Where(op.Greater(count, like(0.0, x)), like(math.nan, x), found)
-    return found
-
-
-_REDUCTIONS = {
-    "sum": ("add", 0.0),
-    "mean": ("add", 0.0),
-    "prod": ("mul", 1.0),
-    "amax": ("max", -math.inf),
-    "amin": ("min", math.inf),
-}
-"""By PyTorch's name: ONNX's name of a reduction, and the number that changes no result."""
-
-
-def _filled(number: float, x: Any, kind: Any) -> Any:
-    return op.Expand(like(number, kind), op.Shape(x))
-
-
 def squeeze(x: Any, dim: int | Sequence[int]) -> Any:
     """Express ``aten.squeeze`` of dimensions, which leaves those of another size than 1; ONNX refuses them."""
     ones = [axis for axis in ([dim] if isinstance(dim, int) else dim) if x.shape and x.shape[axis] == 1]
     return op.Squeeze(x, _ints(*ones)) if ones else op.Identity(x)
-
-
-def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    """Express ``aten.put``, whose index counts in the flattened tensor."""
-    flat, places, values = (op.Reshape(value, _ints(-1)) for value in (x, index, source))
-    found = op.ScatterElements(flat, places, values, axis=0, reduction="add" if accumulate else "none")
-    return op.Reshape(found, op.Shape(x))
-
-
-def index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
-    """Express ``aten.index_reduce``: each slice of ``source`` along ``dim`` has one place."""
-    places = op.Reshape(index, _ints(*(-1 if axis == dim % len(x.shape) else 1 for axis in range(len(x.shape)))))
-    places = op.Expand(places, op.Shape(source))
-    places.shape = source.shape
-    return scatter_reduce(x, dim, places, source, reduce, include_self)
 
 
 # https://github.com/onnx/onnx/issues/4845
@@ -341,11 +265,6 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.inverse.default: inverse,
     aten.linalg_inv_ex.default: inverse_unchecked,
     aten.linalg_solve.default: solve,
-    aten.scatter.src: scatter,
-    aten.scatter_add.default: scatter_add,
-    aten.scatter_reduce.two: scatter_reduce,
-    aten.index_reduce.default: index_reduce,
-    aten.put.default: put,
     aten.squeeze.dim: squeeze,
     aten.squeeze.dims: squeeze,
     aten.roll.default: roll,

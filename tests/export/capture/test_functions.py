@@ -46,6 +46,23 @@ def test_the_maximum_of_a_fixed_size() -> None:
     equal(nn.AdaptiveMaxPool2d(3), ["x:float32[batch,3,8,9]"], (4, 3, 8, 9))
 
 
+class Causal(nn.Module):
+    """An encoder of transformers with a mask that it computes, whose values its layers branch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        result: Tensor = self.encoder(x, mask=mask)
+        return result
+
+
+def test_an_encoder_with_a_causal_mask() -> None:
+    equal(Causal().eval(), ["x:float32[1,seq,4]"], (1, 7, 4))
+
+
 class Grid(nn.Module):
     def __init__(self, corners: bool) -> None:
         super().__init__()
