@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import oras.client
-import oras.container
 
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import manifest
@@ -17,6 +15,9 @@ MODEL = archive(b"for oras", (b"weights" * 100_000,))
 
 
 def test_oras_fetches_every_manifest_and_layer(registry: str, tmp_path: Path) -> None:
+    import oras.client  # which imports a grammar that takes seconds
+    import oras.container
+
     Registry(registry).push(MODEL, "oras/tiny:1")
     host = registry.removeprefix("oci://")
     client = oras.client.OrasClient(hostname=host, insecure=True)
