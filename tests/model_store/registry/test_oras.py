@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import manifest
 from ingot.model_store.registry import Registry
