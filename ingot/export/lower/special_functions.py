@@ -1,6 +1,7 @@
 """ONNX forms of the gamma function's logarithm and derivative, and of normal quantiles.
 
-All are computed in double precision. Near a zero of the function, the error is 1e-14 instead of a share of the value.
+All are computed in double precision. Close to a zero of the function, the error is 1e-14 instead of a share of
+the value.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def log_gamma(x: Any) -> Any:
     for step in range(1, _LARGE):
         product = op.Mul(product, op.Add(least, to_double(step)))
     total = op.Where(small, op.Sub(total, op.Log(product)), total)
+    zero = op.Or(op.Equal(right, to_double(1)), op.Equal(right, to_double(2)))
+    total = op.Where(zero, to_double(0), total)
     mirrored = op.Sub(to_double(math.log(math.pi)), op.Add(op.Log(op.Abs(op.Sin(angle))), total))
     infinite = op.Equal(op.Abs(wide), to_double(math.inf))
     return op.CastLike(op.Where(infinite, to_double(math.inf), op.Where(left, mirrored, total)), x)

@@ -55,7 +55,7 @@ TAILS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "copysign": lambda x: torch.copysign(torch.tensor(1.0), x),
     "heaviside": lambda x: torch.heaviside(x, torch.tensor(0.5)),
     "copysign of a number": lambda x: torch.copysign(x, -2.0),
-    "lgamma": lambda x: torch.lgamma(x.masked_fill(x == 1, 1.25)),
+    "lgamma": torch.lgamma,
     "digamma": lambda x: torch.digamma(x.masked_fill(x < -30, -2.5)),  # PyTorch's own is wrong near far poles
     "erfinv": lambda x: torch.erfinv(x * 0.2),
     "ndtri": torch.special.ndtri,
