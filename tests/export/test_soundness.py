@@ -257,3 +257,20 @@ def test_samples_that_rare_values_join_are_not_batched_unless_declared(independe
     assert archive.signature.batch == ("batch" if independent else None)
     start = "served in batches on the word of its author" if independent else "served without batching"
     assert note.startswith(start)
+
+
+class Compiled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_exporting() else x * 3
+
+
+class Seeded(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize(("module", "cause"), [(Compiled(), "is_exporting"), (Seeded(), "manual_seed")])
+def test_code_that_a_capture_runs_in_another_way_is_named(module: nn.Module, cause: str) -> None:
+    with pytest.raises(ParityError, match=rf"forward \(test_soundness.py:\d+\) uses {cause}: a "):
+        export_model(module, inputs="x:float32[batch,4]")

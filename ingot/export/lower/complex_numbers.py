@@ -17,6 +17,8 @@ from torch import fx
 
 from ingot.export import torch_internals
 from ingot.export.lower import missing_forms
+from ingot.export.lower.exact_math import atan2, like
+from ingot.export.lower.tails import hypotenuse
 from ingot.export.program import quiet
 
 aten = torch.ops.aten
@@ -29,7 +31,10 @@ def _axis(dim: int) -> int:
 
 
 def _parts(x: Any) -> tuple[Any, Any]:
-    return op.Gather(x, 0, axis=-1), op.Gather(x, 1, axis=-1)
+    parts = op.Gather(x, 0, axis=-1), op.Gather(x, 1, axis=-1)
+    for part in parts:
+        part.dtype = x.dtype
+    return parts
 
 
 def _of_parts(real: Any, imaginary: Any) -> Any:
@@ -63,8 +68,7 @@ def ones_like(x: Any, **options: Any) -> Any:
 
 def full_like(x: Any, value: complex, **options: Any) -> Any:
     """Express ``aten.full_like`` and ``aten.fill`` with a number."""
-    parts = np.array([complex(value).real, complex(value).imag], x.dtype.numpy())
-    return op.Expand(op.Constant(value=ir.tensor(parts)), op.Shape(x))
+    return op.Expand(_constant(value, x), op.Shape(x))
 
 
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -103,6 +107,45 @@ def _bilinear(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any
     )
 
 
+def absolute(x: Any) -> Any:
+    """Express ``aten.abs``; the exporter's squares overflow beyond 1e19."""
+    return hypotenuse(*_parts(x))
+
+
+def angle(x: Any) -> Any:
+    """Express ``aten.angle``, with the signs of zeros."""
+    real, imaginary = _parts(x)
+    return atan2(imaginary, real)
+
+
+def divide(x: Any, y: Any) -> Any:
+    """Express ``aten.div``, with both numbers scaled by the larger part of the divisor: its square may overflow."""
+    x, y = x if isinstance(x, ir.Value) else _constant(x, y), y if isinstance(y, ir.Value) else _constant(y, x)
+    scale = op.ReduceMax(op.Abs(y), op.Constant(value_ints=[-1]), keepdims=1)
+    (a, b), (c, d) = (_parts(_scaled(value, scale)) for value in (x, y))
+    size = op.Add(op.Mul(c, c), op.Mul(d, d))
+    real, imaginary = op.Add(op.Mul(a, c), op.Mul(b, d)), op.Sub(op.Mul(b, c), op.Mul(a, d))
+    quotient = _of_parts(op.Div(real, size), op.Div(imaginary, size))
+    return op.Where(op.Equal(scale, like(0.0, x)), op.Div(x, scale), quotient)
+
+
+def _scaled(x: Any, scale: Any) -> Any:
+    scaled = op.Div(x, scale)
+    scaled.dtype = x.dtype
+    return scaled
+
+
+def reciprocal(x: Any) -> Any:
+    """Express ``aten.reciprocal``."""
+    return divide(1, x)
+
+
+def _constant(number: complex, typed: Any) -> Any:
+    made = op.Constant(value=ir.tensor(np.array([complex(number).real, complex(number).imag], typed.dtype.numpy())))
+    made.dtype = typed.dtype
+    return made
+
+
 def with_complex_values(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return a program that makes real values complex before it assigns them to complex tensors.
 
@@ -135,6 +178,10 @@ def with_complex_values(exported: torch.export.ExportedProgram) -> torch.export.
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.abs.default: absolute,
+    aten.angle.default: angle,
+    aten.div.Tensor: divide,
+    aten.reciprocal.default: reciprocal,
     aten.unsqueeze.default: unsqueeze,
     aten.select.int: select,
     aten.expand.default: expand,

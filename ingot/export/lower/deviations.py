@@ -15,6 +15,7 @@ _SIGMOID = "within 1e-7, not relative to small results"
 _NAN = "a NaN among the values may be ignored"
 _OVERFLOW = "finite beyond 1e37, where PyTorch overflows"
 _ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
+_FOURIER = "an infinity among the values may become NaN in all results"
 _REFLECTION = 2
 
 _Bound = tuple[str, Callable[[fx.Node, torch.Tensor], bool]]
@@ -41,7 +42,13 @@ def _multiplies_many(node: fx.Node, x: torch.Tensor) -> bool:
     return not x.is_floating_point() and not x.is_complex() and not count
 
 
+def _always(node: fx.Node, x: torch.Tensor) -> bool:
+    return True
+
+
 _BOUNDS: dict[str, _Bound] = {
+    **{f"fft_{way}fft{dims}": (_FOURIER, _always) for way in ("", "i", "r", "ir") for dims in ("", "2", "n")},
+    **dict.fromkeys(("fft_hfft", "fft_ihfft", "stft", "istft"), (_FOURIER, _always)),
     **dict.fromkeys(("sigmoid", "silu"), (_SIGMOID, _is_floating)),
     **{f"max_pool{rank}d{end}": (_NAN, _is_floating) for rank in (1, 2, 3) for end in ("", "_with_indices")},
     **{f"adaptive_max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},

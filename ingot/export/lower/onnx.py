@@ -19,7 +19,7 @@ from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
 from ingot.export.explain import places
-from ingot.export.lower import bfloat16, complex_numbers, exact_math, optimizer, sigmoids
+from ingot.export.lower import bfloat16, complex_numbers, exact_math, optimizer, sigmoids, size_arithmetic
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
@@ -151,7 +151,7 @@ def _translate(
         return model
 
     def translated(program: torch.export.ExportedProgram) -> ir.Model:
-        with quiet(), torch_internals.precise_numbers(exact_math.round_numbers):
+        with quiet(), torch_internals.precise_numbers(_prepare):
             model: ir.Model = torch_internals.export_onnx(program, registry)
         onnx_graph.inline(model)
         exact_math.keep_digits(model)
@@ -172,6 +172,11 @@ def _translate(
             if VIEW_ERROR not in str(error):
                 raise
             return export(with_contiguous_views(exported))
+
+
+def _prepare(decomposed: fx.GraphModule) -> None:
+    exact_math.round_numbers(decomposed)
+    size_arithmetic.split_by_places(decomposed)
 
 
 def _check_results(exported: torch.export.ExportedProgram) -> None:

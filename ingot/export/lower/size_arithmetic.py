@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from onnxscript import ir, opset18
+from torch import fx
 
 from ingot.export.torch_internals import SIZE_FUNCTIONS
 
@@ -161,6 +162,30 @@ def arange_end(end: Any, dtype: int | None = None, **options: Any) -> Any:
 def arange_start(start: Any, end: Any, dtype: int | None = None, **options: Any) -> Any:
     """Express ``aten.arange.start``."""
     return arange(start, end, 1, dtype)
+
+
+def split_by_places(program: fx.GraphModule) -> None:
+    """Replace the parts of a split into parts of a dynamic size by slices.
+
+    The exporter makes a sequence of a number of tensors that depends on the size, in which samples cannot be followed.
+    """
+    for graph in [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]:
+        for node in graph.find_nodes(op="call_function", target=aten.split.Tensor):
+            source, size, axis = (*node.args, 0)[:3]
+            if isinstance(size, fx.Node) and all(part.target is operator.getitem for part in node.users):
+                for part in list(node.users):
+                    start, end = (_multiple(part, size, int(part.args[1]) + more) for more in (0, 1))
+                    part.target, part.args = aten.slice.Tensor, (source, axis, start, end)
+                graph.erase_node(node)
+
+
+def _multiple(before: fx.Node, size: fx.Node, times: int) -> fx.Node | int:
+    if times < 2:
+        return size if times else 0
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(operator.mul, (size, times))
+    made.meta["val"] = size.meta["val"] * times
+    return made
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {

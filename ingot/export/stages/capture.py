@@ -14,6 +14,7 @@ from ingot import foreign
 from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export import arguments
 from ingot.export.capture import assumptions, counterexamples, exported, functions, ladder
+from ingot.export.explain import differing
 from ingot.export.graphs import fx as fx_graphs
 from ingot.export.program import Captured, Program
 from ingot.export.proof import states
@@ -114,6 +115,8 @@ def _across(
 def _explained(error: ExportError, subject: Subject) -> ExportError:
     if isinstance(error, ParityError) and _nested(subject.eager.module):
         return ParityError(f"{error}; {_NESTED}")
+    if isinstance(error, ParityError) and (cause := differing.named(subject.eager.module)):
+        return ParityError(f"{error}; {cause}")
     remedy = states.remedy(subject.eager, subject.examples, subject.eager.caches)
     return ExportError(f"{remedy} ({error})") if remedy else error
 

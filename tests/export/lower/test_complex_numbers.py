@@ -66,3 +66,16 @@ def test_it_equals_the_model(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(4, 3, 2)
     (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), whole(x))
+
+
+def test_parts_whose_squares_overflow_or_vanish() -> None:
+    def whole(x: Tensor) -> tuple[Tensor, ...]:
+        z, finite = torch.view_as_complex(x), torch.view_as_complex(x.nan_to_num(1, 2, 3))
+        return z.abs(), z.angle(), torch.view_as_real(z / (1e30 - 3e30j)), torch.view_as_real(finite.reciprocal())
+
+    archive = export_model(Function(whole), inputs="x:float32[batch,2]")
+    values = torch.tensor([0.0, -0.0, 2.5, 1e-25, -1e30, torch.inf, torch.nan])
+    x = torch.cartesian_prod(values, values)
+    outputs = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
+    for actual, expected in zip(outputs.values(), whole(x), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, equal_nan=True, atol=0, rtol=1e-5)

@@ -51,3 +51,17 @@ def test_it_equals_the_model(function: Callable[[Tensor], list[Tensor]]) -> None
         for expected, actual in zip(function(x), engine.run({"x": x.numpy()}).values(), strict=True):
             torch.testing.assert_close(torch.from_numpy(actual), expected)
     engine.close()
+
+
+def test_batches_that_are_joined_and_split_again_keep_batching() -> None:
+    """As in classifier-free guidance, which runs both halves of a batch at once."""
+
+    def guided(x: Tensor) -> Tensor:
+        with_text, without = torch.cat([x, x * 2]).chunk(2)
+        return without + 3 * (with_text - without)
+
+    archive = export_model(Function(guided), inputs="x:float32[batch,4]")
+    assert archive.signature.batch == "batch"
+    x = torch.randn(5, 4)
+    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(actual), guided(x))
