@@ -282,12 +282,7 @@ class Narrow(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast("cpu", torch.bfloat16):
             y = self.layers(x)
-        return (
-            y.float(),
-            y > 0.3,
-            torch.cond(y.sum() > 0, lambda y: y * 0.3, lambda y: y - 0.3, [y]).float(),
-            (x.half() * 3.3 + 0.1).float(),
-        )
+        return y.float(), y > 0.3, torch.where(y > 0, y * 0.3, y - 0.3).float(), (x.half() * 3.3 + 0.1).float()
 
 
 def test_a_model_that_computes_in_half_precision_is_rounded_as_in_pytorch() -> None:
