@@ -71,7 +71,7 @@ def serve(
             if as_json:
                 print(json.dumps(_addresses(server)), flush=True)
             else:
-                _print_addresses(server)
+                print_addresses(server)
 
         interrupts.check()
         run(server, started, hangups)
@@ -143,7 +143,8 @@ def _addresses(server: Any) -> dict[str, Any]:
     }
 
 
-def _print_addresses(server: Any) -> None:
+def print_addresses(server: Any) -> None:
+    """Print the models, addresses and changed settings of a running server, and a command to try."""
     # With print: the first requests would wait while rich is imported.
     for model in server.repository:
         variant = f"{model.variant}, " if model.variant else ""
@@ -153,9 +154,8 @@ def _print_addresses(server: Any) -> None:
     print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}")
     if server.management is not None and server.management.url:
         print(f"admin {server.management.url}")
-    management = server.management is not None and server.management.url
     if server.config.page:
-        print(f"page  {management or server.http_url}/ui")
+        print(f"page  {server.http_url if server.config.shows_page else server.management.url}/ui")
     commands = [] if server.config.auth else [curl(server.http_url, model) for model in server.repository]
     if any(commands):
         print(f"try   {next(filter(None, commands))}")

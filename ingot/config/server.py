@@ -106,8 +106,8 @@ class ServerConfig(Fields):
     @property
     def summary(self) -> str:
         """The same in one line, as they can be given."""
-        known, changed = self.settings(), self.changed.items()
-        return ", ".join(f"{name} {units.written(value) if known[name].duration else value}" for name, value in changed)
+        known = self.settings()
+        return ", ".join(f"{name} {known[name].shown(value)}" for name, value in self.changed.items())
 
     @property
     def shows_page(self) -> bool:

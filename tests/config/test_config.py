@@ -79,7 +79,7 @@ def test_management_and_the_watch_of_aliases_can_be_off(monkeypatch: pytest.Monk
     assert ServerConfig.of({"management": "off"}).shows_page
     monkeypatch.setenv("INGOT_WATCH", "off")
     assert ServerConfig.of({}).watch is None
-    assert SETTINGS["watch"].shown(None) == "off"
+    assert ServerConfig.of({"management": "off"}).summary == "management off, watch off"
 
 
 def test_a_setting_of_the_file_alone_has_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:

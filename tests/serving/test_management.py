@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 import ingot
 from benchmarks.serving.processes import free_ports
+from ingot.cli.serve import print_addresses
 from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import Store
 from ingot.server.main import RunningServer
@@ -57,6 +58,14 @@ def store(tmp_path: Path) -> Store:
 def factor(server: RunningServer, name: str = "times", version: str = "") -> float:
     with ingot.Client(server.http_url) as client:
         return float((client.infer(name, {"x": X}, version=version)["y"] / X)[0, 0])
+
+
+def test_what_serve_prints_leads_to_the_page(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with ingot.serve("times:1", store=store, watch="off", **FREE) as server:
+        print_addresses(server._server)
+        printed = capsys.readouterr().out
+    assert "watch off" in printed
+    assert f"\npage  {server.http_url}/ui\n" in printed  # a browser does not open the socket of management
 
 
 def test_ctl_loads_reloads_and_unloads(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
