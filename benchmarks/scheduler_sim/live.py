@@ -29,7 +29,7 @@ from benchmarks.serving.graphs import perceptron
 from ingot.capacity import traces
 from ingot.capacity.simulation import Result, Simulation
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import BaseEngine, Engine
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.loader import load_engine
@@ -47,7 +47,7 @@ _ENOUGH = 5
 _MOST_NOISE = 0.5
 
 
-class Sleeper:
+class Sleeper(BaseEngine):
     """An engine that takes as long as a profile says, and computes nothing."""
 
     platform = "sleeper"
@@ -115,7 +115,7 @@ class Call:
     ended: float
 
 
-class Watched:
+class Watched(BaseEngine):
     """An engine that notes its calls."""
 
     def __init__(self, engine: Engine):

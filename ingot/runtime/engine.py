@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from ingot.tensors import Array, Signature
+import numpy as np
+
+from ingot.runtime.gpu.array import Direct, Range
+from ingot.tensors import Array, Signature, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """How loading and batching treat an engine; the defaults are those of a plain one.
+
+    Attributes:
+        load_seconds: how long loading took; None if the number of CPU threads cannot be tuned by loading again.
+        compiles: whether the first call with a new batch size is slow.
+        compiles_shapes: whether the first call with any new shape of inputs is slow.
+        packed: whether weights are packed in the order of the processor's kernels.
+        captured: sizes of batches that become CUDA graphs when they first run, in samples.
+        allocates: whether :meth:`Engine.allocate` returns memory from which ``run`` reads faster than from any other.
+        isolated: whether the engine runs in an engine process, which :meth:`Engine.kill` can end.
+    """
+
+    load_seconds: float | None = None
+    compiles: bool = False
+    compiles_shapes: bool = False
+    packed: bool = False
+    captured: tuple[int, ...] = ()
+    allocates: bool = False
+    isolated: bool = False
 
 
 class Engine(Protocol):
-    """A loaded model on one device. ``run`` may be called from any thread, but from one at a time."""
+    """A loaded model on one device. ``run`` may be called from any thread, but from one at a time.
+
+    :class:`BaseEngine` has the members that few engines need.
+    """
 
     @property
     def signature(self) -> Signature:
@@ -54,8 +85,79 @@ class Engine(Protocol):
         """Free the model's memory; the engine cannot be used afterwards."""
         ...
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """How loading and batching treat the engine."""
+        ...
+
+    @property
+    def direct(self) -> Direct:
+        """The tensors that a call reads from a device or writes there."""
+        ...
+
+    @property
+    def down(self) -> str:
+        """Why its device has failed, or how its process ended while no other is ready; empty while it works."""
+        ...
+
+    def deliver(self, inputs: Mapping[str, Array], targets: Mapping[str, Sequence[Range]]) -> dict[str, Array]:
+        """Run one batch, and copy samples of outputs in :attr:`direct` to places on the device; see :meth:`run`."""
+        ...
+
+    def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
+        """Return an uninitialized array for an input."""
+        ...
+
+    def more_lanes(self, count: int) -> Sequence[Engine]:
+        """Return up to ``count`` engines that share this one's copy of the model: each can have a batch in flight."""
+        ...
+
+    def kill(self) -> None:
+        """End the engine's process, as a call does not end; only isolated engines have one."""
+        ...
+
+
+class BaseEngine(ABC):
+    """The base of engines, with the members of :class:`Engine` that a plain one does not need to define."""
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """See :meth:`Engine.run`."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """See :meth:`Engine.terminate`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See :meth:`Engine.close`."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    @property
+    def direct(self) -> Direct:
+        return Direct()
+
+    @property
+    def down(self) -> str:
+        return ""
+
+    def deliver(self, inputs: Mapping[str, Array], targets: Mapping[str, Sequence[Range]]) -> dict[str, Array]:
+        """Run one batch; the caller copies what is not delivered."""
+        return self.run(inputs)
+
+    def allocate(self, spec: TensorSpec, shape: Sequence[int]) -> Array:
+        return np.empty(shape, spec.dtype.numpy)
+
+    def more_lanes(self, count: int) -> Sequence[Any]:
+        return []
+
+    def kill(self) -> None:  # noqa: B027 - most engines run in this process and have none to end
+        """Have no effect."""
+
 
 def lanes_of(engine: Engine, count: int) -> list[Engine]:
     """Return up to ``count`` engines that share one's copy of the model, itself first; only some have others."""
-    more_lanes: Callable[[int], list[Engine]] | None = getattr(engine, "more_lanes", None)
-    return [engine] if more_lanes is None or count == 1 else [engine, *more_lanes(count - 1)]
+    return [engine] if count == 1 else [engine, *engine.more_lanes(count - 1)]

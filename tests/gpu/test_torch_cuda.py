@@ -37,7 +37,7 @@ def test_lanes_in_threads_answer_as_the_cpu(tmp_path: Path, name: str, graphs: G
     write_program(spec, path, DType.FP32)
     cpu = load_engine(path, format="pt2", device="cpu", allow_code=True)
     engine = load_engine(path, format="pt2", device="cuda", allow_code=True, graphs=graphs)
-    lanes = [engine, *engine.more_lanes(2)]  # type: ignore[attr-defined]
+    lanes = [engine, *engine.more_lanes(2)]
     assert len(lanes) == 3
     random = np.random.default_rng(1)
     feeds = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+from ingot.runtime.engine import BaseEngine
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 DOUBLER = Signature((TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y", DType.FP32, ("batch", 2)),), "batch")
 
 
-class FunctionEngine:
+class FunctionEngine(BaseEngine):
     """Runs a Python function; ``gate``, if given, holds every call until it is set. Its calls cannot be ended."""
 
     platform = "test"

@@ -126,6 +126,13 @@ def test_faults_of_plug_ins_name_them(tmp_path: Path) -> None:
         load_engine(tmp_path / "text.onnx", engine="reference", device="slate:0")
 
 
+def test_an_engine_of_another_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "find", lambda group, name: lambda path, **options: path)
+    remedy = "opens an object of the class PosixPath.*derive the class from ingot.runtime.engine.BaseEngine"
+    with pytest.raises(Unsupported, match=remedy):
+        load_engine(onnx_models.affine(tmp_path), engine="plain")
+
+
 def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Unsupported, match="unknown engine 'reference'"):

@@ -19,7 +19,7 @@ from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.engine import Engine
-from ingot.runtime.gpu.array import Direct, Range, TargetedInputs
+from ingot.runtime.gpu.array import Range, TargetedInputs
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from ingot.tensors.padding import Padder
@@ -77,14 +77,14 @@ class Buffers:
     """One reusable buffer per input, grown to the largest batch so far, for an engine that runs one batch at a time.
 
     Args:
-        engine: if it has a method ``allocate(spec, shape) -> array``, buffers come from there. On a GPU all of them do,
-            since that memory is pinned and the GPU reads it without a copy.
+        engine: allocates the buffers. For one on a GPU that allocates its own memory, all inputs come from there: it
+            is pinned, and the GPU reads it without a copy.
         limit: most bytes of all buffers together.
     """
 
     def __init__(self, engine: Engine, limit: int = LIMIT):
-        self._allocate = getattr(engine, "allocate", None)
-        self._always = self._allocate is not None and engine.device != "cpu"
+        self._allocate = engine.allocate
+        self._always = engine.capabilities.allocates and engine.device != "cpu"
         self._limit = limit
         self._kept: dict[str, Array] = {}
         self.nbytes = 0  # bytes held between batches
@@ -101,7 +101,7 @@ class Buffers:
             return kept[:count].reshape(shape)
         del kept  # free it before allocating more
         self._drop(spec.name)
-        made: Array = np.empty(count, spec.dtype.numpy) if self._allocate is None else self._allocate(spec, (count,))
+        made = self._allocate(spec, (count,))
         if self.nbytes + made.nbytes <= self._limit:
             self._kept[spec.name] = made
             self.nbytes += made.nbytes
@@ -152,7 +152,7 @@ class Batcher:
         self._soonest = limit.nbytes / _FASTEST
         self._texts = any(spec.dtype is DType.BYTES for spec in signature.outputs)
         self._buffers = Buffers(engine)
-        self._delivers = bool(getattr(engine, "direct", Direct()).outputs)
+        self._delivers = bool(engine.direct.outputs)
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._input_axes = signature.batch_axes(signature.inputs)
         self._batched = next(iter(self._input_axes), "")
@@ -232,8 +232,7 @@ class Batcher:
         spent.calls += 1
         try:
             targets = self._targets(entries) if self._delivers else None
-            # Engines that deliver have a second argument for that.
-            outputs = self._engine.run(inputs, targets) if targets else self._engine.run(inputs)  # type: ignore[call-arg]
+            outputs = self._engine.deliver(inputs, targets) if targets else self._engine.run(inputs)
         finally:
             ran = time.perf_counter()
             spent.running += ran - joined

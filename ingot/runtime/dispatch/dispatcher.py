@@ -122,7 +122,7 @@ class Dispatcher:
         # When its answers began, its timings and entries, and why it left the queue.
         self._last_batch: tuple[float, BatchTimings, int, int, str] | BatchTimes | None = None
         self._expiry = Expiry(name)
-        self._isolated = any(getattr(engine, "isolated", False) for engine in engines)
+        self._isolated = any(engine.capabilities.isolated for engine in engines)
         suspects = Suspects() if self._isolated else None
         self._instances = [
             Worker(
@@ -540,7 +540,7 @@ class Dispatcher:
 
 def _direct(engines: Sequence[Engine], signature: Signature) -> Direct:
     """Return the tensors that all engines read from the same device or write there, if requests can be joined there."""
-    first, *others = [getattr(engine, "direct", Direct()) for engine in engines]
+    first, *others = [engine.direct for engine in engines]
     if any(other != first for other in others):
         return Direct()
 

@@ -127,7 +127,7 @@ def of(
 ) -> PaddingPolicy:
     """Return the policy of a model; see :func:`measure` for ``example`` and ``budget``."""
     padder = Padder(signature, paddings)
-    rounded = getattr(engine, "compiles_shapes", False)
+    rounded = engine.capabilities.compiles_shapes
     return PaddingPolicy(padder, measure(engine, padder, example, budget), example, rounded=rounded)
 
 

@@ -81,17 +81,17 @@ class Worker:
     @property
     def isolated(self) -> bool:
         """Whether the engine runs in an engine process."""
-        return bool(getattr(self._engine, "isolated", False))
+        return self._engine.capabilities.isolated
 
     @property
     def down(self) -> bool:
         """Whether the engine's process has ended and another is not ready yet."""
-        return bool(getattr(self._engine, "down", ""))
+        return bool(self._engine.down)
 
     @property
     def lost(self) -> str:
         """Why the engine's device has failed for good; empty while it works."""
-        return "" if self.isolated else str(getattr(self._engine, "down", ""))
+        return "" if self.isolated else self._engine.down
 
     @property
     def device(self) -> str:
@@ -103,7 +103,7 @@ class Worker:
         if not self.isolated:
             return False
         if self.calls == call and self.running is not None:
-            self._engine.kill()  # type: ignore[attr-defined]  # which isolated engines have
+            self._engine.kill()
         return True
 
     def run(self, entries: list[Entry]) -> tuple[list[Outcome], float, BatchTimings]:

@@ -10,7 +10,7 @@ from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
 from ingot.model_store.format.manifest import Division
 from ingot.runtime import devices, plugins
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import BaseEngine, Engine
 from ingot.runtime.gpu.graphs import GraphOptions
 
 ENGINES = ("onnxruntime", "openvino", "tensorrt")
@@ -170,7 +170,12 @@ def _plugin(name: str) -> Callable[..., Engine] | None:
     def opened(path: Path, *, device: str, threads: int | None) -> Engine:
         with foreign.reported_as(InvalidArgument, f"the engine '{name}' cannot load {path.name}", keep=IngotError):
             engine: Engine = opener(path, device=device, threads=threads)
-            return engine
+        if not isinstance(engine, BaseEngine):
+            raise Unsupported(
+                f"the engine '{name}' opens an object of the class {type(engine).__name__}, which is not an engine: "
+                "derive the class from ingot.runtime.engine.BaseEngine"
+            )
+        return engine
 
     return opened
 

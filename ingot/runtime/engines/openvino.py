@@ -19,6 +19,7 @@ import numpy as np
 from ingot.bounds import protobuf
 from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime import devices
+from ingot.runtime.engine import BaseEngine, Capabilities
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 # OpenVINO's names of element types that differ from ours.
@@ -47,11 +48,10 @@ _importing = Lock()
 _LONG = 1e-3
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(BaseEngine):
     """A compiled OpenVINO model. It computes 64-bit integers in 32 bits; an index out of range reads zeros.
 
-    ``compiled`` is the ``openvino.CompiledModel``, which reports how each layer runs. ``compiles`` states that the
-    first call with inputs of a new shape is slow, since it compiles code.
+    ``compiled`` is the ``openvino.CompiledModel``, which reports how each layer runs.
 
     Args:
         path: the graph, with its external data in the same folder.
@@ -66,8 +66,7 @@ class OpenVinoEngine:
 
     platform = "openvino_onnx"
     device = "cpu"
-    compiles = True
-    compiles_shapes = True  # lets the padding policy round shapes
+    capabilities = Capabilities(compiles=True, compiles_shapes=True)  # so that padding rounds shapes
 
     def __init__(self, path: Path, *, threads: int | None = None, precision: str = "f32"):
         self._ov = package()

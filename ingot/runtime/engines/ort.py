@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 import time
@@ -15,6 +16,7 @@ import numpy as np
 
 from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime import devices
+from ingot.runtime.engine import Capabilities
 from ingot.runtime.engines import ort_arena, ort_session, ort_zipmap
 from ingot.runtime.engines.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane
 from ingot.runtime.engines.ort_tensors import batch_symbol, copied, from_ort, spec_of, to_ort
@@ -81,7 +83,7 @@ class OrtEngine(PipelinedEngine):
             raise Unsupported(f"only a GPU computes in {precision}, and the device is 'cpu'")
         shared = self.device == "cpu" and ort_arena.use(options)
         self._arena = "shared" if shared else "on"
-        self.packed = packed
+        self._packed = packed
         self._optimized = optimized
         self._custom = library is not None
         self._precision = precision
@@ -94,7 +96,7 @@ class OrtEngine(PipelinedEngine):
             if self.device == "cpu" and devices.kind_of(device) not in ("auto", "cpu"):
                 raise Unsupported(f"device '{device}' is not available: {_NO_GPU}")
             on_error.pop_all()
-        self.loaded = time.perf_counter() - began
+        self._load_seconds = time.perf_counter() - began
         self._errors = ort_session.errors_of(ort)
         self._ort = ort
         self._terminated = False
@@ -119,14 +121,18 @@ class OrtEngine(PipelinedEngine):
             "spinning": "off",
             "memory_arena": self._arena,
             "graph_optimization": "stored" if self._optimized else "all",
-            "packed_weights": "on" if self.packed else "off",
+            "packed_weights": "on" if self._packed else "off",
             "pipeline": "off" if self._lane is None else "on",
             **({} if self.device == "cpu" else {"precision": self._precision, "cuda_graphs": described(self._graphs)}),
         }
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return dataclasses.replace(super().capabilities, load_seconds=self._load_seconds, packed=self._packed)
+
     def more_lanes(self, count: int) -> list[OrtEngine]:
         # While one thread captures, ONNX Runtime lets calls of the others fail; and it waits for each replayed batch.
-        return [] if self.captured else super().more_lanes(count)
+        return [] if self.capabilities.captured else super().more_lanes(count)
 
     @property
     def direct(self) -> Direct:
@@ -162,6 +168,9 @@ class OrtEngine(PipelinedEngine):
             self._shrinks = False
             self._run_options = self._new_options()
         return {spec.name: from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
+
+    def deliver(self, inputs: Mapping[str, Array], targets: Mapping[str, Sequence[Range]]) -> dict[str, Array]:
+        return self.run(inputs, targets)
 
     def terminate(self) -> None:
         """End the running call between two operators, or between two iterations of a loop."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from ingot.errors import EngineTimeout, InvalidArchive, InvalidArgument
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan, Segment
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import BaseEngine, Engine
 from ingot.tensors import Array, Signature
 
 
-class PartitionedEngine:
+class PartitionedEngine(BaseEngine):
     """Runs the segments of a plan in sequence; their values pass from engine to engine as arrays.
 
     Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from ingot.errors import Unsupported
+from ingot.runtime.engine import BaseEngine, Capabilities
 from ingot.runtime.gpu.graphs import Graphs
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.plugins import open_device
@@ -23,7 +24,7 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-class PipelinedEngine(ABC):
+class PipelinedEngine(BaseEngine):
     """An engine that may be one of the lanes of a pipeline; without one, it runs one batch at a time."""
 
     _pipeline: Pipeline | None = None
@@ -32,9 +33,9 @@ class PipelinedEngine(ABC):
     _users: list[Any]  # the engines that share this one's model and pipeline
 
     @property
-    def captured(self) -> Sequence[int]:
-        """The sizes of batches that are captured as CUDA graphs when they first run, in samples."""
-        return () if self._graphs is None or self._graphs.failure else self._graphs.sizes
+    def capabilities(self) -> Capabilities:
+        captured = () if self._graphs is None or self._graphs.failure else tuple(self._graphs.sizes)
+        return Capabilities(captured=captured, allocates=True)
 
     @abstractmethod
     def _enter(self, pipeline: Pipeline) -> None:

@@ -145,7 +145,7 @@ def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -
     outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
     if isinstance(outcome, IngotError):
         link.send(Kind.ERROR, dump_error(outcome))
-        if down := getattr(engine, "down", ""):  # its device has failed for this process, but not for the next one
+        if down := engine.down:  # its device has failed for this process, but not for the next one
             print(down, file=sys.stderr, flush=True)
             os._exit(1)
     # Shorter calls do not grow this process by much; other lanes may use memory that looks unused.

@@ -7,18 +7,15 @@ from collections.abc import Mapping
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import Capabilities, Engine
 from ingot.tensors import Signature
-
-# Optional attributes of engines that loading and padding look for.
-_TRAITS = ("loaded", "compiles", "compiles_shapes", "packed", "captured")
 
 
 class Description(BaseModel):
     """The members of an engine, and the measures that confine its process.
 
-    ``traits`` are the engine's optional attributes, ``lanes`` is how many calls it runs at a time, and ``log`` has the
-    level, logger and text of each record logged while it was opened.
+    ``lanes`` is how many calls it runs at a time, and ``log`` has the level, logger and text of each record logged
+    while it was opened.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -27,7 +24,7 @@ class Description(BaseModel):
     platform: str
     device: str
     settings: Mapping[str, str]
-    traits: Mapping[str, float | bool | tuple[int, ...]]
+    capabilities: Capabilities
     measures: tuple[str, ...]
     log: tuple[tuple[int, str, str], ...] = ()
     lanes: int = 1
@@ -41,7 +38,7 @@ def dumps(engine: Engine, measures: list[str], log: list[tuple[int, str, str]], 
             "platform": engine.platform,
             "device": engine.device,
             "settings": dict(engine.settings),
-            "traits": {name: getattr(engine, name) for name in _TRAITS if getattr(engine, name, None) is not None},
+            "capabilities": engine.capabilities,
             "measures": measures,
             "log": log,
             "lanes": lanes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from ingot.errors import EngineLost, EngineTimeout
 from ingot.runtime import devices
+from ingot.runtime.engine import BaseEngine, Capabilities
 from ingot.runtime.isolation.engine_process import Ended
 from ingot.runtime.isolation.supervisor import Supervision, Supervisor
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -38,7 +40,7 @@ class Isolation:
     lanes: int = 1
 
 
-class ProcessEngine:
+class ProcessEngine(BaseEngine):
     """An :class:`~ingot.runtime.engine.Engine` in an engine process.
 
     Until :meth:`supervise` is called, the engine ends with its process. After that, another process is started, tested
@@ -54,8 +56,6 @@ class ProcessEngine:
         EngineLost: the process ended.
         DeadlineExceeded: opening takes longer than the limit.
     """
-
-    isolated = True
 
     def __init__(self, path: Path, options: Mapping[str, Any], isolation: Isolation):
         self.isolation = isolation
@@ -73,11 +73,14 @@ class ProcessEngine:
         self.device = described.device
         self.measures = described.measures
         self.settings: Mapping[str, str] = {**described.settings, "process": "own"}
-        for name, value in described.traits.items():
-            setattr(self, name, value)
+        self._capabilities = dataclasses.replace(described.capabilities, allocates=True, isolated=True)
         self._lanes = min(described.lanes, lanes)
         self._lane = 0
         self._users = [self]  # of the process
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
 
     def more_lanes(self, count: int) -> list[ProcessEngine]:
         """Return up to ``count`` engines that share this one's process: each can have a batch in flight."""

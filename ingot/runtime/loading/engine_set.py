@@ -160,7 +160,11 @@ class EngineSet:
         ``lost`` and ``changed`` are those of :class:`Supervision`.
         """
         name, runnable = self._name, self._runnable
-        found = [each for each in self.engines if isinstance(each, ProcessEngine | Replaceable) and each.isolated]
+        found = [
+            each
+            for each in self.engines
+            if isinstance(each, ProcessEngine | Replaceable) and each.capabilities.isolated
+        ]
         if runnable.isolation is None or not found:
             if runnable.doubt:
                 log.warning(

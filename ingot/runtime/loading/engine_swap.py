@@ -12,7 +12,7 @@ from threading import Event, Lock, Thread
 from ingot import foreign, tensors
 from ingot.errors import IngotError
 from ingot.model_store.store.derived import CacheEntry
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import BaseEngine, Capabilities, Engine
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.isolation.supervisor import Supervision
 from ingot.runtime.loading.prepacked import Builder, Prepacked, Test
@@ -27,7 +27,7 @@ class _Stopped(Exception):
     """The model is being unloaded."""
 
 
-class Replaceable:
+class Replaceable(BaseEngine):
     """An engine that delegates to another, which can be replaced by an equivalent one.
 
     Args:
@@ -39,7 +39,7 @@ class Replaceable:
         self.signature: Signature = engine.signature
         self.platform = engine.platform
         self.device = engine.device
-        self.isolated = getattr(engine, "isolated", False)
+        self._isolated = engine.capabilities.isolated
         self._supervision: Supervision | None = None
         self._lock = Lock()  # held during a call, so that a running engine is not closed
         self._closed = False
@@ -55,25 +55,27 @@ class Replaceable:
     def terminate(self) -> None:
         self.current.terminate()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those that do not change with the engine: buffers and lanes of one cannot be used with the next."""
+        return Capabilities(isolated=self._isolated)
+
     def kill(self) -> None:
-        """See :class:`ProcessEngine`."""
-        if isinstance(self.current, ProcessEngine):
-            self.current.kill()
+        self.current.kill()
 
     @property
     def down(self) -> str:
-        """See :class:`ProcessEngine`; empty for an engine in this process."""
-        return getattr(self.current, "down", "")
+        return self.current.down
 
     @property
     def failed(self) -> bool:
         """See :class:`ProcessEngine`; false for an engine in this process."""
-        return getattr(self.current, "failed", False)
+        return isinstance(self.current, ProcessEngine) and self.current.failed
 
     @property
     def measures(self) -> Sequence[str]:
         """See :class:`ProcessEngine`; empty for an engine in this process."""
-        return getattr(self.current, "measures", ())
+        return self.current.measures if isinstance(self.current, ProcessEngine) else ()
 
     def supervise(self, supervision: Supervision) -> None:
         """Keep the process of this engine, and of those that replace it, running; no effect without one."""
@@ -183,7 +185,7 @@ class EngineSwap:
 
     def _to_whole(self) -> None:
         for place in self.engines:
-            if getattr(place.current, "packed", False):
+            if place.current.capabilities.packed:
                 continue
             opened = functools.partial(self._prepacked.open_whole, self._threads)
             error = foreign.outcome(functools.partial(self._replace, place, opened))

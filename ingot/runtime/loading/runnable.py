@@ -237,7 +237,7 @@ class Runnable:
             return Tuned(engine, settings.threads, "as configured")
         if settings.threads == 1:
             return Tuned(engine, 1, "an instance has one core")
-        loaded = getattr(engine, "loaded", None)
+        loaded = engine.capabilities.load_seconds
         if loaded is None or engine.device != "cpu" or self.prepacked is not None:
             return Tuned(engine, settings.threads, "one per core of the instance; not measured")
         example = self.goldens[0].inputs if self.goldens else zeros(signature)

@@ -58,7 +58,7 @@ def run_sizes(
         if index == 0:
             sizes = [samples for samples in sizes if samples not in latency.known]
         for done, samples in enumerate(sizes):
-            if time.perf_counter() >= end and not getattr(engine, "captured", ()):
+            if time.perf_counter() >= end and not engine.capabilities.captured:
                 left += len(sizes) - done
                 break
             try:
@@ -71,9 +71,9 @@ def run_sizes(
 
 def _sizes(engine: Engine, latency: Latency, most: int) -> list[int]:
     """Return batch sizes, the most important first."""
-    if captured := [size for size in getattr(engine, "captured", ()) if size <= most]:
+    if captured := [size for size in engine.capabilities.captured if size <= most]:
         return captured[::-1]
-    if not (getattr(engine, "compiles", False) or engine.device != "cpu"):
+    if not (engine.capabilities.compiles or engine.device != "cpu"):
         return [max(latency.known)]
     largest = latency.best(most)
     return [largest, *range(1, largest)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ingot.runtime.dispatch.batching import Batcher, Buffers
+from ingot.runtime.engine import Capabilities
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine
@@ -36,6 +37,7 @@ class Allocating(Watching):
     """An engine on a device with its own memory."""
 
     device = "cuda"
+    capabilities = Capabilities(allocates=True)
 
     def __init__(self) -> None:
         super().__init__()

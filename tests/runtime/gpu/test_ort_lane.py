@@ -190,7 +190,7 @@ def test_batches_of_captured_sizes_have_fixed_addresses(tmp_path: Path) -> None:
     memory = device.memory
     engine, plain = pipelined(path, device, GRAPHS), load_engine(path, device="cpu")
     assert engine.settings["cuda_graphs"] == "1,2,4"
-    assert engine.captured == [1, 2, 4]
+    assert engine.capabilities.captured == (1, 2, 4)
     assert engine.more_lanes(2) == []
     for seed, samples in enumerate((1, 2, 4, 3, 1, 2, 4, 100, 1, 1)):
         answer = engine.run(fed(seed, samples))

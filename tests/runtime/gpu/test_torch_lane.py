@@ -409,7 +409,7 @@ def test_a_server_captures_the_sizes_of_its_batches(words: Lowered, monkeypatch:
     settings: dict[str, Any] = {"device": "fake:0", "isolate": "none", "allow_code": True, "max_batch": 4}
     with ingot.serve(archive(words), http_port=0, grpc_port=0, **settings) as server:
         (engine,) = engines
-        assert (len(engine._users), engine.captured) == (3, [1, 2, 4])
+        assert (len(engine._users), engine.capabilities.captured) == (3, (1, 2, 4))
         backend = backend_of(engine)
         before = backend.launched
 

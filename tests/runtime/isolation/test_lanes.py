@@ -28,15 +28,17 @@ import copy
 import threading
 
 from ingot.errors import EngineLost, EngineTimeout
+from ingot.runtime.engine import BaseEngine, Capabilities
 from ingot.tensors import DType, Signature, TensorSpec
 
 
-class Meeting:
+class Meeting(BaseEngine):
     """Calls with a positive input return when three run at once; those with -1, when they are ended; others fail."""
 
     platform = "meeting"
     settings = {}
-    captured = [1, 2]
+    capabilities = Capabilities(captured=(1, 2))
+    down = ""
 
     def __init__(self, path, *, device, threads):
         self.device, self.lane = device, 0
@@ -110,7 +112,7 @@ def full(value: float, samples: int = 1) -> dict[str, Array]:
 def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> None:
     large = THRESHOLD  # in shared memory
     with opened(onnx_models.affine(tmp_path), 3) as engines, ThreadPoolExecutor(3) as threads:
-        assert [each.captured for each in engines] == [(1, 2)] * 3  # type: ignore[attr-defined]
+        assert [each.capabilities.captured for each in engines] == [(1, 2)] * 3
         for value in range(1, 20):
             samples = large if value % 3 == 0 else value
             answers = threads.map(lambda engine, v=value, n=samples: engine.run(full(v, n))["y"], engines)

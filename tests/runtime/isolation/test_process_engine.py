@@ -391,7 +391,7 @@ connection = socket.socket(fileno=int(sys.argv[2]))
 connection.recv(1 << 16)
 spec = {{"name": "x", "dtype": "FP32", "shape": [1]}}
 connection.sendall(record(1, json.dumps({{"signature": {{"inputs": [spec], "outputs": [{{**spec, "name": "y"}}]}},
-    "platform": "liar", "device": "cpu", "settings": {{}}, "traits": {{}}, "measures": []}}).encode()))
+    "platform": "liar", "device": "cpu", "settings": {{}}, "capabilities": {{}}, "measures": []}}).encode()))
 connection.recv(1 << 16)
 connection.sendall({LIES[lie]})
 connection.recv(1 << 16)

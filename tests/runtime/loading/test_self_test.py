@@ -9,6 +9,7 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.runtime import Limits, Model, Settings, load_engine
+from ingot.runtime.engine import Capabilities
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.loading.self_test import run_sizes
@@ -23,7 +24,7 @@ UP_TO_FOUR = Latency({1: 0.01, 2: 0.01, 4: 0.01, 8: 0.02})
 
 
 class Compiler(FunctionEngine):
-    compiles = True
+    capabilities = Capabilities(compiles=True)
 
 
 def test_an_engine_that_compiles_runs_every_size_that_batches_will_have() -> None:
@@ -45,7 +46,7 @@ def test_the_batch_of_a_server_under_load_comes_first() -> None:
 
 def test_an_engine_that_captures_batches_runs_their_sizes_whatever_the_time() -> None:
     first, second = Compiler(), Compiler()
-    first.captured = second.captured = (1, 2, 8, 16, 128)  # type: ignore[attr-defined]
+    first.capabilities = second.capabilities = Capabilities(captured=(1, 2, 8, 16, 128))
     assert run_sizes([first, second], DOUBLER, [], PAYS, 64, 0) == 0
     assert (first.calls, second.calls) == ([16], [16, 8, 2, 1])  # the others were measured with the first
 
@@ -101,7 +102,7 @@ def test_a_model_that_is_ready_has_run_the_sizes_of_its_batches() -> None:
 def test_openvino_compiles(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     engine = load_engine(onnx_models.affine(tmp_path), engine="openvino", device="cpu")
-    assert getattr(engine, "compiles", False)
+    assert engine.capabilities.compiles
     latency = Latency({1: 0.01, 2: 0.01})
     signature = load_engine(onnx_models.affine(tmp_path), device="cpu").signature
     assert run_sizes([engine], signature, [], latency, 4, 60) == 0

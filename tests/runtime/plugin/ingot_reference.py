@@ -13,6 +13,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from ingot.errors import Unsupported
+from ingot.runtime.engine import BaseEngine
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
 from ingot.runtime.plugins import open_device
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -68,7 +69,7 @@ class Slate:
     copy_out = copy_in
 
 
-class ReferenceEngine:
+class ReferenceEngine(BaseEngine):
     """An engine for ONNX graphs on a slate."""
 
     platform = "onnx_reference"
