@@ -167,8 +167,8 @@ def test_rows_that_touch_through_extreme_values_are_not_joined(
 
 
 def test_differences_at_extreme_values_are_reported() -> None:
-    step = Function(lambda x: (x @ x.t()).diagonal())
-    archive = export_model(step, inputs="x:float32[batch,3]")
+    step = Function(lambda x: torch.nn.functional.max_pool1d(x[:, None], 3, 1)[:, 0])
+    archive = export_model(step, inputs="x:float32[batch,9]")
     notes = archive.variant().serving.provenance.notes
     assert [note for note in notes if note.startswith("with a NaN among the inputs, the graph's 'output' differs")]
 
