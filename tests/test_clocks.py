@@ -19,8 +19,8 @@ DATES = {
     "model_store/format/evidence.py": "when an archive was made",
     "model_store/store/gc.py": "ages of files",
     "model_store/store/tags.py": "times in the log of a tag",
-    "cli/keys.py": "the expiry of new keys",
-    "cli/top.py": "how long a server has run, for display",
+    "cli/server/keys.py": "the expiry of new keys",
+    "cli/server/top.py": "how long a server has run, for display",
 }
 READS = re.compile(r"\btime\.time(?:_ns)?\(|\bdatetime\.(?:now|utcnow|today)\(|\bdate\.today\(|\bCLOCK_REALTIME\b")
 
