@@ -127,8 +127,7 @@ def prove(
         if time.monotonic() > end:
             break
         try:
-            with ended_after(max(_ENDLESS, _SLOWER * slowest), candidate):
-                found = _at_edge(reference, candidate, edge, states, limit, exact)
+            found = _at_edge(reference, candidate, edge, states, limit, exact, max(_ENDLESS, _SLOWER * slowest))
         except ParityError as failure:
             if not edge.extreme:
                 raise
@@ -173,8 +172,11 @@ def _at_edge(
     states: Mapping[str, Array],
     limit: float,
     exact: Runner | None,
+    seconds: float,
 ) -> dict[str, tuple[float, float]]:
     """Return the error of each output at chosen values, or nothing where the original does not define its outputs.
+
+    The graph's call is ended after ``seconds``.
 
     Raises:
         ParityError: an output differs by more than the tolerance.
@@ -185,7 +187,8 @@ def _at_edge(
     except InvalidArgument:  # a later call than the one that accepted these values
         return {}
     try:
-        actual = _run(candidate, inputs)
+        with ended_after(seconds, candidate):
+            actual = _run(candidate, inputs)
         return {
             name: _error(name, inputs, draws.defined(inputs, value, actual[name]), actual[name], limit, exact)
             for name, value in expected.items()
