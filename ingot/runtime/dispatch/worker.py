@@ -33,6 +33,7 @@ class Worker:
         threaded: whether it runs in the worker's thread; otherwise it blocks the event loop.
         expected: seconds that the next batch is expected to take, 0 if unknown; set by the caller.
         reason: why the batch left the queue; set by the caller.
+        isolated: whether the engine runs in an engine process.
     """
 
     def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
@@ -41,6 +42,7 @@ class Worker:
         self.threaded = False
         self.expected = 0.0
         self.reason = "idle"
+        self.isolated = engine.capabilities.isolated
         self._ending: tuple[int, IngotError] | None = None
         self._engine = engine
         self._batcher = batcher
@@ -77,11 +79,6 @@ class Worker:
         if self.calls == call and self.running is not None:
             self._ending = call, error
             self._engine.terminate()
-
-    @property
-    def isolated(self) -> bool:
-        """Whether the engine runs in an engine process."""
-        return self._engine.capabilities.isolated
 
     @property
     def down(self) -> bool:
