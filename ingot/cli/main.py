@@ -68,8 +68,9 @@ RENAMED = {
 }
 # What tempfile says if it can write to no folder.
 _NO_FOLDER = "No usable temporary directory"
-# The prefix of the names of Ingot's threads.
+# The prefix of the names of Ingot's threads, and those that call no engine.
 _OWN_THREADS = "ingot-"
+_HARMLESS_THREADS = ("ingot-log", "ingot-signals")
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
 
@@ -156,7 +157,8 @@ def main() -> None:
     try:
         run()
     except SystemExit as end:
-        if any(thread.daemon and thread.name.startswith(_OWN_THREADS) for thread in threading.enumerate()):
+        names = [thread.name for thread in threading.enumerate() if thread.name not in _HARMLESS_THREADS]
+        if any(name.startswith(_OWN_THREADS) for name in names):
             # Python ends such a thread when it returns from an engine's native code, which aborts the process.
             from ingot.model_store.blobs.folder import remove_scratch
 
