@@ -56,7 +56,7 @@ class Control:
         return self._rollouts.status()
 
     async def reload(self, name: str = "") -> dict[str, Any]:
-        """Load what sources mean now; without a name of all models, after changes of the configuration file.
+        """Load what sources refer to now; without a name of all models, after changes of the configuration file.
 
         Raises:
             NotFound: there is no such model, or it is unloaded.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ingot.config import ServerConfig
 from ingot.config.model import ModelConfig
@@ -21,8 +21,6 @@ from ingot.serving.deployment import CHANGES, Deployment, Event, Result
 from ingot.serving.loading import Tasks, in_thread
 from ingot.serving.residency import Residency, sweep
 from ingot.serving.trials import Trials
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -104,7 +102,7 @@ class Rollouts:
         self._residency.stop()
 
     async def reload(self, name: str | None = None) -> Reload:
-        """Load what sources mean now, if that differs from what answers; a candidate that failed is tried again.
+        """Load what sources refer to now, if that differs from what answers; a candidate that failed is tried again.
 
         Args:
             name: ``name`` or ``name:version``; None for all that are loaded, after changes of the configuration file.
@@ -130,7 +128,7 @@ class Rollouts:
             source: ``name`` or ``name:version`` of a deployment, unloaded or not; or a new source, as for ``ingot
                 serve``. A source with a known name and version takes over from the known one.
             parameters: settings for this model alone, by name; they stay until the next ones. If one of several
-                versions cannot be loaded with them, the others get their earlier ones back.
+                versions cannot be loaded with them, the others return to what they were.
 
         Raises:
             NotFound: there is no such source.
@@ -142,32 +140,52 @@ class Rollouts:
             known = self.repository.find(source)
         except NotFound:
             return await self.load_source(source, settings)
-        changed: list[tuple[Deployment, Settings | None]] = []
+        if settings is not None:
+            await self._load_all(known, settings)
+            return known[-1]
         for deployment in known:
-            before = deployment.settings
-            if settings is None:
-                done = await self.renew(deployment, at_once=True)
-            else:
-                done = await self._load_with(deployment, settings)
-            if done.error is not None:
-                for earlier, own in changed:
-                    await self._load_with(earlier, own)
-                raise done.error
-            if settings is not None:
-                changed.append((deployment, before))
+            if (error := (await self.renew(deployment, at_once=True)).error) is not None:
+                raise error
         return known[-1]
 
-    async def _load_with(self, deployment: Deployment, settings: Settings | None) -> Rollout:
-        """Load a deployment again with other settings; it keeps its own if that fails."""
+    async def _load_all(self, deployments: Sequence[Deployment], settings: Settings) -> None:
+        """Load deployments again with other settings; if one fails, the others return to what they were."""
+        changed: list[tuple[Deployment, Settings | None, bool]] = []
+        for deployment in deployments:
+            async with deployment.changing:
+                before, loaded = deployment.settings, deployment.current is not None
+                error = (await self._load_with(deployment, settings)).error
+            if error is not None:
+                for earlier, own, answered in changed:
+                    if (other := await self._restore(earlier, settings, own, loaded=answered)) is not None:
+                        kept = f"model {earlier.name} version {earlier.tag} keeps the new settings"
+                        error.args = (f"{error}; {kept}, as it could not be loaded with the earlier ones: {other}",)
+                raise error
+            changed.append((deployment, before, loaded))
+
+    async def _restore(
+        self, deployment: Deployment, settings: Settings, before: Settings | None, *, loaded: bool
+    ) -> IngotError | None:
+        """Undo a change to ``settings``, unless another change followed; return why that failed."""
         async with deployment.changing:
-            wanted = await attempt_async("a model could not be found", in_thread("look", deployment.wanted))
-            if isinstance(wanted, IngotError):
-                return self._failed(deployment, "", wanted)
-            renewed = functools.partial(self.repository.renewed, deployment, settings)
-            done = await self._change(deployment, wanted, renewed, at_once=True)
-            if done.error is None:
-                deployment.settings = settings
-            return done
+            if deployment.settings is not settings:
+                return None
+            if loaded and deployment.current is not None:
+                return (await self._load_with(deployment, before)).error
+            deployment.settings = before
+            await self._take_off(deployment)
+            return None
+
+    async def _load_with(self, deployment: Deployment, settings: Settings | None) -> Rollout:
+        """Load a deployment again with other settings, or keep its own if that fails; the caller holds ``changing``."""
+        wanted = await attempt_async("a model could not be found", in_thread("look", deployment.wanted))
+        if isinstance(wanted, IngotError):
+            return self._failed(deployment, "", wanted)
+        renewed = functools.partial(self.repository.renewed, deployment, settings)
+        done = await self._change(deployment, wanted, renewed, at_once=True)
+        if done.error is None:
+            deployment.settings = settings
+        return done
 
     async def use(self, config: ServerConfig) -> None:
         """Use other settings for the models that have none themselves, which are loaded again."""
@@ -228,15 +246,19 @@ class Rollouts:
         found = self.repository.find(name, version)
         for deployment in found:
             async with deployment.changing:
-                self.trials.end(deployment, "stopped", "was stopped, as the model is unloaded")
-                old = self.repository.take_off(deployment)
-                if old is None:
-                    continue
-                self.repository.name(deployment, frozenset())
-                deployment.note(Event(before=old.digest, after="", result="ok"))
-                log.info("model %s version %s is unloaded", deployment.name, deployment.tag)
-                await self._retire(old)
+                await self._take_off(deployment)
         return found
+
+    async def _take_off(self, deployment: Deployment) -> None:
+        """Unload a deployment, if it is loaded; the caller holds ``changing``."""
+        self.trials.end(deployment, "stopped", "was stopped, as the model is unloaded")
+        old = self.repository.take_off(deployment)
+        if old is None:
+            return
+        self.repository.name(deployment, frozenset())
+        deployment.note(Event(before=old.digest, after="", result="ok"))
+        log.info("model %s version %s is unloaded", deployment.name, deployment.tag)
+        await self._retire(old)
 
     def status(self) -> list[dict[str, Any]]:
         """Return what users see of each deployment, as JSON has it."""

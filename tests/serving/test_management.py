@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ from tritonclient.utils import InferenceServerException
 import ingot
 from benchmarks.serving.processes import free_ports
 from ingot.cli.serve import print_addresses
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Store
+from ingot.runtime import Model
+from ingot.runtime.settings import Settings
 from ingot.server.main import RunningServer
+from ingot.serving import Repository
+from ingot.serving.deployment import Deployment
 from tests import onnx_models
 from tests.server.access.served import make_key
 from tests.server.gates import Gate, hold
@@ -68,7 +73,7 @@ def test_what_serve_prints_leads_to_the_page(store: Store, capsys: pytest.Captur
     assert f"\npage  {server.http_url}/ui\n" in printed  # a browser does not open the socket of management
 
 
-def test_ctl_loads_reloads_and_unloads(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
+def test_the_commands_of_a_server_load_reload_and_unload(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
     with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         [found] = json.loads(succeeded(run_ingot("server", "status", "--json")))
         assert (found["name"], found["version"], found["state"]) == ("times", "prod", "ready")
@@ -126,6 +131,38 @@ def test_versions_keep_their_settings_if_one_of_them_cannot_be_loaded_with_other
         for version in ("2", "prod"):
             assert httpx.get(f"{url}/{version}/config").json()["instance_group"][0]["count"] == 1
         assert [factor(server, version=version) for version in ("2", "prod")] == [2, 1]
+        succeeded(run_ingot("server", "unload", "times:2"))
+        refused(run_ingot("server", "load", "times", "--set", "instances=2"))
+        with pytest.raises(NotFound, match="this server has: prod"):  # it stays unloaded
+            factor(server, version="2")
+
+
+@pytest.mark.parametrize("case", ["changed meanwhile", "cannot be restored"])
+def test_a_version_keeps_what_another_change_set_and_what_cannot_be_undone(
+    case: str, store: Store, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed = Repository.renewed
+
+    def disturbed(self: Repository, deployment: Deployment, settings: Settings | None) -> Model:
+        if deployment.tag == "prod" and case == "changed meanwhile":
+            other = self.deployments["times", "2"]
+            assert other.settings is not None
+            other.settings = replace(other.settings, instances=3)
+        if deployment.tag == "2" and settings is None:
+            raise Unavailable("no memory is left")
+        return renewed(self, deployment, settings)
+
+    monkeypatch.setattr(Repository, "renewed", disturbed)
+    with ingot.serve("times:2", "times:prod", store=store, watch="off", **FREE) as server:
+        store.promote("times:3", "prod")  # whose golden does not hold
+        shown = refused(run_ingot("server", "load", "times", "--set", "instances=2"))
+        assert "golden" in shown
+        assert ("times version 2 keeps the new settings" in shown) == (case == "cannot be restored")
+        assert ("no memory is left" in shown) == (case == "cannot be restored")
+        kept = server._server.repository.deployments["times", "2"].settings
+        assert kept is not None
+        assert kept.instances == (3 if case == "changed meanwhile" else 2)
+        assert factor(server, version="2") == 2
 
 
 def test_requests_in_flight_are_answered_while_a_model_is_loaded_and_unloaded(
