@@ -154,10 +154,15 @@ class OperatorLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
         self._most = most
 
+    @property
+    def exceeded(self) -> bool:
+        """Whether the run was ended."""
+        return self.count > self._most
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count and run an operator."""
         self.count += 1
-        if self.count > self._most:
+        if self.exceeded:
             raise ExportError(f"the model calls more than {self._most:,} operators")
         return func(*args, **(kwargs or {}))
 
