@@ -48,11 +48,19 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))
 
 # One more than the cores, as tests wait for processes that they start; four need some 6 GB.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( cores < 3 ? cores + 1 : 4 )))
+MATRIX := -m 'matrix and not long'
+IN_PARALLEL := -n $(WORKERS) --max-worker-restart 1 --dist loadfile
+# In CI, tests that failed (exit code 1) run once more, one after the other: those that fail by chance are named, and do
+# not refuse a change.
+define PYTEST
+$(BIN)/pytest $(IN_PARALLEL) $(1) $(ARGS) || { [ $$? = 1 ] && [ -n "$$CI" ] && echo "The tests that failed run once more:" \
+	&& $(BIN)/pytest --last-failed --last-failed-no-failures none $(1) $(ARGS); }
+endef
 test: lint tools
-	@$(BIN)/pytest -n $(WORKERS) --max-worker-restart 1 --dist loadfile $(ARGS)
+	@$(call PYTEST)
 
 test-matrix: $(INSTALLED) tools
-	@$(BIN)/pytest -n $(WORKERS) --max-worker-restart 1 --dist loadfile -m 'matrix and not long' $(ARGS)
+	@$(call PYTEST,$(MATRIX))
 
 test-long: $(INSTALLED) tools
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[helm,ray]'
