@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -43,6 +44,17 @@ def test_a_step_whose_result_does_not_load_is_left_out(monkeypatch: pytest.Monke
     (note,) = [note for note in archive.variant().serving.provenance.notes if "optimizer" in note]
     assert "left out: FuseMaxMinToClip (" in note
     assert len(note) < 300
+
+
+def test_a_fault_of_a_step_costs_this_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(op: Any, x: Any) -> Any:
+        raise ValueError("a fault")
+
+    rules = [*optimizer._rules(), rewriter.pattern.RewriteRule(lambda op, x: op.Relu(x), fail, name="Faulty")]
+    monkeypatch.setattr(optimizer, "_rules", lambda: rules)
+    archive = export_model(Function(torch.relu), inputs="x:float32[batch,4]")
+    (note,) = [note for note in archive.variant().serving.provenance.notes if "optimizer" in note]
+    assert note.endswith("left out: Faulty (ValueError)")
 
 
 def test_numbers_near_zero_or_one_are_kept() -> None:
