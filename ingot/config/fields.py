@@ -225,10 +225,11 @@ class Fields:
     )
     management_grpc: str | None = _field(
         None,
-        "HOST:PORT of management over gRPC",
+        "HOST:PORT of management over gRPC, or off",
         more="See [management](management.md).",
         group=ADDRESSES,
         unset="off",
+        off=True,
     )
     page: bool = _field(
         True,

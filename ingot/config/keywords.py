@@ -70,7 +70,7 @@ class ServerSettings(TypedDict, total=False):
     management: str | None
     """Where models are loaded and unloaded: a path of a Unix socket, HOST:PORT, or off."""
     management_grpc: str | None
-    """HOST:PORT of management over gRPC."""
+    """HOST:PORT of management over gRPC, or off."""
     page: bool
     """Show the server's models, load and latencies on a page at /ui."""
     watch: float | str | None

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import ingot
+from ingot.deploy.ray.plan import Plan
 from ingot.deploy.ray.proxy import JsonErrors, middlewares
 from ingot.deploy.ray.scaling import ExpectedWait
 from ingot.errors import IngotError, InvalidArgument, NotFound
@@ -103,6 +104,7 @@ def test_replicas_read_a_registry(run_ingot: RunIngot, pushed: str) -> None:
         (["times:1", "--num-gpus", "1", "--device", "cpu"], "contradict each other"),
         (["times:1", "--device", "cuda"], "add --num-gpus 1"),
         (["times:1", "--auth", "keys.toml"], "--auth (INGOT_AUTH) has no effect behind the proxies of Ray Serve"),
+        (["times:1", "--management", "127.0.0.1:1", "--insecure"], "--management (INGOT_MANAGEMENT) has no effect"),
         (["times:1", "--states", "a=b", "--replicas", "2"], "requests of one sequence would reach several replicas"),
         (["times:1", "--route-prefix", "a"], "--route-prefix 'a' must begin with a slash"),
         (["times:1", "--address", "auto"], "--address is of --run"),
@@ -110,6 +112,12 @@ def test_replicas_read_a_registry(run_ingot: RunIngot, pushed: str) -> None:
 )
 def test_wrong_input_is_refused(run_ingot: RunIngot, stored: Store, arguments: list[str], message: str) -> None:
     assert message in refused(run_ingot("deploy", "ray", *arguments))
+
+
+def test_a_setting_of_the_file_alone_is_refused_by_its_name(stored: Store) -> None:
+    with pytest.raises(InvalidArgument, match=r"^sticky_header has no effect behind the proxies of Ray Serve"):
+        Plan.of(["times:1"], store=stored.root, settings={"sticky_header": "x-u"})
+    assert Plan.of(["times:1"], store=stored.root, settings={"management": "off"}).models  # as replicas have none
 
 
 def test_running_needs_ray(run_ingot: RunIngot, stored: Store, monkeypatch: pytest.MonkeyPatch) -> None:

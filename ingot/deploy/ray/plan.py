@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingot.config import ServerConfig
+from ingot.config.exposure import OFF
 from ingot.deploy.documents import comment
 from ingot.deploy.models import resolve
 from ingot.deploy.plan import Served, held_memory, object_name, parse_range, used_cores
@@ -19,7 +20,7 @@ _PACKAGE: Final = "ingot.deploy.ray"
 _OF_PORTS: Final = (
     *("grpc_server", "tls_cert", "tls_key", "tls_client_ca", "auth", "cors_origin", "allowed_host", "shared_memory"),
     *("access_log", "otlp", "audit_log", "log_control", "management", "management_grpc", "ready_delay"),
-    *("max_connections", "max_in_flight", "max_rate", "share_port"),
+    *("max_connections", "max_in_flight", "max_rate", "share_port", "sticky_header"),
 )
 _LISTENING: Final = ("host", "http_port", "grpc_port", "insecure", "page")
 # Seconds for a replica to close its models after its requests are answered.
@@ -58,10 +59,11 @@ class Plan:
     def __post_init__(self) -> None:
         known = ServerConfig.settings()
         for name in _OF_PORTS:
-            if getattr(self.config, name) != known[name].default:
+            value, setting = getattr(self.config, name), known[name]
+            if value != setting.default and (name, value) != ("management", OFF):  # replicas have none anyway
+                called = name if setting.file_only else f"{setting.option} ({setting.variable})"
                 raise InvalidArgument(
-                    f"{known[name].option} ({known[name].variable}) has no effect behind the proxies of Ray Serve, "
-                    "which have the ports; leave it out"
+                    f"{called} has no effect behind the proxies of Ray Serve, which have the ports; leave it out"
                 )
         if self.replicas[1] > 1 and (self.config.states or any(model.sequential for model in self.models)):
             raise InvalidArgument(
