@@ -7,6 +7,7 @@ operator ends. An operator that takes more CPU seconds than that ends the proces
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import sys
@@ -24,6 +25,13 @@ from benchmarks.coverage.verdict import Verdict
 from benchmarks.operators.judging import Fault, case, faults
 from benchmarks.operators.outcome import MARK, Outcome
 from benchmarks.operators.samples import Sample, samples
+
+_PLACES = re.compile(rf"{re.escape(str(Path(__file__).parents[2]))}/|{re.escape(tempfile.gettempdir())}/tmp\w+/")
+
+
+def without_places(message: str) -> str:
+    """Return a message without the folders of this machine, which differ from run to run."""
+    return _PLACES.sub("", message)
 
 
 def outcome(name: str, dtype: torch.dtype, exporter: str, most: int, seed: int) -> Outcome:
@@ -51,13 +59,13 @@ def _judged(result: Outcome, group: list[Sample], dtype: torch.dtype) -> list[li
         if start is None:
             if not alone:
                 status = "refused" if verdict.status == "explained" else "unexplained"
-                result.add(status, message=f"({group[0].text}): {verdict.message}")
+                result.add(status, message=f"({group[0].text}): {without_places(verdict.message)}")
             return alone
         try:
             differences = list(faults(name, group, dtype, start))
         except Broken as error:
             if not alone:
-                result.add("crashed", message=f"({group[0].text}): {error}")
+                result.add("crashed", message=f"({group[0].text}): {without_places(str(error))}")
             return alone
     stated = any("differs" in note for note in verdict.notes)
     if stated and alone and not all(fault.reasons for fault in differences):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from benchmarks.operators import accepted, table
 from benchmarks.operators.judging import Fault, case, faults
 from benchmarks.operators.outcome import Outcome
 from benchmarks.operators.samples import Sample
+from benchmarks.operators.worker import without_places
 from ingot.tensors import Array
+from tests.support import ROOT
 
 
 class Logarithm(nn.Module):
@@ -87,6 +90,14 @@ def test_answers_on_which_kernels_of_eager_differ_are_accepted() -> None:
     one, nan = (np.array([value], np.float32) for value in (1, np.nan))
     assert accepted.reasons("fmod", 1e-4, nan, one, one)[1] is nan
     assert accepted.reasons("fmod", 1e-4, nan, one, nan)[1] is not nan
+
+
+def test_messages_have_no_folders_of_the_machine(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        message = f'Load model from {folder}/model.onnx failed; File "{ROOT}/ingot/export/program.py"'
+    assert without_places(message) == 'Load model from model.onnx failed; File "ingot/export/program.py"'
+    for path in (ROOT / "benchmarks" / "operators" / "results").iterdir():
+        assert "/tmp/" not in path.read_text()
 
 
 def test_outcomes_are_read_back_and_the_later_counts(tmp_path: Path) -> None:
