@@ -32,6 +32,11 @@ _convert = torch.ops.prims.convert_element_type.default
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
+def ints(*values: int) -> Any:
+    """Return whole numbers as a constant tensor of one dimension."""
+    return op.Constant(value_ints=list(values))
+
+
 def in_single(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a form that computes narrower floating-point types in single precision, as PyTorch's kernels do."""
 

@@ -13,6 +13,7 @@ from onnx.defs import OpSchema
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
+from ingot.export.lower.exact_math import ints
 from ingot.export.lower.integers import converted, running_products
 
 aten = torch.ops.aten
@@ -21,10 +22,6 @@ op: Any = opset18
 
 def _int(value: int) -> Any:
     return op.Constant(value_int=value)
-
-
-def _ints(*values: int) -> Any:
-    return op.Constant(value_ints=list(values))
 
 
 def _size(x: Any, dim: int) -> Any:
@@ -61,7 +58,7 @@ def cum_prod(x: Any, dim: int, dtype: int | None = None) -> Any:
     if (whole := running_products(x, dim % len(x.shape))) is not None:
         return whole
     values, _, ordered = _prefixes(x, dim, 1)
-    return ordered(op.ReduceProd(values, _ints(-1), keepdims=0))
+    return ordered(op.ReduceProd(values, ints(-1), keepdims=0))
 
 
 # https://github.com/pytorch/pytorch/pull/84496 lists both as unsupported
@@ -72,9 +69,9 @@ def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any) -> tuple[Any, Any]:
     place = _range(_size(x, dim))
 
     def last(found: Any) -> Any:  # a value may equal ``fill``, so the position decides
-        return op.ReduceMax(op.Where(op.And(seen, found), place, _int(-1)), _ints(-1), keepdims=0)
+        return op.ReduceMax(op.Where(op.And(seen, found), place, _int(-1)), ints(-1), keepdims=0)
 
-    index = last(op.Equal(values, reduce(values, _ints(-1), keepdims=1)))  # PyTorch returns the last of equal values
+    index = last(op.Equal(values, reduce(values, ints(-1), keepdims=1)))  # PyTorch returns the last of equal values
     if not x.dtype.is_integer():
         unknown = last(op.IsNaN(values))
         index = op.Where(op.Less(unknown, _int(0)), index, unknown)
@@ -103,11 +100,11 @@ def search_sorted(
         sequence = op.GatherElements(sequence, sorter, axis=-1)
     if isinstance(x, int | float):
         x = op.Constant(value=ir.tensor(np.array(x, sequence.dtype.numpy())))
-    values = op.Unsqueeze(x, _ints(-1))
+    values = op.Unsqueeze(x, ints(-1))
     if len(sequence.shape) > 1:
-        sequence = op.Unsqueeze(sequence, _ints(-2))
+        sequence = op.Unsqueeze(sequence, ints(-2))
     before = op.LessOrEqual(sequence, values) if right or side == "right" else op.Less(sequence, values)
-    count = op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), _ints(-1), keepdims=0)
+    count = op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), ints(-1), keepdims=0)
     return op.Cast(count, to=ir.DataType.INT32) if out_int32 else count
 
 
@@ -119,24 +116,24 @@ def bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = Fa
 # https://github.com/pytorch/pytorch/issues/69201
 def pairwise_distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
     """Express ``aten._cdist_forward`` by differences: products would cancel for distances near zero."""
-    gap = op.Abs(op.Sub(op.Unsqueeze(x, _ints(-2)), op.Unsqueeze(y, _ints(-3))))
+    gap = op.Abs(op.Sub(op.Unsqueeze(x, ints(-2)), op.Unsqueeze(y, ints(-3))))
     if p == 2:
-        return op.ReduceL2(gap, _ints(-1), keepdims=0)
+        return op.ReduceL2(gap, ints(-1), keepdims=0)
     if p == math.inf:
-        return op.ReduceMax(gap, _ints(-1), keepdims=0)
+        return op.ReduceMax(gap, ints(-1), keepdims=0)
     if p == 0:
         each = op.Where(op.IsNaN(gap), gap, op.CastLike(op.Cast(gap, to=ir.DataType.BOOL), x))
-        return op.ReduceSum(each, _ints(-1), keepdims=0)
+        return op.ReduceSum(each, ints(-1), keepdims=0)
     if p == 1:
-        return op.ReduceSum(gap, _ints(-1), keepdims=0)
+        return op.ReduceSum(gap, ints(-1), keepdims=0)
     power, root = (op.CastLike(op.Constant(value_float=number), x) for number in (p, 1 / p))
-    return op.Pow(op.ReduceSum(op.Pow(gap, power), _ints(-1), keepdims=0), root)
+    return op.Pow(op.ReduceSum(op.Pow(gap, power), ints(-1), keepdims=0), root)
 
 
 # https://github.com/pytorch/pytorch/issues/26034
 def masked_select(x: Any, mask: Any) -> Any:
     """Express ``aten.masked_select``."""
-    values, chosen = (op.Reshape(op.Expand(a, op.Shape(b)), _ints(-1)) for a, b in ((x, mask), (mask, x)))
+    values, chosen = (op.Reshape(op.Expand(a, op.Shape(b)), ints(-1)) for a, b in ((x, mask), (mask, x)))
     return op.Compress(values, chosen)
 
 
@@ -176,15 +173,18 @@ def inverse_unchecked(x: Any, check_errors: bool = False) -> tuple[Any, Any]:
 def solve(a: Any, b: Any, left: bool = True) -> Any:
     """Express ``aten.linalg_solve``."""
     vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and tuple(b.shape) == tuple(a.shape)[:-1])
-    columns = op.Unsqueeze(b, _ints(-1)) if vector else b
+    columns = op.Unsqueeze(b, ints(-1)) if vector else b
     found = op.MatMul(_INVERSE(a), columns) if left else op.MatMul(columns, _INVERSE(a))
-    return op.Squeeze(found, _ints(-1)) if vector else found
+    return op.Squeeze(found, ints(-1)) if vector else found
 
 
 def squeeze(x: Any, dim: int | Sequence[int]) -> Any:
     """Express ``aten.squeeze`` of dimensions, which leaves those of another size than 1; ONNX refuses them."""
-    ones = [axis for axis in ([dim] if isinstance(dim, int) else dim) if x.shape and x.shape[axis] == 1]
-    return op.Squeeze(x, _ints(*ones)) if ones else op.Identity(x)
+    axes = [dim] if isinstance(dim, int) else dim
+    if x.shape is None:  # of unknown rank: as the exporter does, which takes each for 1
+        return op.Squeeze(x, ints(*axes))
+    ones = [axis for axis in axes if x.shape and x.shape[axis] == 1]
+    return op.Squeeze(x, ints(*ones)) if ones else op.Identity(x)
 
 
 # https://github.com/onnx/onnx/issues/4845
@@ -209,9 +209,9 @@ def roll_complex(x: Any, shifts: Any, dims: Sequence[int] | int = ()) -> Any:
 def _rolled(x: Any, steps: Sequence[Any], axes: Sequence[int]) -> Any:
     for step, axis in zip(steps, axes, strict=True):
         size = op.Shape(x, start=axis, end=axis + 1)
-        places = _ints(step) if isinstance(step, int) else op.Reshape(op.Cast(step, to=ir.DataType.INT64), _ints(-1))
+        places = ints(step) if isinstance(step, int) else op.Reshape(op.Cast(step, to=ir.DataType.INT64), ints(-1))
         cut = op.Sub(size, op.Mod(places, size))
-        parts = op.Slice(x, cut, size, _ints(axis)), op.Slice(x, _ints(0), cut, _ints(axis))
+        parts = op.Slice(x, cut, size, ints(axis)), op.Slice(x, ints(0), cut, ints(axis))
         x = op.Concat(*parts, axis=axis)
     return x
 

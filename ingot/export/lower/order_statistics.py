@@ -13,14 +13,10 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import linalg
 
-from ingot.export.lower.exact_math import like
+from ingot.export.lower.exact_math import ints, like
 
 aten = torch.ops.aten
 op: Any = opset18
-
-
-def _ints(*values: int) -> Any:
-    return op.Constant(value_ints=list(values))
 
 
 def _is_nan(x: Any) -> Any:
@@ -36,7 +32,7 @@ def _reduced(form: str, x: Any, axes: Sequence[int], keepdim: bool) -> Any:
     """Reduce by ``ReduceMax`` or ``ReduceMin``; the result is NaN if a value is."""
     if not x.shape:
         return op.Identity(x)
-    named = _ints(*(axes or range(len(x.shape))))
+    named = ints(*(axes or range(len(x.shape))))
     if x.dtype is ir.DataType.BOOL:
         found = getattr(op, form)(op.Cast(x, to=ir.DataType.UINT8), named, keepdims=int(keepdim))
         return op.Cast(found, to=ir.DataType.BOOL)
@@ -55,7 +51,7 @@ def _place(form: str, x: Any, axis: int, keepdim: bool) -> Any:
     if not x.dtype.is_floating_point():
         return found
     flags = _flags(x)
-    undefined = op.Cast(op.ReduceMax(flags, _ints(axis), keepdims=int(keepdim)), to=ir.DataType.BOOL)
+    undefined = op.Cast(op.ReduceMax(flags, ints(axis), keepdims=int(keepdim)), to=ir.DataType.BOOL)
     return op.Where(undefined, op.ArgMax(flags, axis=axis, keepdims=int(keepdim)), found)
 
 
@@ -99,10 +95,10 @@ def _place_of_extreme(form: str) -> Callable[..., Any]:
             return op.Constant(value_int=0)
         if dim is not None:
             return _place(form, x, dim, keepdim)
-        flat = op.Reshape(x, _ints(-1))
+        flat = op.Reshape(x, ints(-1))
         flat.dtype = x.dtype
         found = _place(form, flat, 0, keepdim=False)
-        return op.Reshape(found, _ints(*(1 for _ in range(rank)))) if keepdim else found
+        return op.Reshape(found, ints(*(1 for _ in range(rank)))) if keepdim else found
 
     return _named(f"place_of_{form}", apply)
 
@@ -140,10 +136,8 @@ def _ascending(x: Any, dim: int) -> tuple[Any, Any]:
 
 def _numbers(x: Any, dim: int) -> Any:
     """Return how many values along a dimension, which is kept, are not NaN."""
-    ones = (
-        op.CastLike(op.Not(_is_nan(x)), _ints(0)) if x.dtype.is_floating_point() else op.Expand(_ints(1), op.Shape(x))
-    )
-    return op.ReduceSum(ones, _ints(dim))
+    ones = op.CastLike(op.Not(_is_nan(x)), ints(0)) if x.dtype.is_floating_point() else op.Expand(ints(1), op.Shape(x))
+    return op.ReduceSum(ones, ints(dim))
 
 
 # https://github.com/onnx/onnx/issues/3586
@@ -153,11 +147,11 @@ def kth_value(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any
         return op.Identity(x), op.Constant(value_int=0)
     dim %= len(x.shape)
     values, places = _ascending(x, dim)
-    k = _ints(k) if isinstance(k, int) else op.Reshape(k, _ints(-1))
-    value, place = (op.Gather(found, op.Sub(k, _ints(1)), axis=dim) for found in (values, places))
+    k = ints(k) if isinstance(k, int) else op.Reshape(k, ints(-1))
+    value, place = (op.Gather(found, op.Sub(k, ints(1)), axis=dim) for found in (values, places))
     if x.dtype.is_floating_point():
         value = op.Where(op.Greater(k, _numbers(x, dim)), like(math.nan, x), value)
-    return (value, place) if keepdim else (op.Squeeze(value, _ints(dim)), op.Squeeze(place, _ints(dim)))
+    return (value, place) if keepdim else (op.Squeeze(value, ints(dim)), op.Squeeze(place, ints(dim)))
 
 
 def _median_along(*, of_numbers: bool) -> Callable[..., Any]:
@@ -172,13 +166,13 @@ def _median_along(*, of_numbers: bool) -> Callable[..., Any]:
         dim %= len(x.shape)
         values, places = _ascending(x, dim)
         known, size = _numbers(x, dim), op.Shape(x, start=dim, end=dim + 1)
-        middle = op.Div(op.Sub(op.Max(known, _ints(1)), _ints(1)), _ints(2))
+        middle = op.Div(op.Sub(op.Max(known, ints(1)), ints(1)), ints(2))
         value, place = (op.GatherElements(found, middle, axis=dim) for found in (values, places))
         if x.dtype.is_floating_point():
-            undefined = op.Less(known, _ints(1) if of_numbers else size)
+            undefined = op.Less(known, ints(1) if of_numbers else size)
             value = op.Where(undefined, like(math.nan, x), value)
             place = op.Where(undefined, op.ArgMax(_flags(x), axis=dim), place)
-        return (value, place) if keepdim else (op.Squeeze(value, _ints(dim)), op.Squeeze(place, _ints(dim)))
+        return (value, place) if keepdim else (op.Squeeze(value, ints(dim)), op.Squeeze(place, ints(dim)))
 
     return _named("median_of_numbers_along" if of_numbers else "median_along", apply)
 
@@ -188,7 +182,7 @@ def _median(*, of_numbers: bool) -> Callable[..., Any]:
     along = _median_along(of_numbers=of_numbers)
 
     def apply(x: Any) -> Any:
-        flat = op.Reshape(x, _ints(-1))
+        flat = op.Reshape(x, ints(-1))
         flat.shape, flat.dtype = ir.Shape([None]), x.dtype
         return along(flat)[0]
 

@@ -10,14 +10,10 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.exact_math import like
+from ingot.export.lower.exact_math import ints, like
 
 aten = torch.ops.aten
 op: Any = opset18
-
-
-def _ints(*values: int) -> Any:
-    return op.Constant(value_ints=list(values))
 
 
 # https://github.com/onnx/onnx/issues/4672
@@ -26,7 +22,7 @@ def _cut(index: Any, source: Any) -> Any:
     rank = len(index.shape)
     if rank == 0 or all(isinstance(a, int) and a == b for a, b in zip(index.shape, source.shape, strict=True)):
         return source
-    part = op.Slice(source, _ints(*[0] * rank), op.Shape(index), _ints(*range(rank)))
+    part = op.Slice(source, ints(*[0] * rank), op.Shape(index), ints(*range(rank)))
     part.dtype, part.shape = source.dtype, index.shape
     return part
 
@@ -47,7 +43,7 @@ def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, inclu
     It passes over NaN for extremes, and starts them at the extreme finite numbers without ``include_self``.
     """
     if not x.shape:
-        flat, places, values = (op.Reshape(value, _ints(-1)) for value in (x, index, source))
+        flat, places, values = (op.Reshape(value, ints(-1)) for value in (x, index, source))
         flat.dtype, flat.shape, places.shape, values.shape = x.dtype, ir.Shape([1]), ir.Shape([1]), ir.Shape([1])
         return op.Reshape(scatter_reduce(flat, 0, places, values, reduce, include_self), op.Shape(x))
     part = _cut(index, source)
@@ -82,14 +78,14 @@ def _filled(number: float, x: Any, kind: Any) -> Any:
 
 def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     """Express ``aten.put``, whose index counts in the flattened tensor."""
-    flat, places, values = (op.Reshape(value, _ints(-1)) for value in (x, index, source))
+    flat, places, values = (op.Reshape(value, ints(-1)) for value in (x, index, source))
     found = op.ScatterElements(flat, places, values, axis=0, reduction="add" if accumulate else "none")
     return op.Reshape(found, op.Shape(x))
 
 
 def index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
     """Express ``aten.index_reduce``: each slice of ``source`` along ``dim`` has one place."""
-    places = op.Reshape(index, _ints(*(-1 if axis == dim % len(x.shape) else 1 for axis in range(len(x.shape)))))
+    places = op.Reshape(index, ints(*(-1 if axis == dim % len(x.shape) else 1 for axis in range(len(x.shape)))))
     places = op.Expand(places, op.Shape(source))
     places.shape = source.shape
     return scatter_reduce(x, dim, places, source, reduce, include_self)

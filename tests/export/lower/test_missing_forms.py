@@ -10,11 +10,15 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnxscript import evaluator, ir
+from onnxscript.values import Opset
 from torch import Tensor
 from torch.nn import functional
+from torch.onnx._internal.exporter._building import OpRecorder
 
 from ingot.errors import ExportError
 from ingot.export import export_model
+from ingot.export.lower import missing_forms
 from ingot.export.lower import onnx as lower
 from ingot.runtime import load_engine
 from tests.export.models import Function
@@ -211,3 +215,10 @@ def test_parts_whose_number_depends_on_a_size_are_joined() -> None:
 def test_the_index_of_a_singular_matrix_is_refused() -> None:
     with pytest.raises(ExportError, match="which matrix is singular has no ONNX form; return the inverse only"):
         export_model(Function(lambda x: torch.linalg.inv_ex(x)[1]), inputs="x:float32[4,4]")
+
+
+def test_a_squeeze_of_unknown_rank_is_not_left_out() -> None:
+    recorder: Any = OpRecorder
+    with evaluator.default_as(recorder(Opset("", 18), {})):
+        found = missing_forms.squeeze(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT)), 0)
+    assert found.producer().op_type == "Squeeze"
