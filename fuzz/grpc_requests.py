@@ -13,7 +13,7 @@ from typing import Any
 
 import atheris
 
-with atheris.instrument_imports(include=["ingot.server.grpc"]):
+with atheris.instrument_imports(include=["ingot.protocol", "ingot.server.grpc"]):
     from ingot.errors import IngotError
     from ingot.protocol import open_inference_pb2 as pb
     from ingot.protocol import proto_codec

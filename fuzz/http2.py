@@ -14,7 +14,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["ingot.server.grpc", "ingot.server.http2"]):
+with atheris.instrument_imports(include=["ingot.protocol", "ingot.server.grpc", "ingot.server.http2"]):
     from ingot.server.http2 import frames
     from ingot.server.http2.frames import ErrorCode
     from tests.server.echo_peer import LIMIT, Peer, data, prefixed, request
