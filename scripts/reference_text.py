@@ -53,13 +53,14 @@ def _parameter(option: Any) -> tuple[str, ...]:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     if option.param_type_name == "argument":
         names = f"`{option.name.upper()}`"
-    shown = option.show_default if isinstance(option.show_default, str) else ""
+    about, _, default = (option.help or "").replace("\\[", "[").partition(" [default: ")
+    shown = option.show_default if isinstance(option.show_default, str) else default.removesuffix("]")
     if not shown and option.default not in (None, False, (), []) and not callable(option.default):
         shown = str(option.default)
     variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or ()
     if option.required:
         shown = "required"
-    return names, shown, ", ".join(f"`{name}`" for name in variables), (option.help or "").replace("\\[", "[")
+    return names, shown, ", ".join(f"`{name}`" for name in variables), about
 
 
 def http() -> str:

@@ -50,6 +50,7 @@ def test_the_reference_has_every_command_and_option() -> None:
     for called, command in reference_text.all_commands(typer.main.get_command(app), "ingot"):
         section = re.search(rf"^## `{called}`$.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
         assert section is not None
+        assert "[default:" not in section[0]  # it has a column
         for option in [option for item in command.params for option in (*item.opts, *item.secondary_opts)]:
             shown = option in section[0] or not option.startswith("-")
             assert shown or option.removeprefix("--").replace("-", "_").removeprefix("no_") in ServerConfig.settings()

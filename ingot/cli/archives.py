@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="The store's folder.", show_default="$INGOT_HOME, else ~/.ingot")
+    Path | None,
+    typer.Option("--store", help="The store's folder. \\[default: $INGOT_HOME, else ~/.ingot]", show_default=False),
 ]
 
 LoadTimeout = Annotated[

@@ -44,7 +44,7 @@ def served(context: typer.Context, incomplete: str) -> list[str]:
     except IngotError:
         return []
     versions = [f"{model['name']}:{model['version']}" for model in models]
-    return versions if ":" in incomplete else [version.rpartition(":")[0] for version in versions]
+    return versions if ":" in incomplete else sorted({version.rpartition(":")[0] for version in versions})
 
 
 def words() -> list[str]:

@@ -18,8 +18,8 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="A configuration file (ingot.toml) with settings and models.",
-        show_default="INGOT_CONFIG, else none",
+        help="A configuration file (ingot.toml) with settings and models. \\[default: INGOT_CONFIG, else none]",
+        show_default=False,
     ),
 ]
 

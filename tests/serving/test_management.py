@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 
 import ingot
 from benchmarks.serving.processes import free_ports
+from ingot.cli.completion import served
 from ingot.cli.serve import print_addresses
 from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Store
@@ -131,6 +133,9 @@ def test_versions_keep_their_settings_if_one_of_them_cannot_be_loaded_with_other
         for version in ("2", "prod"):
             assert httpx.get(f"{url}/{version}/config").json()["instance_group"][0]["count"] == 1
         assert [factor(server, version=version) for version in ("2", "prod")] == [2, 1]
+        context: Any = SimpleNamespace(params={})
+        assert served(context, "t") == ["times"]
+        assert sorted(served(context, "times:")) == ["times:2", "times:prod"]
         succeeded(run_ingot("server", "unload", "times:2"))
         refused(run_ingot("server", "load", "times", "--set", "instances=2"))
         with pytest.raises(NotFound, match="this server has: prod"):  # it stays unloaded
