@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArchive
+from ingot.model_store.format.attachments import BUNDLE
 from ingot.model_store.trust.keys import PrivateKey
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
-BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _MAX_SIGNATURES = 8
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
@@ -91,9 +91,7 @@ def bundle(payload: bytes, key: PrivateKey, hint: str) -> bytes:
     """Return the Sigstore bundle of a statement; ``hint`` identifies the key."""
     # sigstore's library for Python requires the field tlogEntries.
     material = {"publicKey": {"hint": hint}, "tlogEntries": []}
-    return _dump(
-        {"mediaType": BUNDLE_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope(payload, key, "")}
-    )
+    return _dump({"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope(payload, key, "")})
 
 
 def encoding(payload: bytes, kind: str = PAYLOAD_TYPE) -> bytes:

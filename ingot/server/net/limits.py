@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from ingot.errors import TooLarge, TooManyRequests, Unavailable
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 # Bytes that an incomplete body or message must bring per minute. Otherwise a few clients that never finish theirs could
 # hold the whole budget. This is 17 KiB/s, slower than any link that tensors are sent over.

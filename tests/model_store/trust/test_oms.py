@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Untrusted
 from ingot.model_store import Reference
 from ingot.model_store.format.archive import Archive
-from ingot.model_store.trust import dsse, oms
+from ingot.model_store.format.attachments import BUNDLE
+from ingot.model_store.trust import oms
 from ingot.model_store.trust.dsse import encoding
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.model_store.trust.policy import Policy
@@ -78,7 +79,7 @@ def signed(document: dict[str, Any], key: PrivateKey = KEY, **fields: Any) -> by
         "payloadType": "application/vnd.in-toto+json",
         "signatures": [{"sig": encode(key.sign(encoding(payload)))}],
     }
-    bundle = {"mediaType": dsse.BUNDLE_TYPE, "verificationMaterial": {"publicKey": {}}, "dsseEnvelope": envelope}
+    bundle = {"mediaType": BUNDLE, "verificationMaterial": {"publicKey": {}}, "dsseEnvelope": envelope}
     return json.dumps({**bundle, **fields}).encode()
 
 
