@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli import interrupts, output
-from ingot.cli.connection import api_key
+from ingot.cli.connection import api_key, naming_key_options
 from ingot.cli.output import note, print_json, say, stdout
 from ingot.errors import InvalidArgument, Unavailable, write_error
 from ingot.report import units
@@ -179,7 +179,10 @@ def bench(
     shapes = dict(read_shape(text) for text in shape or [])
     rule = Rule(warmup=warmup, windows=seconds, tolerance=tolerance, most=most_seconds)
     known = Credentials(key=api_key(key_file), ca_file=ca_file, cert_file=cert_file, cert_key_file=cert_key_file)
-    with Target(url, model, version=version, protocol=chosen, credentials=known, timeout=timeout) as target:
+    with (
+        naming_key_options(),
+        Target(url, model, version=version, protocol=chosen, credentials=known, timeout=timeout) as target,
+    ):
         payload = target.payload(data, shapes, batch, seed)
         target.check(payload)
         plan = target.plan(payload, arrivals="fixed" if arrivals == "fixed" else "poisson", seed=seed)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.client.management import content_of, options_of, socket_of, unreached
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import InvalidArgument, NotFound, Unauthenticated
 
 if TYPE_CHECKING:
     import httpx
@@ -38,14 +40,15 @@ class Server:
     """A running server, over HTTP on a port or a Unix socket.
 
     Args:
-        place: a path of a Unix socket, or ``http(s)://HOST:PORT``.
+        place: a path of a Unix socket, ``http(s)://HOST:PORT``, or ``HOST:PORT`` for HTTP.
         key_file: file of the API key; None for the variable ``INGOT_API_KEY``.
         ca_file: the authorities that may have signed the server's certificate; None for the public ones.
         cert_file, cert_key_file: the client's certificate, if the server asks for one.
         timeout: seconds for a response; None for no limit.
 
     Raises:
-        InvalidArgument: a file cannot be used, or only one of the two of the certificate is given.
+        InvalidArgument: the place has another form, a file cannot be used, or only one of the two of the certificate
+        is given.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Server:
 
         from ingot.client.access import Access
 
-        self.place = place
+        self.place = place = _written_out(place)
         self._timeout = timeout
         access = Access(api_key(key_file), ca_file, cert_file, cert_key_file)
         socket = socket_of(place)
@@ -84,7 +87,8 @@ class Server:
         """
         with self._client:
             answer = self._request(method, path, body)
-        return content_of(answer)
+        with naming_key_options():
+            return content_of(answer)
 
     def close(self) -> None:
         """Close the connection."""
@@ -100,6 +104,19 @@ class Server:
                 return read(head, self.place, seconds=self._timeout)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise unreached(self.place, error) from error
+
+
+def _written_out(place: str) -> str:
+    """Return the place of a server as a URL, if it is written ``HOST:PORT``.
+
+    Raises:
+        InvalidArgument: it is only a port, or that of gRPC.
+    """
+    if place.isdecimal():
+        raise InvalidArgument(f"'{place}' is not a URL or a path; write http://127.0.0.1:{place}")
+    if place.startswith(("grpc://", "grpcs://")):
+        raise InvalidArgument(f"'{place}' is a gRPC port; give the HTTP port, as http://HOST:8000")
+    return f"http://{place}" if re.fullmatch(r"[^/]+:[0-9]+", place) else place
 
 
 def only_server(form: str) -> str:
@@ -121,6 +138,15 @@ def only_server(form: str) -> str:
         listed = "".join(f"\n  {form.replace('PLACE', str(path))}" for path in found)
         raise InvalidArgument(f"several servers run; choose one by its process and HTTP port:{listed}")
     return str(found[0])
+
+
+@contextmanager
+def naming_key_options() -> Iterator[None]:
+    """Add to a server's refusal of a key how a command takes one: the server's text is for all clients."""
+    try:
+        yield
+    except Unauthenticated as error:
+        raise Unauthenticated(f"{error}; commands take it from --key-file or INGOT_API_KEY") from error
 
 
 def api_key(file: Path | None) -> str | None:

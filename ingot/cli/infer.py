@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, api_key
+from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, api_key, naming_key_options
 from ingot.cli.output import note, print_json, stdout
 from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, write_error
@@ -66,7 +66,10 @@ def infer(
     key = api_key(key_file)
     if key is not None and not _is_private(url):
         note(f"the key is sent unencrypted to {url}: use https:// or grpcs://")
-    with Client(url, timeout, ca_file, key, cert_file, cert_key_file, max_response_mb=max_response_mb) as client:
+    with (
+        naming_key_options(),
+        Client(url, timeout, ca_file, key, cert_file, cert_key_file, max_response_mb=max_response_mb) as client,
+    ):
         arrays = _inputs(client, model, version, inputs)
         outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
     if out is not None:

@@ -15,8 +15,8 @@ from ingot.serving.deployment import Deployment
 from ingot.serving.rollout import Rollout, Rollouts
 
 ELSEWHERE = (
-    "models are loaded and unloaded on the server's management listener, not on this port: ingot server finds it, and "
-    "ingot serve prints its address"
+    "models are loaded and unloaded on the server's management listener, not on this port: ingot server finds a "
+    "socket without --server, and ingot serve prints the address after admin"
 )
 """Why other listeners refuse repository control."""
 
@@ -158,7 +158,7 @@ class Control:
         if not self._local and not self._rollouts.repository.is_stored(source):
             raise PermissionDenied(
                 f"'{source}' is not in the server's store; over the network only models of the store can be "
-                "loaded. Push or pull it there first, or use the server's Unix socket"
+                "loaded. Copy it there first (ingot copy), or use the server's Unix socket"
             )
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in parameters.items():
         if name.startswith("file:"):
-            raise Unsupported("a request cannot carry a model's files; push an archive to the store, and load that")
+            raise Unsupported("a request cannot carry a model's files; copy an archive to the store, and load that")
         if name in _FIXED:
             raise PermissionDenied(f"'{name}' cannot be changed by a request; it is a setting of ingot serve")
         found.update(_of_triton(value) if name == "config" else {name: value})

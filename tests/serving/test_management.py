@@ -274,7 +274,7 @@ def test_triton_clients_control_the_repository(store: Store, tmp_path: Path) -> 
                 assert state_of_times(client, headers) == "READY"
                 with pytest.raises(InferenceServerException, match="failed to load 'absent', failed to poll"):
                     client.load_model("absent", headers=headers)
-                with pytest.raises(InferenceServerException, match="push an archive"):
+                with pytest.raises(InferenceServerException, match="copy an archive"):
                     client.load_model("times", headers=headers, config="{}", files={"file:1/model.onnx": b"x"})
                 with pytest.raises(InferenceServerException, match="'ensemble_scheduling', which this server does not"):
                     client.load_model("times", headers=headers, config='{"ensemble_scheduling": {}}')
@@ -327,9 +327,14 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         (tmp_path / "key.txt").write_text(headers["authorization"].removeprefix("Bearer "))
         where = ("--server", server.http_url, "--key-file", str(tmp_path / "key.txt"))
         assert "on the server's management listener" in run_ingot("server", "status", *where).stderr
-        where = ("--server", f"http://{place}", "--key-file", str(tmp_path / "key.txt"))
+        assert "finds a socket without --server" in run_ingot("server", "status", *where).stderr
+        where = ("--server", place, "--key-file", str(tmp_path / "key.txt"))
         assert "times:2" in succeeded(run_ingot("server", "status", *where))
-        assert "authorization" in run_ingot("server", "status", *where[:2]).stderr
+        assert "from --key-file or INGOT_API_KEY" in refused(run_ingot("server", "status", *where[:2]))
+        asked = ("times", "--input", "x=[[1, 2, 3]]")
+        for address in (server.http_url, server.grpc_url):
+            assert "from --key-file or INGOT_API_KEY" in refused(run_ingot("infer", address, *asked))
+        assert "write http://127.0.0.1:18000" in refused(run_ingot("server", "status", "--server", "18000"))
         metrics = httpx.get(f"http://{place}/metrics", headers=headers, trust_env=False).text
         assert 'ingot_management_total{action="load",result="ok"} 2.0' in metrics
         assert 'ingot_management_total{action="load",result="permission_denied"} 7.0' in metrics

@@ -33,14 +33,15 @@ _LEFT_OUT = ("variant", "device", "rows/s")
 
 
 def top(
-    url: Annotated[
-        str,
-        typer.Argument(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
             envvar="INGOT_MANAGEMENT_URL",
-            help="http(s)://HOST:PORT, or a path of a management socket.",
+            help="Its HTTP port or management listener: http(s)://HOST:PORT, or a path of a Unix socket.",
             show_default="the one server of this user on this machine",
         ),
-    ] = "",
+    ] = None,
     interval: Annotated[str, typer.Option(metavar="<time>", help="Time between two readings.")] = "1s",
     once: Annotated[bool, typer.Option("--once", help="Print one table after one interval, and end.")] = False,
     key_file: KeyOption = None,
@@ -56,7 +57,7 @@ def top(
 
     Examples:
 
-        ingot server top http://127.0.0.1:8000
+        ingot server top --server http://127.0.0.1:8000
         ingot server top --once --json
     """
     every = seconds("--interval", interval)
@@ -64,13 +65,9 @@ def top(
         raise InvalidArgument(f"--interval is '{interval}'; it must be from 100ms to 1h")
     if as_json and not once:
         raise InvalidArgument("--json prints one reading: add --once")
-    if url.startswith(("grpc://", "grpcs://")):
-        raise InvalidArgument(f"'{url}' is a gRPC port; give the HTTP port, as http://HOST:8000")
-    if ":" in url and "/" not in url:
-        raise InvalidArgument(f"'{url}' is not a URL or a path; write http://{url}")
 
     def connect() -> Server:
-        place = url or only_server("ingot server top PLACE")
+        place = server or only_server("--server PLACE")
         return Server(place, key_file, ca_file, cert_file, cert_key_file, _TIMEOUT)
 
     monitor = Monitor(connect)

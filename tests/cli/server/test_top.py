@@ -57,7 +57,7 @@ def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store,
     with ingot.serve("times:1", store=store, **FREE) as server:
         wrong_request(server)
         with load([server.http_url, server.grpc_url], version="1"):
-            found = json.loads(succeeded(run_ingot("server", "top", server.http_url, "--once", "--json")))
+            found = json.loads(succeeded(run_ingot("server", "top", "--server", server.http_url, "--once", "--json")))
             shown = succeeded(run_ingot("server", "top", "--once"))
     assert (found["url"], found["version"]) == (server.http_url, ingot.__version__)
     assert found["started"] > 1e9
@@ -103,7 +103,7 @@ def test_it_follows_a_server_that_is_started_again(tmp_path: Path, by_url: bool)
     (port,) = free_ports(1)
     log = tmp_path / "log"
     with ingot.serve(model, **{**FREE, "http_port": port}) as server, log.open("w") as out:
-        command = [*TOP, *([server.http_url] if by_url else []), "--interval", "200ms"]
+        command = [*TOP, *(["--server", server.http_url] if by_url else []), "--interval", "200ms"]
         process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "PYTHONUNBUFFERED": "1"})
         wait_until(lambda: log.read_text().count("\naffine:1  ready") > 1)
     wait_until(lambda: "\nTrying again every 0.2 s.\n" in log.read_text())
@@ -121,7 +121,7 @@ def test_on_a_terminal_it_redraws_one_screen_until_ctrl_c(tmp_path: Path) -> Non
     with ingot.serve(onnx_models.affine(tmp_path), **FREE) as server:
         ours, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        command = [*TOP, server.http_url, "--interval", "200ms"]
+        command = [*TOP, "--server", server.http_url, "--interval", "200ms"]
         process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
         seen = b""
@@ -155,10 +155,10 @@ def test_a_key_is_needed_where_the_server_asks_for_one(tmp_path: Path, run_ingot
     key = tmp_path / "key"
     key.write_text(make_key(keys, "infer", "metrics"))
     with ingot.serve(onnx_models.affine(tmp_path), auth=keys, **FREE) as server:
-        text = refused(run_ingot("server", "top", server.http_url, "--once"))
+        text = refused(run_ingot("server", "top", "--server", server.http_url, "--once"))
         assert "give a key with the rights infer and metrics, or manage on a management port, by --key-file" in text
         options = ("--once", "--interval", "100ms", "--key-file", key)
-        assert "affine:1" in succeeded(run_ingot("server", "top", server.http_url, *options))
+        assert "affine:1" in succeeded(run_ingot("server", "top", "--server", server.http_url, *options))
 
 
 class Other(BaseHTTPRequestHandler):
@@ -195,20 +195,20 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("GRPC", "--once"), "is a gRPC port; give the HTTP port"),
-        (("GRPC_AS_HTTP", "--once"), "give the URL that ingot serve prints after HTTP"),
-        (("OTHER", "--once"), "none of Ingot's metrics"),
-        (("http://127.0.0.1:1", "--once"), "is it running?"),
-        (("/absent.sock", "--once"), "no server answers at /absent.sock"),
-        (("127.0.0.1:8000", "--once"), "write http://127.0.0.1:8000"),
+        (("--server", "GRPC", "--once"), "is a gRPC port; give the HTTP port"),
+        (("--server", "GRPC_AS_HTTP", "--once"), "give the URL that ingot serve prints after HTTP"),
+        (("--server", "OTHER", "--once"), "none of Ingot's metrics"),
+        (("--server", "http://127.0.0.1:1", "--once"), "is it running?"),
+        (("--server", "/absent.sock", "--once"), "no server answers at /absent.sock"),
+        (("--server", "127.0.0.1:1", "--once"), "no server answers at http://127.0.0.1:1"),
         (
             ("--once",),
-            "no server of this user runs with a management socket on this machine; name one: ingot server top PLACE",
+            "no server of this user runs with a management socket on this machine; name one: --server PLACE",
         ),
-        (("HTTP", "--interval", "0s"), "--interval is '0s'; it must be from 100ms to 1h"),
-        (("HTTP", "--interval", "soon"), "write it as 50ms"),
-        (("HTTP", "--json"), "add --once"),
-        (("HTTP", "--once", "--ca-file", "/absent.pem"), "/absent.pem cannot be used"),
+        (("--server", "HTTP", "--interval", "0s"), "--interval is '0s'; it must be from 100ms to 1h"),
+        (("--server", "HTTP", "--interval", "soon"), "write it as 50ms"),
+        (("--server", "HTTP", "--json"), "add --once"),
+        (("--server", "HTTP", "--once", "--ca-file", "/absent.pem"), "/absent.pem cannot be used"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -258,13 +258,15 @@ def broken(**answers: str) -> Iterator[str]:
 )
 def test_a_broken_server_is_named(run_ingot: RunIngot, metrics: str, models: str) -> None:
     with broken(metrics=metrics, models=models) as url:
-        text = refused(run_ingot("server", "top", url, "--once", "--interval", "100ms"))
+        text = refused(run_ingot("server", "top", "--server", url, "--once", "--interval", "100ms"))
     assert f"what answers at {url} is not the HTTP port of an Ingot server" in text
 
 
 def test_an_endless_answer_ends(run_ingot: RunIngot) -> None:
     with broken(metrics="# endless") as url:
-        assert "has more than 64 MiB" in refused(run_ingot("server", "top", url, "--once", "--interval", "100ms"))
+        assert "has more than 64 MiB" in refused(
+            run_ingot("server", "top", "--server", url, "--once", "--interval", "100ms")
+        )
 
 
 def test_names_of_a_server_do_not_control_the_terminal() -> None:
@@ -274,7 +276,9 @@ def test_names_of_a_server_do_not_control_the_terminal() -> None:
     with broken(models=json.dumps(stats)) as url:
         ours, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "24"}
-        process = subprocess.Popen([*TOP, url, "--interval", "100ms"], stdout=theirs, stderr=theirs, env=environment)
+        process = subprocess.Popen(
+            [*TOP, "--server", url, "--interval", "100ms"], stdout=theirs, stderr=theirs, env=environment
+        )
         os.close(theirs)
         seen = b""
         while seen.count(b"[/]") < 2 and process.poll() is None:
