@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +47,8 @@ def copy(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="name:tag, oci://host/name:tag, or a file (ends in .ingot, or begins with ., / or ~).",
+            help="name:tag, oci://host/name:tag, or a file (ends in .ingot, or begins with ., / or ~); FOLDER/ for a "
+            "file NAME.ingot there.",
             show_default="the store, under the archive's own name",
             autocompletion=references,
         ),
@@ -130,9 +132,15 @@ def _save(located: Located, target: str, trust: Path | None, as_json: bool) -> N
     out = Path(target).expanduser()
     if out.suffix == ".onnx":
         raise InvalidArgument(f"{target} is written as an archive; name it {out.stem}.ingot")
-    check_out(out)
-    check_apart(out, archive=located.name)
+    if not target.endswith("/"):
+        check_out(out)
+    elif not out.is_dir():
+        raise InvalidArgument(f"cannot write into {target}: there is no folder {out}")
     archive, found = located.find()
+    if target.endswith("/"):
+        out /= f"{archive.name.rpartition('/')[2]}.ingot"
+        check_out(out)
+    check_apart(out, archive=located.name)
     _check(archive, found, None, located, trust)
     try:
         with transferring(f"Writing {out.name}") as transfer:
@@ -247,8 +255,11 @@ def _push(
 ) -> None:
     """Push an archive into the store, or the registry that ``target`` names, and report it."""
     from ingot.model_store.places import open_place
+    from ingot.model_store.references import is_version
 
     place, target = open_place(target, store, chunk_mb << 20 if chunk_mb else None)
+    is_alias = target.tag is not None and not is_version(target.tag)
+    before = place.digest_of(target.name, str(target.tag)) if is_alias else None
     try:
         with transferring("Copying") as transfer:
             if place is store:
@@ -264,8 +275,16 @@ def _push(
         print_json({**result, "moved": transfer.moved, "present": transfer.skipped})
         return
     say(f"{target}  {pushed.digest}")
+    if is_alias:
+        note(earlier(replace(pushed, registry=target.registry), before, "is new"))
     if transfer.skipped:
         note(f"{size(transfer.moved)} copied, {size(transfer.skipped)} were already present")
+
+
+def earlier(moved: Reference, before: str | None, otherwise: str) -> str:
+    """Return a line on the earlier target of a tag; ``otherwise`` describes a tag without one."""
+    was = "is unchanged" if before == moved.digest else f"was {before}" if before else otherwise
+    return f"{replace(moved, digest=None)} {was}"
 
 
 def _target(reference: str) -> Reference:

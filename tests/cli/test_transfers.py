@@ -16,7 +16,7 @@ from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.transfer import Transfer
 from tests import onnx_models
 from tests.model_store.samples import archive
-from tests.support import RunIngot
+from tests.support import RunIngot, refused, succeeded
 
 
 @pytest.fixture
@@ -91,6 +91,29 @@ def test_an_interrupted_save_says_that_nothing_was_written(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         transfers.copy("tiny:1", str(tmp_path / "tiny.ingot"), store=tmp_path / "store")
     assert told == [f"nothing was written to {tmp_path / 'tiny.ingot'}"]
+
+
+def test_a_copy_into_a_folder_is_named_after_the_model(run_ingot: RunIngot, tmp_path: Path) -> None:
+    archive().save(tmp_path / "tiny.ingot")
+    succeeded(run_ingot("copy", "tiny.ingot", "team/tiny:1"))
+    (tmp_path / "sub").mkdir()
+    assert succeeded(run_ingot("copy", "team/tiny:1", "./sub/")).startswith("sub/tiny.ingot: ")
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["tiny.ingot"]
+    assert "there is no folder other" in refused(run_ingot("copy", "team/tiny:1", "./other/"))
+    assert not (tmp_path / "other").exists()
+    assert "it is also the file of the archive" in refused(run_ingot("copy", "sub/tiny.ingot", "./sub/"))
+
+
+def test_a_copy_that_moves_an_alias_names_its_earlier_target(run_ingot: RunIngot, tmp_path: Path) -> None:
+    archive().save(tmp_path / "tiny.ingot")
+    onnx_models.affine(tmp_path)
+    succeeded(run_ingot("export", "affine.onnx", "-o", "affine.ingot"))
+    first = run_ingot("copy", "tiny.ingot", "tiny:prod")
+    digest = succeeded(first).split()[-1]
+    assert "tiny:prod is new\n" in first.stderr
+    assert "tiny:prod is unchanged\n" in run_ingot("copy", "tiny.ingot", "tiny:prod").stderr
+    assert f"tiny:prod was {digest}\n" in run_ingot("copy", "affine.ingot", "tiny:prod").stderr
+    assert "tiny:1" not in run_ingot("copy", "tiny.ingot", "tiny:1").stderr
 
 
 def test_addresses_of_registries_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import typer
 from ingot.cli.archives import Json, StoreOption
 from ingot.cli.completion import names, references
 from ingot.cli.output import note, print_json, say
-from ingot.cli.transfers import Expect, expected
+from ingot.cli.transfers import Expect, earlier, expected
 from ingot.errors import InvalidArgument, NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -246,6 +246,5 @@ def _print_move(moved: Reference, before: str | None, otherwise: str, as_json: b
     if as_json:
         print_json({**_named(moved), "digest": moved.digest, "before": before})
         return
-    was = "is unchanged" if before == moved.digest else f"was {before}" if before else otherwise
     say(f"{_short(moved)}  {moved.digest}")
-    note(f"{_short(moved)} {was}")
+    note(earlier(moved, before, otherwise))

@@ -108,7 +108,7 @@ def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert succeeded(run_ingot("copy", "2.ingot", *other)) == f"tiny:2  {SECOND.digest}\n"
     copied = run_ingot("copy", "tiny:2", "team/tiny:prod")
     assert succeeded(copied) == f"team/tiny:prod  {SECOND.digest}\n"
-    assert copied.stderr.startswith("0 B copied, ")
+    assert copied.stderr.startswith("team/tiny:prod is new\n0 B copied, ")
     assert succeeded(run_ingot("store", "list", "team/tiny")) == f"team/tiny:prod  {SECOND.digest}\n"
     assert [item["tag"] for item in read(succeeded(run_ingot("store", "list", "--json")))] == ["prod", "1", "2"]
     for tag in ("10", "v1.9", "canary"):
