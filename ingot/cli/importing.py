@@ -143,7 +143,7 @@ def _plan(
 
     ref = None if reference is None else Reference.parse(reference)
     if ref is not None and (ref.digest or ref.variant):
-        raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+        raise InvalidArgument(f"'{ref}' is not a target of copies; write name:tag, such as {ref.name}:1")
     if ref is not None and ref.registry is not None:
         raise InvalidArgument(f"'{ref}' is in a registry; import into the store, then: ingot copy NAME:TAG {ref}")
     if reference is not None:

@@ -43,7 +43,7 @@ def _model(text: str, registry: str | None, store: Store, *, shared: bool) -> Se
     servers = "replicas" if shared else "pods"
     if located.reference is None:
         raise InvalidArgument(
-            f"{servers} cannot read the file {source}; push it: ingot copy {source} oci://HOST/NAME:TAG"
+            f"{servers} cannot read the file {source}; copy it to a registry: ingot copy {source} oci://HOST/NAME:TAG"
         )
     archive, found = located.find()
     alias = found.tag if shared and found.tag and located.reference.digest is None else ""
@@ -57,7 +57,7 @@ def _model(text: str, registry: str | None, store: Store, *, shared: bool) -> Se
         reference = dataclasses.replace(base, tag=tag, variant=reference.variant)
     elif reference.registry is None and not shared:
         raise InvalidArgument(
-            f"pods cannot read the store of this machine; push the archive (ingot copy {source} "
+            f"pods cannot read the store of this machine; copy the archive to a registry (ingot copy {source} "
             f"oci://HOST/{source}), and name that or its place with --registry"
         )
     return Served.of(name or written_name(str(reference)).rpartition("/")[2], reference, archive, alias)

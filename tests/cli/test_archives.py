@@ -50,7 +50,7 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     assert succeeded(run_ingot("copy", "digits-int8.ingot", "digits:1")) == line
     assert succeeded(run_ingot("copy", "digits-int8.ingot", "digits:1")) == line
     message = refused(run_ingot("copy", "digits.ingot", "digits:1"))
-    assert "a version never changes; push as another version, such as digits:2" in message
+    assert "a version never changes; copy it as another version, such as digits:2" in message
     pushed = json.loads(succeeded(run_ingot("copy", "digits.ingot", "digits:2", "--json")))
     exported_archive = Archive.open(tmp_path / "digits.ingot")
     assert (pushed["reference"], pushed["digest"]) == ("digits:2", exported_archive.digest)

@@ -175,7 +175,7 @@ def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
         (["repo/a", "x:1"], "holds 2 models, which cannot all have one target; name one: repo/a/1, repo/a/2"),
         (["repo", "x"], "have different names and cannot all be 'x'"),
         (["repo/b", "x:1", "-o", "a.ingot"], "goes to the store or to a file; leave out the reference, or --out"),
-        (["repo/b", "x:1#fp32"], "'x:1#fp32' cannot be pushed to; write name:tag"),
+        (["repo/b", "x:1#fp32"], "'x:1#fp32' is not a target of copies; write name:tag"),
         (["repo/b", "oci://host/x:1"], "'oci://host/x:1' is in a registry; import into the store, then: ingot copy"),
         (["repo/b", "-o", "no/a.ingot"], "there is no folder no"),
         (["repo/b", "x:1"], "ONNX Runtime cannot load model.onnx: Protobuf parsing failed"),

@@ -97,7 +97,7 @@ def test_replicas_read_a_registry(run_ingot: RunIngot, pushed: str) -> None:
     [
         (["absent:1"], "no model 'absent'"),
         (["times:1", "times:2"], "two models are called 'times'"),
-        (["./times.ingot"], "replicas cannot read the file ./times.ingot; push it"),
+        (["./times.ingot"], "replicas cannot read the file ./times.ingot; copy it to a registry: ingot copy"),
         (["times:1", "--replicas", "8..1"], "the least must be at least 1 and at most the most"),
         (["times:1", "--num-gpus", "1.5"], "a share of one, such as 0.25, or a whole number"),
         (["times:1", "--num-gpus", "-1"], "a share of one, such as 0.25, or a whole number"),

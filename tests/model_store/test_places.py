@@ -87,7 +87,9 @@ class TestPush:
     def test_a_version_never_changes(self, place: Place, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         place.push(FIRST, f"{name}:1")
-        with pytest.raises(AlreadyExists, match=f"a version never changes; push as another version, such as {name}:2"):
+        with pytest.raises(
+            AlreadyExists, match=f"a version never changes; copy it as another version, such as {name}:2"
+        ):
             place.push(SECOND, f"{name}:1")
         assert place.tags(name) == {"1": FIRST.digest}
 
@@ -109,7 +111,7 @@ class TestPush:
 
     @pytest.mark.parametrize("suffix", ["", f":1@{NOWHERE}", ":1#int8"])
     def test_it_needs_a_name_and_a_tag(self, place: Place, name: str, suffix: str) -> None:
-        with pytest.raises(InvalidArgument, match=f"cannot be pushed to; write name:tag, such as {name}:1"):
+        with pytest.raises(InvalidArgument, match=f"is not a target of copies; write name:tag, such as {name}:1"):
             place.push(FIRST, f"{name}{suffix}")
 
     def test_attachments_are_copied_too(self, place: Place, name: str) -> None:

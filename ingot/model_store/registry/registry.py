@@ -140,7 +140,7 @@ class Registry:
         """
         ref = self._parse(reference)
         if ref.tag is None or not ref.pushable:
-            raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+            raise InvalidArgument(f"'{ref}' is not a target of copies; write name:tag, such as {ref.name}:1")
         blobs = self._blobs(ref.name, "push")
         self._check_tag(blobs, ref.tag, archive.digest, expect)
         archive.check_own()
@@ -277,7 +277,7 @@ class Registry:
             free = next_version(self._listed(blobs) or (tag,))
             raise AlreadyExists(
                 f"'{blobs.name}:{tag}' in {self.address} holds another archive ({str(there)[:19]}...) and a version "
-                f"never changes; push as another version, such as {blobs.name}:{free}"
+                f"never changes; copy it as another version, such as {blobs.name}:{free}"
             )
         return there
 

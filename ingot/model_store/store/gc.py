@@ -139,7 +139,7 @@ def _reachable(
             except InvalidArchive as error:
                 raise InvalidArchive(
                     f"nothing was collected, as the blobs of '{name}@{descriptor.digest}' are unknown: {error}; "
-                    "see ingot store fsck, then push the archive again or remove its tags"
+                    "see ingot store fsck, then copy the archive here again (ingot copy), or remove its tags"
                 ) from error
         history = tags.history()
         graced: set[str] = set()

@@ -96,7 +96,7 @@ class Store:
         """
         ref = _parse(reference)
         if ref.tag is None or not ref.pushable:
-            raise InvalidArgument(f"'{ref}' cannot be pushed to; write name:tag, such as {ref.name}:1")
+            raise InvalidArgument(f"'{ref}' is not a target of copies; write name:tag, such as {ref.name}:1")
         with self._folder.writing():
             self._check_free(ref.name, ref.tag, archive.digest, expect)
             with self._nothing_left_of(archive), self.leases.hold(_digests(archive)):
@@ -385,7 +385,7 @@ class Store:
         if taken not in (None, digest):
             raise AlreadyExists(
                 f"'{name}:{tag}' {'holds' if tag in entries else 'held'} another archive ({str(taken)[:19]}...) and a "
-                f"version never changes; push as another version, such as {name}:{self.next_version(name)}"
+                f"version never changes; copy it as another version, such as {name}:{self.next_version(name)}"
             )
 
 

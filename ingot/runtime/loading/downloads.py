@@ -78,7 +78,7 @@ class Downloads:
         self._gate.check(archive, found)
         if found.tag is None:
             raise InvalidArgument(
-                f"no tag points to '{found}'; promote it to one, or pull it and serve it from the store"
+                f"no tag points to '{found}'; promote it to one, or copy it to the store and serve it from there"
             )
         there = self._store.digest_of(kept, found.tag)
         if there not in (None, archive.digest) and is_version(found.tag):

@@ -58,7 +58,9 @@ class TestPush:
 
     def test_a_version_never_changes(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
-        with pytest.raises(AlreadyExists, match=f"a version never changes; push as another version, such as {name}:2"):
+        with pytest.raises(
+            AlreadyExists, match=f"a version never changes; copy it as another version, such as {name}:2"
+        ):
             place.push(SECOND, f"{name}:1")
         assert place.tags(name) == {"1": FIRST.digest}
 
@@ -109,7 +111,7 @@ class TestPush:
         place.find(f"{name}:1")[0].verify()
 
     def test_a_reference_to_push_to_needs_a_tag(self, place: Registry, name: str) -> None:
-        with pytest.raises(InvalidArgument, match="cannot be pushed to; write name:tag"):
+        with pytest.raises(InvalidArgument, match="is not a target of copies; write name:tag"):
             place.push(FIRST, name)
 
 

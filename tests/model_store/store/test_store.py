@@ -41,7 +41,7 @@ class TestPush:
 
     def test_a_version_never_changes(self, store: Store) -> None:
         store.push(FIRST, "tiny:1")
-        with pytest.raises(AlreadyExists, match="a version never changes; push as another version, such as tiny:2"):
+        with pytest.raises(AlreadyExists, match="a version never changes; copy it as another version, such as tiny:2"):
             store.push(SECOND, "tiny:1")
         assert store.get("tiny:1").digest == FIRST.digest
 
