@@ -19,6 +19,8 @@ import ingot
 from ingot.errors import CLASSES
 from tests.support import ROOT
 
+pytestmark = pytest.mark.matrix  # the site takes 9 s of CPU time to build
+
 # What a browser would load by itself.
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*href=["']?https?://"""

@@ -27,6 +27,8 @@ from tests.runtime.gpu.fake_device import Doubling, FakeDevice, UnorderedAccess,
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
 from tests.runtime.gpu.shared_gpu import HANDLE_BYTES, SharedGpu
 
+pytestmark = pytest.mark.matrix  # against a fake device, until they have run on a GPU
+
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 

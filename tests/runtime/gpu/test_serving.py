@@ -24,6 +24,8 @@ from ingot.tensors import Array
 from tests import onnx_models
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
 
+pytestmark = pytest.mark.matrix  # against a fake device, until they have run on a GPU
+
 Serve = Callable[..., Model]
 # In batches of one sample, these run on all workers at once.
 PARTS = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [12, 3], "data": [[1, 2, 3]] * 12}]}

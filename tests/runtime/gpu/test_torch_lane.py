@@ -35,6 +35,8 @@ from tests.runtime.gpu.fake_torch import FakeTorch, pipelined
 from tests.runtime.gpu.test_pipeline import Faulty
 from tests.support import matrix, run_python
 
+pytestmark = pytest.mark.matrix  # against a fake device, until they have run on a GPU
+
 GRAPHS = GraphOptions(most=8, batch="batch", padded=True)
 
 

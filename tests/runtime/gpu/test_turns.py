@@ -26,6 +26,8 @@ from tests.runtime.gpu import fake_torch
 from tests.runtime.gpu.fake_device import Doubling, FakeDevice
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
 
+pytestmark = pytest.mark.matrix  # against a fake device, until they have run on a GPU
+
 
 @dataclass
 class Engine:

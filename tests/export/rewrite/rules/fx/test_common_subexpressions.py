@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from ingot.export.rewrite.rules.fx.common_subexpressions import CommonSubexpressions
 from tests.export.models import Function
 from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
+
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
 
 X = "x:float32[batch,seq]"
 

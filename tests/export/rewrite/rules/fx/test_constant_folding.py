@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -9,6 +10,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from ingot.export.rewrite.rules.fx.constant_folding import GROWTH, ConstantFolding
 from ingot.export.rewrite.rules.fx.conv_bn import ConvBn
 from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
+
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
 
 X = "x:float32[batch,8]"
 

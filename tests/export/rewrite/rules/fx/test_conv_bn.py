@@ -10,6 +10,8 @@ from ingot.export.program import quiet
 from ingot.export.rewrite.rules.fx.conv_bn import ConvBn
 from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
+
 IMAGE = "x:float32[batch,3,8,8]"
 
 

@@ -12,6 +12,8 @@ from ingot.export.rewrite.rules.fx.dead_branches import DeadBranches
 from tests.export.models import Function
 from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
+
 X = "x:float32[batch,4]"
 
 

@@ -13,6 +13,8 @@ from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
 from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
 from tests.export.rewrite.rules.fx.support import lower, operators, rewrite, trace
 
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
+
 with quiet():  # defines the operators quantized_decomposed::*
     import torch.ao.quantization.fx._decomposed
 

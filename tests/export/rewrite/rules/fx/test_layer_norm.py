@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
 from ingot.export.rewrite.rules.fx.layer_norm import LayerNorm
 from tests.export.rewrite.rules.fx.support import Each, lower, onnx_operators, operators, rewrite
+
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
 
 SIZE = 12
 X = f"x:float32[batch,seq,{SIZE}]"

@@ -9,6 +9,8 @@ from torch import nn
 from ingot.export.rewrite.rules.fx.rms_norm import RmsNorm
 from tests.export.rewrite.rules.fx.support import Each, lower, operators, rewrite, trace
 
+pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs
+
 SIZE = 16
 X = f"x:float32[batch,seq,{SIZE}]"
 Formula = Callable[[torch.Tensor], torch.Tensor]
