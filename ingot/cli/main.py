@@ -71,16 +71,39 @@ _NO_FOLDER = "No usable temporary directory"
 # The prefix of the names of Ingot's threads, and those that call no engine.
 _OWN_THREADS = "ingot-"
 _HARMLESS_THREADS = ("ingot-log", "ingot-signals")
+# Commands whose options are settings of the server.
+_OF_SETTINGS = ("serve", "config", "deploy")
 _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands; the error for a former one has the new command line."""
+    """The commands; errors for former ones, former options, and commands without their group have the new words."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if (new := RENAMED.get(args[0])) is not None:
-            ctx.fail(f"'ingot {args[0]}' is now 'ingot {new}'.")
+        name, new = args[0], RENAMED.get(args[0])
+        grouped = [] if name in self.commands else [path for path in _grouped(self, name) if path != new]
+        meant = "did you mean " + " or ".join(f"'ingot {path}'" for path in grouped) + "?"
+        if new is not None:
+            ctx.fail(f"'ingot {name}' is now 'ingot {new}'{f'; {meant}' if grouped else '.'}")
+        if grouped:
+            ctx.fail(f"No such command '{name}'; {meant}")
+        if name in _OF_SETTINGS:
+            from ingot.cli.settings import replacement
+
+            for option in (text.partition("=")[0] for text in args[1:] if text.startswith("--")):
+                if (instead := replacement(option)) is not None:
+                    ctx.fail(f"No such option: {option}; {instead}.")
         return super().resolve_command(ctx, args)
+
+
+def _grouped(group: Any, name: str) -> Iterator[str]:
+    """Yield the commands of that name in the groups, with the names of these: ``server reload``."""
+    for outer, inner in group.commands.items():
+        commands = getattr(inner, "commands", {})
+        if name in commands:
+            yield f"{outer} {name}"
+        if commands:
+            yield from (f"{outer} {path}" for path in _grouped(inner, name))
 
 
 def application(*names: str) -> typer.Typer:

@@ -24,6 +24,9 @@ ConfigOption = Annotated[
 ]
 
 
+_FORMER = {"--no-management": "--management off", "--no-watch": "--watch off"}
+
+
 def with_settings(command: _Command) -> _Command:
     """Add an option for each setting to a command, which takes the values as ``**settings``: None if not given.
 
@@ -38,6 +41,17 @@ def with_settings(command: _Command) -> _Command:
 def chosen(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def replacement(option: str) -> str | None:
+    """Return what to write instead of a former option of a setting; None for any other option."""
+    if option in _FORMER:
+        return f"write {_FORMER[option]}"
+    settings = ServerConfig.settings().values()
+    name = next((setting.name for setting in settings if setting.file_only and setting.option == option), None)
+    if name is None:
+        return None
+    return f"set {name} in ingot.toml" + (", or see ingot server canary --help" if name.startswith("canary") else "")
 
 
 def _help_all(context: typer.Context, wanted: bool | None) -> None:

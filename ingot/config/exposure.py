@@ -116,6 +116,8 @@ def _check_management(config: Exposed, called: Callable[[str], str]) -> None:
     """A port of management needs keys also on this machine, as web pages can send requests there."""
     if config.management == OFF and config.management_grpc is not None:
         raise InvalidArgument(f"{called('management_grpc')} needs {called('management')}, which is off; leave one out")
+    if config.management == "on":
+        raise InvalidArgument(f"{called('management')} is 'on'; leave it out for the default, a Unix socket")
     for name in ("management", "management_grpc"):
         address = getattr(config, name)
         if address in (None, OFF) or config.insecure or (name == "management" and is_path(address)):

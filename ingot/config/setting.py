@@ -160,6 +160,8 @@ class Setting:
 
     def fault(self, value: Any, error: Exception) -> str:
         """Return what is wrong with a value that :meth:`read` or :meth:`typed` refused, to follow the name."""
+        if self.off and value == "on":
+            return f"is 'on'; leave it out for the default, {self.shown_default}"
         own = isinstance(error, NotDurationError)
         unit = " seconds" if self.duration and not own and not isinstance(value, str) else ""
         return f"is {value!r}{unit}: {error if own else f'it must be {self.takes}'}"

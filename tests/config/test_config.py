@@ -77,6 +77,9 @@ def test_management_and_the_watch_of_aliases_can_be_off(monkeypatch: pytest.Monk
     with pytest.raises(InvalidArgument, match=r"^management_grpc needs management, which is off; leave one out"):
         ServerConfig.of({"management": "off", "management_grpc": "localhost:1", "auth": "keys.toml"})
     assert ServerConfig.of({"management": "off"}).shows_page
+    for name, default in (("management", "a Unix socket"), ("watch", "30s")):
+        with pytest.raises(InvalidArgument, match=f"^{name} is 'on'; leave it out for the default, {default}$"):
+            ServerConfig.of({name: "on"})
     assert ServerConfig.of({"management": "off", "management_grpc": "off"}).management_grpc is None
     monkeypatch.setenv("INGOT_WATCH", "off")
     assert ServerConfig.of({}).watch is None
