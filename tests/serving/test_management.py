@@ -334,6 +334,7 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         asked = ("times", "--input", "x=[[1, 2, 3]]")
         for address in (server.http_url, server.grpc_url):
             assert "from --key-file or INGOT_API_KEY" in refused(run_ingot("infer", address, *asked))
+            assert "from --key-file or INGOT_API_KEY" in refused(run_ingot("bench", address, "times"))
         assert "write http://127.0.0.1:18000" in refused(run_ingot("server", "status", "--server", "18000"))
         metrics = httpx.get(f"http://{place}/metrics", headers=headers, trust_env=False).text
         assert 'ingot_management_total{action="load",result="ok"} 2.0' in metrics
