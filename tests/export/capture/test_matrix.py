@@ -27,7 +27,7 @@ LADDER = {"auto", "export", "strict", "inferred", "deferred", "oblivious"}
 # Routes that refuse each kind; every other route captures it. Kinds that change their state are refused by all.
 REFUSED = {
     "transformer": {"script"},
-    "branch": LADDER | {"fx", "trace"},
+    "branch": LADDER | {"crossed", "fx", "trace"},
     "cond": {"fx", "script", "trace"},
     "nested": {"script"},
     "stateful": {"auto", *ROUTES},
