@@ -23,11 +23,11 @@ from tests.export.capture.kinds import KINDS
 from tests.support import matrix
 
 SPEC = ["x:float32[batch,seq=1..64,4]"]
-LADDER = {"auto", "export", "strict", "inferred", "deferred", "oblivious"}
+LADDER = {"auto", "export", "strict", "inferred", "deferred", "oblivious", "crossed"}
 # Routes that refuse each kind; every other route captures it. Kinds that change their state are refused by all.
 REFUSED = {
     "transformer": {"script"},
-    "branch": LADDER | {"crossed", "fx", "trace"},
+    "branch": LADDER | {"fx", "trace"},
     "cond": {"fx", "script", "trace"},
     "nested": {"script"},
     "stateful": {"auto", *ROUTES},
