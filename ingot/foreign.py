@@ -24,6 +24,16 @@ class ExitRequested(Exception):
         self.__traceback__ = error.__traceback__
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on; errors that are raised twice can cause each other."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and not any(following is each for each in seen):
+        yield following
+        seen.append(following)
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+
+
 @contextlib.contextmanager
 def reported_as(
     kind: type[Exception], message: str | Callable[[Exception], str], keep: type[Exception] | tuple[()] = ()

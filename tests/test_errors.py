@@ -85,3 +85,9 @@ def test_errors_of_foreign_code_that_are_kept_pass_as_they_are() -> None:
     with pytest.raises(ExportError) as raised, foreign.reported_as(InvalidArgument, "it failed", keep=ExportError):
         raise error
     assert raised.value is error
+
+
+def test_errors_that_cause_each_other_are_listed_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__context__ = second, first
+    assert list(foreign.causes(first)) == [first, second]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from ingot import foreign
 from ingot.export.program import Eager
 from ingot.export.torch_internals import constants_of
 
@@ -30,12 +31,10 @@ def of(eager: Eager) -> dict[str, tuple[Any, torch.dtype]]:
 
 def decides(error: BaseException) -> bool:
     """Return whether a capture failed because the code branches on a tensor's values."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, GuardOnDataDependentSymNode) or "data-dependent" in str(seen).lower():
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        isinstance(cause, GuardOnDataDependentSymNode) or "data-dependent" in str(cause).lower()
+        for cause in foreign.causes(error)
+    )
 
 
 def known() -> contextlib.AbstractContextManager[None]:

@@ -6,13 +6,15 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
 from torch import fx, nn
+
+from ingot import foreign
 
 _EXPORT = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -40,7 +42,7 @@ def find_place(error: BaseException) -> Place | None:
     Exporters report it in one of three ways: as a stack of the code that they interpret, in the message, or by running
     the code, which is then part of the traceback.
     """
-    for item in _chain(error):
+    for item in foreign.causes(error):
         for frames in (_interpreted(item), frames_in(str(item)), _ran(item)):
             if (place := innermost(frames)) is not None:
                 return place
@@ -85,13 +87,6 @@ def forward_of(module: nn.Module) -> Place | None:
     except (OSError, TypeError):
         return None
     return Place(file, line, "forward") if file is not None and _is_users(file) else None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
 
 
 def _interpreted(error: BaseException) -> list[Place]:

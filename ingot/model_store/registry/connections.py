@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from ingot import foreign
 from ingot._version import __version__
 from ingot.errors import IngotError, InvalidArgument, Transient, Unavailable
 from ingot.model_store.blobs.transfer import Transfer
@@ -156,8 +157,7 @@ def network_error(address: RegistryAddress, error: httpx.TransportError) -> Ingo
     """Return the error of a registry for one of the network, with its cause and the remedy."""
     if isinstance(error, httpx.TimeoutException):
         return Transient(f"{address} does not answer; check the network, or try later")
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in foreign.causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return InvalidArgument(
                 f"{address} has an untrusted certificate: {cause.verify_message}; if it has its own certificate "
@@ -170,7 +170,6 @@ def network_error(address: RegistryAddress, error: httpx.TransportError) -> Ingo
             )
         if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
             return Unavailable(f"{address} cannot be found: the host name does not resolve; check the spelling")
-        cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.ConnectError):
         return Transient(f"{address} cannot be reached ({error}); check the address and the network")
     return Transient(f"the connection to {address} broke ({str(error) or type(error).__name__})")
