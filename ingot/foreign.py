@@ -25,13 +25,17 @@ class ExitRequested(Exception):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its cause, the cause of that, and so on; errors that are raised twice can cause each other."""
+    """Yield an error, its cause, the cause of that, and so on.
+
+    Contexts that ``from None`` hides are included: httpcore hides the network's error so. Errors that are raised twice
+    can cause each other.
+    """
     seen: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and not any(following is each for each in seen):
         yield following
         seen.append(following)
-        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+        following = following.__cause__ or following.__context__
 
 
 @contextlib.contextmanager

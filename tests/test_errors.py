@@ -91,3 +91,9 @@ def test_errors_that_cause_each_other_are_listed_once() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__context__ = second, first
     assert list(foreign.causes(first)) == [first, second]
+
+
+def test_a_cause_that_a_library_hides_is_listed() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    second.__context__, second.__suppress_context__ = first, True  # as `raise second from None` does
+    assert list(foreign.causes(second)) == [second, first]
