@@ -5,7 +5,7 @@
 #   docker run --rm --read-only --tmpfs /tmp -p 127.0.0.1:8000:8000 -p 127.0.0.1:8001:8001 -e INGOT_INSECURE=1 \
 #     -v "$HOME/.ingot:/models:ro" ingot:cpu serve digits:1
 #
-# INGOT_INSECURE serves every client that reaches the ports; docs/containers.md has the command with TLS and API keys.
+# INGOT_INSECURE serves every client that reaches the ports; docs/guides/deploy/containers.md has the command with TLS and API keys.
 
 # Any base with this Python will do; the packages' stage and the image must have the same.
 ARG PYTHON=python:3.11-slim

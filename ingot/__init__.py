@@ -1,8 +1,8 @@
 """Ingot: from a PyTorch model to HTTP and gRPC answers.
 
 The public names below are loaded on first use, so that ``import ingot`` is fast and free of torch. Start in
-docs/architecture.md, then in the ``__init__`` of a package: export, quant, model_store, runtime, serving, server,
-client or config.
+docs/concepts/architecture.md, then in the ``__init__`` of a package: export, quant, model_store, runtime, serving,
+server, client or config.
 """
 
 from __future__ import annotations

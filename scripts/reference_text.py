@@ -18,7 +18,7 @@ from ingot.server.http.app import create_app
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 
-_SETTINGS = "Every [setting](../settings.md) of the server is an option too: `max_batch` is `--max-batch`."
+_SETTINGS = "Every [setting](settings.md) of the server is an option too: `max_batch` is `--max-batch`."
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
 

@@ -1,6 +1,6 @@
 """Write what the settings of ``ServerConfig`` generate: a table, a JSON Schema, and the keywords of ``ingot.serve``.
 
-``python scripts/settings_table.py`` writes the table into docs/settings.md, docs/ingot.schema.json and
+``python scripts/settings_table.py`` writes the table into docs/reference/settings.md, ingot.schema.json next to it and
 ingot/config/keywords.py; a test checks that they are current.
 """
 
@@ -14,7 +14,7 @@ from ingot.config import ServerConfig
 from ingot.config.file import schema
 from ingot.config.setting import Setting
 
-PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "settings.md"
 KEYWORDS = Path(__file__).parent.parent / "ingot" / "config" / "keywords.py"
 SCHEMA = PAGE.with_name("ingot.schema.json")
 _HEAD = "| setting, option, variable | default | takes | |\n|---|---|---|---|\n"
@@ -33,7 +33,7 @@ def _row(setting: Setting) -> str:
     elif setting.file_only:
         option = "in the file only"
     takes = setting.takes if not setting.duration else f"a time, {setting.takes}"
-    own = "[Per model](configuration.md#keys)." if setting.per_model else ""
+    own = "[Per model](../guides/serve/configuration.md#keys)." if setting.per_model else ""
     text = " ".join(filter(None, (f"{setting.help}.", setting.more, own)))
     names = f"`{setting.name}`<br>{option}"
     cells = (names, setting.shown_default, takes, text)
@@ -69,7 +69,7 @@ from typing import Literal, TypedDict
 
 
 class ServerSettings(TypedDict, total=False):
-    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/settings.md has limits and defaults."""
+    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/reference/settings.md has the limits."""
 
 {fields}'''
 

@@ -1,4 +1,4 @@
-"""The tutorial of docs/custom-ops.md on its own files: captured, rewritten, quantized around, archived, served."""
+"""The tutorial of custom-ops.md on its own files: captured, rewritten, quantized around, archived, served."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ingot.export import export_model
 from ingot.model_store import BlobFolder, Variant
 from ingot.quant import StaticInt8
 from tests.support import ROOT
+
+PAGE = ROOT / "docs" / "guides" / "make" / "custom-ops.md"
 
 pytestmark = pytest.mark.matrix
 
@@ -91,7 +93,7 @@ def test_it_is_served_and_answers_as_pytorch_does(archive: Path, trained: tuple[
 
 def test_the_code_that_the_tutorial_shows_is_that_of_its_files() -> None:
     code = "\n".join(path.read_text() for path in sorted((ROOT / "examples" / "custom_op").iterdir()) if path.is_file())
-    shown = re.findall(r"^```(?:python|cpp)\n(.*?)^```", (ROOT / "docs" / "custom-ops.md").read_text(), re.M | re.S)
+    shown = re.findall(r"^```(?:python|cpp)\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     assert len(shown) >= 3
     assert [block for block in shown if block.strip() not in code] == []
 
@@ -102,7 +104,7 @@ def test_the_error_that_the_page_shows_is_what_an_operator_without_translation_g
             values: torch.Tensor = torch.linalg.eigvalsh(x)
             return values
 
-    page = (ROOT / "docs" / "custom-ops.md").read_text()
+    page = PAGE.read_text()
     [shown] = re.findall(r"^the model has no ONNX form: .*$", page, re.MULTILINE)
     before, after = shown.split("model.py:12")
     with pytest.raises(ExportError) as error:

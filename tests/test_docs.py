@@ -59,7 +59,7 @@ def test_the_reference_has_every_command_and_option() -> None:
 @pytest.mark.parametrize("name", sorted(set(ingot.__all__) - {"__version__"}))
 def test_every_public_name_is_loaded_on_use_and_documented(name: str) -> None:
     assert getattr(ingot, name) is not None
-    assert f"`ingot.{name}`" in (ROOT / "docs" / "python.md").read_text()
+    assert f"`ingot.{name}`" in (ROOT / "docs" / "guides" / "serve" / "python.md").read_text()
 
 
 def test_what_is_generated_from_the_settings_is_current() -> None:
@@ -80,7 +80,7 @@ def test_every_setting_is_an_option_unless_only_the_file_has_it() -> None:
             assert f"[default: {setting.shown_default}]" in options[name].help
 
 
-QUANTIZATION = (ROOT / "docs" / "quantization.md").read_text()
+QUANTIZATION = (ROOT / "docs" / "guides" / "make" / "quantization.md").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -108,12 +108,12 @@ def test_every_quantization_metric_engine_and_transform_is_documented() -> None:
 def test_every_metric_is_documented() -> None:
     names = [family.name for family in Metrics().registry.collect()]
     assert len(names) > 5
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert [name for name in names if not re.search(rf"^\|.*`{name}(_total)?`.* \|", page, re.MULTILINE)] == []
 
 
 def test_the_glossary_explains_a_term_once() -> None:
-    terms = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    terms = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "reference" / "glossary.md").read_text(), re.MULTILINE)
     assert sorted(term for term in {*terms} - {"term"} if terms.count(term) > 1) == []
 
 
@@ -178,7 +178,7 @@ def test_tests_that_pages_name_exist() -> None:
 
 def test_messages_that_the_faq_quotes_exist() -> None:
     """A symptom in code is a part of a message, so that the site's search finds it."""
-    page = (ROOT / "docs" / "faq.md").read_text()
+    page = (ROOT / "docs" / "guides" / "operate" / "faq.md").read_text()
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
     quoted = [text for row in rows for text in re.findall(r"`([A-Za-z/2,' ]{12,})`", row)]
     assert len(quoted) > 6

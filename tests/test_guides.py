@@ -1,6 +1,6 @@
 """The blocks of the guides run: those of a page together, or each section of a page alone, in a new folder.
 
-Pages that are not listed here have no ``bash`` blocks, or tests that belong to them alone (docs/registry.md).
+Pages that are not listed here have no ``bash`` blocks, or a test that belongs to them alone, as the registry's has.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ DOCS = ROOT / "docs"
 
 # Texts that a page must print; its exit code must be 0.
 PAGES = {
-    "how-to/from-fastapi.md": ["dimension 1 of input 'x' is 1, the model takes 4"],
-    "how-to/text.md": ["the server answers many short texts", 'padding_elements_total{kind="padding"'],
-    "how-to/images.md": ["photos version 1"],
-    "how-to/detectors.md": ["detector version 1", "boxes ", "scores "],
-    "how-to/debug-a-capture.md": ["exit code 1", "y: error"],
-    "how-to/write-an-engine.md": ['"platform":"reference_onnx"', "logits float32 [1, 10]"],
-    "how-to/behind-a-proxy.md": ["logits float32 [1, 10]"],
-    "how-to/rotate-keys.md": ["is revoked; use another"],
-    "tutorial.md": ["held-out images are right", "digits:2", "0 requests failed", "rollback"],
+    "guides/migrate/from-fastapi.md": ["dimension 1 of input 'x' is 1, the model takes 4"],
+    "guides/make/text.md": ["the server answers many short texts", 'padding_elements_total{kind="padding"'],
+    "guides/make/images.md": ["photos version 1"],
+    "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],
+    "guides/make/debug-a-capture.md": ["exit code 1", "y: error"],
+    "guides/serve/write-an-engine.md": ['"platform":"reference_onnx"', "logits float32 [1, 10]"],
+    "guides/deploy/behind-a-proxy.md": ["logits float32 [1, 10]"],
+    "guides/operate/rotate-keys.md": ["is revoked; use another"],
+    "get-started/first-model.md": ["held-out images are right", "digits:2", "0 requests failed", "rollback"],
 }
 # Pages whose sections are independent.
 SECTIONS = {
-    "operate.md": {
+    "guides/operate/tasks.md": {
         "Configure a server with one file": ["ingot.toml: ok, 1 setting and 1 model", '"count":2'],
         "See where a setting comes from": ["ingot.toml:2", "INGOT_SLO", "--http-port"],
         "Load and unload models of a running server": ["second:1 is ready", "second:1  ready", "second:1  unloaded"],
@@ -45,7 +45,7 @@ SECTIONS = {
         "Answer equal requests from memory": ['ingot_cache_hits_total{model="digits",version="1"} 2.0'],
         "Ask many requests at once from Python": ["100 answers"],
     },
-    "how-to/roll-out.md": {
+    "guides/serve/roll-out.md": {
         "Change the version without downtime": ['result="ok",version="prod"} 1.0', 'result="ok",version="prod"} 2.0'],
         "Decide when a server changes": ['result="ok",version="prod"} 1.0'],
         "See why a new version was refused": ["it is unsigned"],
@@ -62,12 +62,8 @@ def sections(page: str) -> dict[str, str]:
 
 
 def test_every_page_with_commands_is_run() -> None:
-    with_commands = {
-        str(path.relative_to(DOCS))
-        for path in [*DOCS.glob("how-to/*.md"), DOCS / "operate.md", DOCS / "tutorial.md"]
-        if "```bash" in path.read_text()
-    }
-    assert with_commands == {*PAGES, *SECTIONS}
+    with_commands = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "```bash" in path.read_text()}
+    assert with_commands == {*PAGES, *SECTIONS, "guides/deploy/registry.md"}
     assert {page: sorted(sections(page)) for page in SECTIONS} == {page: sorted(SECTIONS[page]) for page in SECTIONS}
 
 

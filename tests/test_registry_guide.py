@@ -1,4 +1,4 @@
-"""The commands of docs/registry.md run, in order, against a real registry and with skopeo as an independent reader."""
+"""The commands of the guide to registries run, in order, against a registry and with skopeo as another reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tuned(Layers):
 
 
 def blocks() -> str:
-    page = (ROOT / "docs" / "registry.md").read_text()
+    page = (ROOT / "docs" / "guides" / "deploy" / "registry.md").read_text()
     return "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
 
 

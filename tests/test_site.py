@@ -50,13 +50,13 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 
 def test_every_public_name_is_in_the_api_reference(site: Path) -> None:
-    page = (site / "reference" / "api.html").read_text()
+    page = (site / "reference" / "python.html").read_text()
     names = set(ingot.__all__) - {"__version__", "errors", "IngotError"}
     assert [name for name in names if not re.search(rf'id="ingot\.([\w.]+\.)?{name}"', page)] == []
 
 
 def test_markup_of_sphinx_does_not_show(site: Path) -> None:
-    assert ":func:" not in (site / "reference" / "api.html").read_text()
+    assert ":func:" not in (site / "reference" / "python.html").read_text()
 
 
 def test_generated_parts_are_complete(site: Path) -> None:
@@ -79,11 +79,11 @@ def test_links_out_of_the_docs_lead_to_copies(site: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "page"),
     [
-        ("nms", "how-to/detectors.html"),
-        ("generate", "protocols.html"),
-        ("refused export", "how-to/debug-a-capture.html"),
-        ("ingot_tls_refused_total", "metrics.html"),
-        ("max_body_mb", "settings.html"),
+        ("nms", "guides/make/detectors.html"),
+        ("generate", "guides/serve/protocols.html"),
+        ("refused export", "guides/make/debug-a-capture.html"),
+        ("ingot_tls_refused_total", "reference/metrics.html"),
+        ("max_body_mb", "reference/settings.html"),
     ],
 )
 def test_the_search_finds(site: Path, query: str, page: str) -> None:
@@ -101,4 +101,4 @@ def test_home_says_how_to_install_and_why(site: Path) -> None:
     assert "pip install '.[cpu,export]'" in html.unescape(re.sub("<[^>]*>", "", home))
     assert 'id="why-ingot"' in home
     assert "images/page.png" in home
-    assert "how-to/from-triton.html" in home
+    assert "guides/migrate/from-triton.html" in home

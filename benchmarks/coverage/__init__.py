@@ -1,1 +1,4 @@
-"""How many kinds of models an exporter supports: see ``python -m benchmarks.coverage --help`` and docs/export.md."""
+"""How many kinds of models an exporter supports.
+
+See ``python -m benchmarks.coverage --help`` and docs/guides/make/export.md.
+"""

@@ -4,7 +4,7 @@ For each model: the highest rate of the engine alone (CUDA graphs, inputs on the
 closed loop over HTTP and gRPC; the highest rate of Poisson arrivals within the model's limit, how busy the GPU then is,
 and what one request takes beyond its computation; with ``--peers``, the highest rate within 25 ms over HTTP against the
 same model behind other servers. The load generator runs on the same machine. The table is printed, and with ``--write``
-written to docs/benchmarks.md.
+written to docs/concepts/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path, help="a Python that has the peers and PyTorch for the device")
     parser.add_argument("--peer-build", type=Path, default=Path("build/serving"), help="of benchmarks.serving.install")
     parser.add_argument("--peer-waits", default="1,4,10", help="of peers for a batch, in ms; the best counts")
-    parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/concepts/benchmarks.md")
     options = parser.parse_args()
     known = specs(small=options.small)
     names = options.models.split(",")

@@ -2,7 +2,7 @@
 
 Each replica has the server's own scheduler. Requests come at random; the balancer chooses a replica for each, by what
 it knows about them now or knew 100 ms ago. The replicas are equal, or differ in speed as the machines of a cloud do.
-The results are written to ``docs/scale.md`` and ``docs/images/balancing.svg``.
+The results are written to ``docs/guides/deploy/scale.md`` and ``docs/images/balancing.svg``.
 """
 
 from __future__ import annotations

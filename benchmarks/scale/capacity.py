@@ -33,7 +33,7 @@ from ingot.model_store import Store
 from ingot.runtime import devices
 
 GOAL = 0.15
-_PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploy" / "capacity.md"
 # The objective, and the seconds of each rate that is tried: enough requests for the quantile.
 _MODELS = {"digits": ("p99=20ms", 5), "wide": ("p99=50ms", 5), "minilm": ("p95=250ms", 15)}
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(_MODELS), help="separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slo", default="", help="of all models, instead of one for each")
-    parser.add_argument("--print", action="store_true", help="write nothing to docs/capacity.md")
+    parser.add_argument("--print", action="store_true", help="write nothing to docs/guides/deploy/capacity.md")
     options = parser.parse_args()
     build = build_folder()
     lines = [f"{devices.describe()}; {options.rounds} rounds:", ""]

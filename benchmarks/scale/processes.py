@@ -2,7 +2,7 @@
 
 One server, and several that share their ports (``--share-port``), serve the same model in turn, on all cores of this
 machine, which the load generator shares. Throughput, p99 and the server's CPU time for a request are written to
-``docs/scale.md`` as ratios to one server, medians of the rounds.
+``docs/guides/deploy/scale.md`` as ratios to one server, medians of the rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.bench.target import PROTOCOLS, Target
 from ingot.runtime import devices
 
 _HTTP = ("binary", "json")
-_PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploy" / "scale.md"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3, help="of each load")
-    parser.add_argument("--print", action="store_true", help="write nothing to docs/scale.md")
+    parser.add_argument("--print", action="store_true", help="write nothing to docs/guides/deploy/scale.md")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     found: dict[tuple[str, str, str], list[Found]] = defaultdict(list)

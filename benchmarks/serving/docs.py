@@ -1,4 +1,4 @@
-"""Writes the figures of the last run into docs/benchmarks.md: ``python -m benchmarks.serving.docs``."""
+"""Writes the figures of the last run into docs/concepts/benchmarks.md: ``python -m benchmarks.serving.docs``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.serving.report import section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "benchmarks.md"
 
 
 def updated(page: str, lines: list[str], name: str = "serving") -> str:

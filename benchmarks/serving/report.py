@@ -199,8 +199,8 @@ def _goodput(records: Sequence[Record]) -> list[str]:
 
 
 def section(found: dict[str, Any]) -> list[str]:
-    """Return the part of docs/benchmarks.md that is made of a run."""
-    results = "../benchmarks/serving/results"
+    """Return the part of docs/concepts/benchmarks.md that is made of a run."""
+    results = "../../benchmarks/serving/results"
     records, about, amiss = found["records"], found["about"], _amiss(found)
     plots = [f"![{name}]({results}/{file})" for name, file in _PLOTS.items()]
     link = f"Every figure is on the [page of the run]({results}/serving.md)."

@@ -1,4 +1,4 @@
-// A CPU kernel of acme::gated_rms_norm for PyTorch; docs/custom-ops.md says how it is used.
+// A CPU kernel of acme::gated_rms_norm for PyTorch; docs/guides/make/custom-ops.md says how it is used.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>

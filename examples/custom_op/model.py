@@ -1,4 +1,4 @@
-"""A custom operator and a model whose code does not use it; docs/custom-ops.md explains this file.
+"""A custom operator and a model whose code does not use it; docs/guides/make/custom-ops.md explains this file.
 
     python -m examples.custom_op.model
 

@@ -1,4 +1,4 @@
-// acme::gated_rms_norm as a custom operator of ONNX Runtime, on the CPU; docs/custom-ops.md says how it is used.
+// acme::gated_rms_norm as a custom operator of ONNX Runtime, on the CPU; docs/guides/make/custom-ops.md says how it is used.
 #define ORT_API_MANUAL_INIT
 #include <onnxruntime_cxx_api.h>
 

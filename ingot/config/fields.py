@@ -1,7 +1,7 @@
 """The server's settings, each stated once.
 
 The options of ``ingot serve``, its ``INGOT_...`` variables, the keys of ``ingot.toml`` with their JSON Schema, and the
-table in docs/settings.md are generated from these fields.
+table in docs/reference/settings.md are generated from these fields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fields:
     host: str = _field(
         "127.0.0.1",
         "Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6",
-        more="Without [`auth`](security.md#api-keys) every client that reaches the ports is served.",
+        more="Without [`auth`](../guides/operate/access.md#api-keys) every client that reaches the ports is served.",
         group=ADDRESSES,
         common=True,
     )
@@ -47,19 +47,19 @@ class Fields:
         False,
         "Let several servers of this user, each with this option, listen on both ports; the kernel distributes the "
         "connections",
-        more="See [several servers on one port](scale.md#several-servers-on-one-port).",
+        more="See [several servers on one port](../guides/deploy/scale.md#several-servers-on-one-port).",
         group=ADDRESSES,
     )
     grpc_server: Literal["fast", "grpcio"] = _field(
         "fast",
         "Which gRPC server: fast (our own) or grpcio (gRPC's own, which takes far more CPU)",
-        more="See [gRPC](protocols.md#grpc).",
+        more="See [gRPC](../guides/serve/protocols.md#grpc).",
         group=ADDRESSES,
     )
     tls_cert: Path | None = _field(
         None,
         "PEM file of a certificate and its chain; both ports then use TLS",
-        more="See [TLS](security.md#tls).",
+        more="See [TLS](../guides/operate/access.md#tls).",
         group=ADDRESSES,
         unset="no TLS",
         common=True,
@@ -74,21 +74,21 @@ class Fields:
     tls_client_ca: Path | None = _field(
         None,
         "PEM file of the authorities of client certificates, which every connection then needs",
-        more="See [client certificates](security.md#client-certificates).",
+        more="See [client certificates](../guides/operate/access.md#client-certificates).",
         group=ACCESS,
         unset="none are asked for",
     )
     insecure: bool = _field(
         False,
         "Allow an address of other machines without TLS, or without keys or client certificates",
-        more="See [addresses](security.md#addresses).",
+        more="See [addresses](../guides/operate/access.md#addresses).",
         group=ACCESS,
         common=True,
     )
     auth: Path | None = _field(
         None,
         "File of the API keys that requests must have; it is read again when it changes",
-        more="See [API keys](security.md#api-keys).",
+        more="See [API keys](../guides/operate/access.md#api-keys).",
         group=ACCESS,
         unset="all requests are served",
         common=True,
@@ -96,29 +96,30 @@ class Fields:
     cors_origin: str | None = _field(
         None,
         "Origins of web pages that may use the HTTP port, separated by commas; * for all, without keys",
-        more="See [web pages](security.md#web-pages).",
+        more="See [web pages](../guides/operate/access.md#web-pages).",
         group=ACCESS,
         unset="none",
     )
     allowed_host: str | None = _field(
         None,
         "Names of the HTTP port's host, separated by commas; requests to other names are refused",
-        more="Addresses and localhost are always allowed. See [web pages](security.md#web-pages).",
+        more="Addresses and localhost are always allowed. See [web pages](../guides/operate/access.md#web-pages).",
         group=ACCESS,
         unset="all names",
     )
     shared_memory: str | None = _field(
         None,
         "Names of POSIX shared memory that clients may register, as shell patterns separated by commas; * for all",
-        more="Tensors then need not be sent. It also lets clients register [memory of GPUs](protocols.md#cuda-memory). "
-        "See [shared memory](protocols.md#shared-memory).",
+        more="Tensors then need not be sent. It also lets clients register "
+        "[memory of GPUs](../guides/serve/protocols.md#cuda-memory). "
+        "See [shared memory](../guides/serve/protocols.md#shared-memory).",
         group=ACCESS,
         unset="off",
     )
     access_log: Literal["off", "sampled", "slow", "all"] = _field(
         "off",
         "Which requests are logged: off, sampled (some), slow (those, and failed ones) or all",
-        more="See [access log](observability.md#access-log).",
+        more="See [access log](../guides/operate/observability.md#access-log).",
         group=OBSERVATION,
     )
     access_log_share: float = _field(
@@ -134,21 +135,21 @@ class Fields:
     log_format: Literal["human", "json"] = _field(
         "human",
         "How log records are written to stderr: human (lines for people) or json (an object per line)",
-        more="See [logs](observability.md#logs).",
+        more="See [logs](../guides/operate/observability.md#logs).",
         group=OBSERVATION,
         common=True,
     )
     replica: str | None = _field(
         None,
         "Name of this server among its replicas, in metrics and traces",
-        more="See [replicas](observability.md#replicas).",
+        more="See [replicas](../guides/operate/observability.md#replicas).",
         group=OBSERVATION,
         unset="the host's name",
     )
     otlp: str | None = _field(
         None,
         "Address of an OpenTelemetry collector for traces: http://HOST:4318 or grpc://HOST:4317",
-        more="See [traces](observability.md#traces).",
+        more="See [traces](../guides/operate/observability.md#traces).",
         group=OBSERVATION,
         unset="OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
         common=True,
@@ -163,27 +164,27 @@ class Fields:
     log_control: bool = _field(
         False,
         "Let clients change what the server logs",
-        more="See [log settings](management.md#log-settings).",
+        more="See [log settings](../guides/operate/management.md#log-settings).",
         group=ACCESS,
     )
     trace: Path | None = _field(
         None,
         "Let clients trace requests; the traces are written to this file, with a number behind the name",
-        more="See [traces](management.md#traces).",
+        more="See [traces](../guides/operate/management.md#traces).",
         group=RECORDING,
         unset="clients cannot trace requests",
     )
     audit_log: Path | None = _field(
         None,
         "Append refused requests and changes of keys and certificates to this file, as lines of JSON",
-        more="See [the audit log](security.md#audit-log).",
+        more="See [the audit log](../guides/operate/access.md#audit-log).",
         group=ACCESS,
         unset="none is written",
     )
     device: str = _field(
         "auto",
         "Where models run: cpu, cuda:0,1 for two GPUs, or auto, the least busy GPU with enough memory if there is one",
-        more="See [GPUs](gpu.md).",
+        more="See [GPUs](../guides/serve/gpu.md).",
         group=MODELS,
         pattern=r"(auto|cpu|cuda|(?!auto|cpu)[a-z]\w*:\d+(,\d+)*)",
         form="auto, cpu, cuda, or cuda:0,1 with the indices of GPUs",
@@ -195,14 +196,14 @@ class Fields:
         "Engine of all ONNX graphs: onnxruntime, openvino, tensorrt, or one of a plug-in",
         unset="the one that a variant names, or else onnxruntime",
         more="A model whose goldens it does not reproduce is refused, and so are models of other formats. See "
-        "[TensorRT](gpu.md#tensorrt) and [plug-ins](gpu.md#plug-ins).",
+        "[TensorRT](../guides/serve/gpu.md#tensorrt) and [plug-ins](../guides/serve/gpu.md#plug-ins).",
         group=EXPERT,
         per_model=True,
     )
     allow_code: bool = _field(
         False,
         "Load variants of formats that can run their author's code; ONNX cannot",
-        more="See [formats that can run code](serving.md#formats-that-can-run-code).",
+        more="See [formats that can run code](../guides/serve/serving.md#formats-that-can-run-code).",
         group=MODELS,
         per_model=True,
         common=True,
@@ -210,7 +211,8 @@ class Fields:
     trust: Path | None = _field(
         None,
         "Trust policy file: only archives that it trusts are served, with every blob's digest checked",
-        more="See [the policy](registry.md#trust) and [what is checked](serving.md#trust).",
+        more="See [the policy](../guides/deploy/registry.md#trust) and "
+        "[what is checked](../guides/serve/serving.md#trust).",
         group=MODELS,
         unset="all are served",
         common=True,
@@ -218,7 +220,7 @@ class Fields:
     management: str | None = _field(
         None,
         "Where models are loaded and unloaded: a path of a Unix socket, HOST:PORT, or off",
-        more="See [management](management.md).",
+        more="See [management](../guides/operate/management.md).",
         group=ADDRESSES,
         unset="a Unix socket that ingot server finds",
         common=True,
@@ -226,7 +228,7 @@ class Fields:
     management_grpc: str | None = _field(
         None,
         "HOST:PORT of management over gRPC, or off",
-        more="See [management](management.md).",
+        more="See [management](../guides/operate/management.md).",
         group=ADDRESSES,
         unset="off",
         off=True,
@@ -234,13 +236,14 @@ class Fields:
     page: bool = _field(
         True,
         "Show the server's models, load and latencies on a page at /ui",
-        more="A [management](management.md) port has it instead of the HTTP port. See [the page](page.md).",
+        more="A [management](../guides/operate/management.md) port has it instead of the HTTP port. "
+        "See [the page](../guides/operate/page.md).",
         group=ADDRESSES,
     )
     watch: float | None = _field(
         30.0,
         "How often to poll registries for alias changes; those of the store take effect at once. off: follow no alias",
-        more="See [changing versions](versions.md).",
+        more="See [changing versions](../concepts/versions.md).",
         group=MODELS,
         unset="off",
         above=0,
@@ -252,7 +255,7 @@ class Fields:
     ort_library: Path | None = _field(
         None,
         "A library of custom operators for ONNX Runtime",
-        more="It is [native code](custom-ops.md#onnx-runtime), and never comes from an archive.",
+        more="It is [native code](../guides/make/custom-ops.md#onnx-runtime), and never comes from an archive.",
         group=MODELS,
         unset="none",
         per_model=True,
@@ -260,14 +263,14 @@ class Fields:
     isolate: Literal["auto", "all", "none"] = _field(
         "auto",
         "Which models run in separate processes: auto (those that are not proved harmless), all or none",
-        more="See [engine processes](engine-processes.md).",
+        more="See [engine processes](../concepts/isolation.md).",
         group=MODELS,
         per_model=True,
     )
     engine_memory_mb: int | None = _field(
         None,
         "Most private memory of an engine process, in MiB",
-        more="A request that needs more fails. See [engine processes](engine-processes.md).",
+        more="A request that needs more fails. See [engine processes](../concepts/isolation.md).",
         group=LIMITS,
         unset="no limit",
         least=128,
@@ -276,7 +279,7 @@ class Fields:
     labels: Path | None = _field(
         None,
         "File with the names of classes, a line for each, in the order of an output's values",
-        more="See [classes](protocols.md#classes).",
+        more="See [classes](../guides/serve/protocols.md#classes).",
         group=MODELS,
         unset="none",
         per_model=True,
@@ -285,14 +288,14 @@ class Fields:
         "measured",
         "Which variant of an archive is served if none is named: measured (the fastest here) or preferred (the first "
         "that runs)",
-        more="See [variants](serving.md#variants).",
+        more="See [variants](../guides/serve/serving.md#variants).",
         group=MODELS,
         per_model=True,
     )
     verify_batches: float = _field(
         0.001,
         "Share of the batches whose requests run again, each alone, to compare the answers; 0 for none",
-        more="See [guard](batching.md#guard).",
+        more="See [guard](../concepts/batching.md#guard).",
         group=BATCHING,
         least=0,
         most=1,
@@ -310,7 +313,7 @@ class Fields:
     lanes: int = _field(
         3,
         "Batches that an engine on a GPU has in flight, so that copies and computation overlap",
-        more="See [GPUs](gpu.md#lanes).",
+        more="See [GPUs](../guides/serve/gpu.md#lanes).",
         group=BATCHING,
         least=1,
         most=16,
@@ -319,14 +322,14 @@ class Fields:
     cuda_graphs: Literal["auto", "on", "off"] = _field(
         "auto",
         "Capture batches on a GPU as CUDA graphs: auto (PyTorch's engines), on (ONNX Runtime too) or off",
-        more="See [CUDA graphs](gpu.md#cuda-graphs).",
+        more="See [CUDA graphs](../guides/serve/gpu.md#cuda-graphs).",
         group=BATCHING,
         per_model=True,
     )
     shards: int = _field(
         1,
         "Processes, each with its own GPU if there are any, over which one copy of a model is divided",
-        more="Only of format `pt2`. See [models larger than a GPU](sharding.md).",
+        more="Only of format `pt2`. See [models larger than a GPU](../guides/serve/sharding.md).",
         group=MODELS,
         least=1,
         most=64,
@@ -335,7 +338,7 @@ class Fields:
     threads: int | None = _field(
         None,
         "CPU threads for one engine call",
-        more="By default [as many as are worthwhile](batching.md#threads).",
+        more="By default [as many as are worthwhile](../concepts/batching.md#threads).",
         group=BATCHING,
         unset="as many as are worthwhile",
         least=1,
@@ -349,7 +352,8 @@ class Fields:
     slo: float | None = _field(
         None,
         "Deadline of requests without a timeout, such as 50ms; requests that cannot meet it are refused",
-        more="A twentieth of it is reserved for the way back to the client. See [deadlines](batching.md#deadlines).",
+        more="A twentieth of it is reserved for the way back to the client. "
+        "See [deadlines](../concepts/batching.md#deadlines).",
         group=BATCHING,
         unset="no limit",
         above=0,
@@ -403,7 +407,7 @@ class Fields:
     max_connections: int | None = _field(
         None,
         "Maximum number of open connections, of both protocols together; more are refused",
-        more="See [limits on clients](batching.md#limits-on-clients).",
+        more="See [limits on clients](../concepts/batching.md#limits-on-clients).",
         group=LIMITS,
         unset="as many as there are file descriptors",
         least=1,
@@ -411,7 +415,7 @@ class Fields:
     max_in_flight: int | None = _field(
         None,
         "Maximum number of unanswered requests per client; more are refused",
-        more="See [limits on clients](batching.md#limits-on-clients).",
+        more="See [limits on clients](../concepts/batching.md#limits-on-clients).",
         group=LIMITS,
         unset="no limit",
         least=1,
@@ -419,7 +423,7 @@ class Fields:
     max_rate: float | None = _field(
         None,
         "Maximum number of requests per second and client; more are refused",
-        more="See [limits on clients](batching.md#limits-on-clients).",
+        more="See [limits on clients](../concepts/batching.md#limits-on-clients).",
         group=LIMITS,
         unset="no limit",
         above=0,
@@ -437,7 +441,8 @@ class Fields:
         None,
         "Most memory of one engine call in MiB; requests that need more are refused",
         more="Predicted from the sizes of the inputs; batches are not grown beyond it. Where values decide on the "
-        "memory, it limits what a call of the [engine process](engine-processes.md) may add. See [memory](memory.md).",
+        "memory, it limits what a call of the [engine process](../concepts/isolation.md) may add. "
+        "See [memory](../guides/serve/memory.md).",
         group=LIMITS,
         unset="three quarters of the memory of the process, and 2048 where it cannot be predicted",
         least=1,
@@ -446,7 +451,7 @@ class Fields:
     memory_budget: str | None = _field(
         None,
         "Most memory of models: 4GB, or by device cpu=4GB,cuda=8GB; models beyond it are loaded when a request comes",
-        more="See [memory budget](memory.md#memory-budget).",
+        more="See [memory budget](../guides/serve/memory.md#memory-budget).",
         group=LIMITS,
         unset="no limit",
         pattern=r"((cpu|cuda)=)?\d+(\.\d+)? ?[KMGT]i?B(,(cpu|cuda)=\d+(\.\d+)? ?[KMGT]i?B)?",
@@ -456,7 +461,7 @@ class Fields:
     states: str | None = _field(
         None,
         "Inputs that the server keeps between the requests of a sequence, each with the output that is its next value",
-        more="Such as `h=h_next,c=c_next`. See [sequences](sequences.md#sequences).",
+        more="Such as `h=h_next,c=c_next`. See [sequences](../guides/serve/sequences.md#sequences).",
         group=MODELS,
         unset="none",
         pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
@@ -466,7 +471,7 @@ class Fields:
     repeat: str | None = _field(
         None,
         "Run the model again after each answer, with these inputs from outputs, and send each answer",
-        more="Such as `ids=next_ids`. See [several answers](sequences.md#several-answers).",
+        more="Such as `ids=next_ids`. See [several answers](../guides/serve/sequences.md#several-answers).",
         group=MODELS,
         unset="one answer",
         pattern=r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*",
@@ -500,7 +505,7 @@ class Fields:
     cache: str | None = _field(
         None,
         "Memory per model for responses that are sent again to equal requests, such as 64MB",
-        more="See [response cache](batching.md#response-cache).",
+        more="See [response cache](../concepts/batching.md#response-cache).",
         group=MODELS,
         unset="none",
         pattern=r"\d+(\.\d+)? ?[KMGT]i?B",
@@ -522,7 +527,7 @@ class Fields:
     engine_timeout: float | None = _field(
         None,
         "Longest time for one batch in the engine, after which its requests fail; 0 for no limit",
-        more="See [engine calls that do not end](engine-processes.md#engine-calls-that-do-not-end).",
+        more="See [engine calls that do not end](../concepts/isolation.md#engine-calls-that-do-not-end).",
         group=LIMITS,
         unset="50 times the expected time, at least 30s",
         least=0,
@@ -532,7 +537,7 @@ class Fields:
     ready_delay: float = _field(
         0.0,
         "How long the server keeps serving at shutdown after it reports that it is not ready",
-        more="See [shutdown](containers.md#shutdown).",
+        more="See [shutdown](../guides/deploy/containers.md#shutdown).",
         group=LIMITS,
         least=0,
         most=3600,
@@ -549,7 +554,7 @@ class Fields:
     canary: str | None = _field(
         None,
         "Shares of the requests in percent that a new version gets, step by step, before it takes over: 5,25,50",
-        more="A step of 0 compares answers only. See [canary and shadow](versions.md#canary-and-shadow).",
+        more="A step of 0 compares answers only. See [canary and shadow](../concepts/versions.md#canary-and-shadow).",
         group=CANARY,
         unset="it takes over at once",
         pattern=r"(100|\d{1,2}(\.\d+)?)(,(100|\d{1,2}(\.\d+)?))*",
@@ -633,7 +638,7 @@ class Fields:
     record: Path | None = _field(
         None,
         "Record a share of the requests and responses, which are users' data, in this folder",
-        more="See [recording requests](management.md#recording-requests).",
+        more="See [recording requests](../guides/operate/management.md#recording-requests).",
         group=RECORDING,
         unset="nothing is recorded",
     )
@@ -656,7 +661,7 @@ class Fields:
     derived_cache: bool = _field(
         True,
         "Keep packed weights of large models next to the store, where processes share them",
-        more="See [large models](serving.md#large-models).",
+        more="See [large models](../guides/serve/serving.md#large-models).",
         group=EXPERT,
         per_model=True,
     )

@@ -1,4 +1,4 @@
-"""``ingot.toml``: the settings of a server and its models in one file. docs/configuration.md describes it."""
+"""``ingot.toml``: the settings of a server and its models in one file; see docs/guides/serve/configuration.md."""
 
 from __future__ import annotations
 

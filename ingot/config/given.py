@@ -65,7 +65,7 @@ def given(
     for name in settings:
         if name not in known:
             near = nearest(name, known)
-            remedy = f"did you mean {near}?" if near else "docs/settings.md lists them"
+            remedy = f"did you mean {near}?" if near else "docs/reference/settings.md lists them"
             raise InvalidArgument(f"there is no setting '{name}'; {remedy}")
     found = dict(file)
     for name, setting in known.items():
@@ -96,7 +96,7 @@ def _check_variables(known: Mapping[str, Setting]) -> None:
             raise InvalidArgument(f"{name} has no effect: set {file_only[name]} in the configuration file")
         others = [other.removeprefix("INGOT_") for other in (*settings, *OTHER_VARIABLES)]
         near = nearest(name.removeprefix("INGOT_"), others)
-        remedy = f"did you mean INGOT_{near}?" if near else "docs/settings.md lists them"
+        remedy = f"did you mean INGOT_{near}?" if near else "docs/reference/settings.md lists them"
         raise InvalidArgument(f"unknown environment variable {name}; {remedy}")
 
 

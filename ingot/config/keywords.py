@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 
 class ServerSettings(TypedDict, total=False):
-    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/settings.md has limits and defaults."""
+    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/reference/settings.md has the limits."""
 
     host: str
     """Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6."""

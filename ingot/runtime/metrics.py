@@ -1,8 +1,8 @@
 """The runtime's Prometheus metrics, with fast counters and histograms.
 
-Every metric is described in docs/metrics.md. The counters of ``prometheus_client`` take a lock and scan all buckets at
-every count, some 3 microseconds per request. Those of this module are updated by the event loop alone and rendered by
-the same registry.
+Every metric is described in docs/reference/metrics.md. The counters of ``prometheus_client`` take a lock and scan all
+buckets at every count, some 3 microseconds per request. Those of this module are updated by the event loop alone and
+rendered by the same registry.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ def serve(
             paths.
         store: where references are looked up; by default the user's.
         config: an ``ingot.toml`` with settings and further models; by default that of ``INGOT_CONFIG``, if it is set.
-        settings: those of docs/settings.md, such as ``http_port=0`` or ``slo="50ms"``.
+        settings: those of docs/reference/settings.md, such as ``http_port=0`` or ``slo="50ms"``.
 
     Returns:
         The running server, when every model is ready.

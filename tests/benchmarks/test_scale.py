@@ -40,7 +40,7 @@ def test_the_tables_and_the_chart_name_every_balancer() -> None:
 
 
 def test_the_page_has_a_place_for_the_tables() -> None:
-    page = (ROOT / "docs" / "scale.md").read_text()
+    page = (ROOT / "docs" / "guides" / "deploy" / "scale.md").read_text()
     assert page.count("<!-- balancing: begin -->") == page.count("<!-- balancing: end -->") == 1
 
 

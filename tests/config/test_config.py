@@ -175,7 +175,7 @@ def test_an_object_of_another_kind_is_refused_too(kind: type) -> None:
         ("INGOT_GPRC_PORT", "did you mean INGOT_GRPC_PORT?"),
         ("INGOT_HTPP_PORT", "did you mean INGOT_HTTP_PORT?"),
         ("INGOT_HOMES", "did you mean INGOT_HOME?"),
-        ("INGOT_QZX", "docs/settings.md lists them"),
+        ("INGOT_QZX", "docs/reference/settings.md lists them"),
     ],
 )
 def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> None:
@@ -230,5 +230,5 @@ def test_an_engine_that_does_not_exist_is_refused_though_models_name_theirs() ->
 def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
     with pytest.raises(InvalidArgument, match=r"^there is no setting 'htp_port'; did you mean http_port\?$"):
         ingot.serve("x", htp_port=1)  # type: ignore[call-arg]
-    with pytest.raises(InvalidArgument, match=r"^there is no setting 'qqq'; docs/settings.md lists them$"):
+    with pytest.raises(InvalidArgument, match=r"^there is no setting 'qqq'; docs/reference/settings.md lists them$"):
         ingot.serve("x", qqq=1)  # type: ignore[call-arg]

@@ -179,7 +179,7 @@ def test_arrays_of_numpy_are_not_exchanged() -> None:
 
 
 def test_arrays_become_tensors_without_a_copy() -> None:
-    """As docs/python.md says of outputs."""
+    """As docs/guides/serve/python.md says of outputs."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert from_dlpack(array).data_ptr() == array.ctypes.data
     bfloat = array.astype(ml_dtypes.bfloat16)

@@ -11,7 +11,7 @@ from ingot.export.explain.code import Edit, Site
 _NAMES = re.compile(r"(^|_)(iou|ious|nms|suppress\w*|suppression)(_|$)", re.IGNORECASE)
 _ADVICE = (
     "this looks like non-maximum suppression: call torchvision.ops.nms or batched_nms, which becomes the graph's "
-    "NonMaxSuppression, or define an operator with ingot.op (docs/how-to/detectors.md)"
+    "NonMaxSuppression, or define an operator with ingot.op (docs/guides/make/detectors.md)"
 )
 
 

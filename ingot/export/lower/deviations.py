@@ -59,7 +59,10 @@ _BOUNDS: dict[str, _Bound] = {
     ),
     **dict.fromkeys(("prod", "cumprod"), (_ROUNDED, _multiplies_many)),
 }
-"""By the operator's name: the bound, and whether it applies to a call with this first tensor. See docs/export.md."""
+"""By the operator's name: the bound, and whether it applies to a call with this first tensor.
+
+See docs/guides/make/export.md.
+"""
 
 
 def of(exported: torch.export.ExportedProgram) -> tuple[str, ...]:

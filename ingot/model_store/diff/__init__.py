@@ -1,6 +1,6 @@
 """Comparison of two archives. Start in archives.py, which compares variants; view.py draws the result.
 
-See docs/registry.md, "Comparing versions".
+See docs/guides/deploy/registry.md, "Comparing versions".
 """
 
 from ingot.model_store.diff.archives import diff

@@ -107,7 +107,7 @@ class _Reader:
             yield from chunks(self._blobs, layer)
 
     def _layer(self, info: TensorInfo, tensor: ir.ExternalTensor) -> Descriptor:
-        """Return the blob of a tensor outside its graph, which is all of that blob: see docs/archive-format.md."""
+        """Return the blob of a tensor outside its graph, which is all of that blob (see archive-format.md)."""
         location = str(tensor.location)
         layer = self._weights.get(location)
         if layer is None:

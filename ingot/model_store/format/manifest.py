@@ -10,7 +10,8 @@ An archive is an OCI index that lists one manifest per variant. A manifest's lay
         ├── serving.json             signature, requirements, evidence and provenance, which ModelPack lacks
         └── goldens.safetensors      inputs and outputs that the server replays before it reports ready
 
-All are parsed into strict models before anything is allocated or written. Specification: docs/archive-format.md.
+All are parsed into strict models before anything is allocated or written. Specification:
+docs/reference/archive-format.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A policy is a TOML file. Only the first rule that matches a model applies. Models without a rule must be signed and so
 are refused, unless the policy says otherwise. Unknown fields are errors, so that a typo does not disable a check. The
-format is described in docs/registry.md.
+format is described in docs/guides/deploy/registry.md.
 """
 
 from __future__ import annotations

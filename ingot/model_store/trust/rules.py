@@ -1,4 +1,4 @@
-"""Rules of trust policies, and the TOML file that holds them. The format is described in docs/registry.md."""
+"""Rules of trust policies, and the TOML file that holds them. docs/guides/deploy/registry.md describes the format."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ decides which signers are accepted.
 
 Anyone who can write to a registry can attach anything. So attachments are bounded and parsed strictly before use,
 statements without an accepted signature are ignored, and one accepted signature suffices. Specification:
-docs/archive-format.md.
+docs/reference/archive-format.md.
 """
 
 from __future__ import annotations

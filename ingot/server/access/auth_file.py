@@ -2,7 +2,7 @@
 
 It is TOML. Unknown fields are errors, so that a typo does not widen access. ``ingot server keys`` changes only its
 own lines.
-The format is described in docs/security.md.
+The format is described in docs/guides/operate/access.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attacks on HTTP/2 servers, by name, that the suites of frames and floods do not contain yet.
 
-docs/reliability.md lists all named attacks with their tests.
+docs/concepts/reliability.md lists all named attacks with their tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The vulnerabilities of TorchServe, by name, tried on Ingot's server and its import of TorchServe's archives.
 
-docs/reliability.md lists all named attacks with their tests.
+docs/concepts/reliability.md lists all named attacks with their tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The vulnerabilities of Triton Inference Server, by name, tried on Ingot.
 
-docs/reliability.md lists all named attacks with their tests. Where NVIDIA's bulletins name only a class of fault, the
-class is tried.
+docs/concepts/reliability.md lists all named attacks with their tests. Where NVIDIA's bulletins name only a class of
+fault, the class is tried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Triton's public examples and tests of quality, where a copy of their repositories is at hand.
 
 They are not part of this repository. ``TRITON_CLIENT`` and ``TRITON_SERVER`` name checkouts of Triton's repositories
-``client`` and ``server``; docs/triton.md lists the results.
+``client`` and ``server``; docs/guides/migrate/triton.md lists the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules for the ONNX graph, in the order in which they run. A new one is a file and an instance in ``RULES``.
 
-Start in layer_norm.py; the base classes are in passes/onnx.py, a tutorial is in docs/rules.md.
+Start in layer_norm.py; the base classes are in passes/onnx.py, a tutorial is in docs/guides/make/rules.md.
 """
 
 from ingot.export.rewrite.passes.manager import OnnxPass

@@ -81,7 +81,7 @@ def test_rules_of_the_onnx_domain_alone_run_by_default() -> None:
 
 
 def test_the_example_of_the_documentation_works() -> None:
-    page = (ROOT / "docs" / "how-to" / "write-a-rule.md").read_text()
+    page = (ROOT / "docs" / "guides" / "make" / "write-a-rule.md").read_text()
     code = re.search(r"```py\n(.*?)```", page, re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def test_the_example_of_the_documentation_works() -> None:
 
 
 def test_every_rule_is_documented() -> None:
-    table = (ROOT / "docs" / "rules.md").read_text()
+    table = (ROOT / "docs" / "guides" / "make" / "rules.md").read_text()
     for rule in RULES:
         assert re.search(rf"^\| `{rule.name}` \|.*\| {'yes' if rule.default else 'no'} \|$", table, re.MULTILINE), (
             rule.name
