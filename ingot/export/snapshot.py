@@ -12,7 +12,7 @@ import random
 import sys
 import types
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,10 +46,10 @@ class Change:
 
     def put(self) -> None:
         """Give the module the changed value until the next :meth:`Snapshot.undo`."""
-        if isinstance(self._holder, list) and self._key >= len(self._holder):
-            self._holder.append(self.value)
+        if isinstance(self._holder, list) and self._key >= list.__len__(self._holder):
+            list.append(self._holder, self.value)
         elif isinstance(self._holder, dict | list):
-            self._holder[self._key] = self.value
+            _base(self._holder).__setitem__(self._holder, self._key, self.value)
 
 
 class Snapshot:
@@ -111,7 +111,8 @@ class Snapshot:
         elif isinstance(value, nn.Module):
             self._visit_module(path, value)
         elif isinstance(value, tuple | frozenset):
-            self._pending += [(f"{path}[{index}]", kind, item, None, None) for index, item in enumerate(value)]
+            members = _base(value).__iter__(value)
+            self._pending += [(f"{path}[{index}]", kind, item, None, None) for index, item in enumerate(members)]
         elif (content := _content(value)) is not None:
             self._add(_Place(path, kind, *content))
         else:
@@ -119,9 +120,9 @@ class Snapshot:
 
     def _visit_module(self, path: str, part: nn.Module) -> None:
         own = vars(part)
-        self._add(_Place(path, ATTRIBUTE, *_of_dict(own), is_namespace=True), without=_KINDS)
+        self._add(_Place(path, ATTRIBUTE, *_of_container(own), is_namespace=True), without=_KINDS)
         for name, kind in _KINDS.items():
-            self._add(_Place(path, kind, *_of_dict(own.get(name, {})), is_namespace=True))
+            self._add(_Place(path, kind, *_of_container(own.get(name, {})), is_namespace=True))
         for cls in type(part).__mro__:
             if _is_known(cls.__module__) or cls in self._seen:
                 continue
@@ -144,7 +145,7 @@ class Snapshot:
                     self._add(_Place("", ATTRIBUTE, *_of_cell(name, cell), is_namespace=True))
             self._visit_globals(value)
         elif isinstance(getattr(value, "__dict__", None), dict) and not _is_known(type(value).__module__):
-            self._add(_Place(path, ATTRIBUTE, *_of_dict(vars(value)), is_namespace=True))
+            self._add(_Place(path, ATTRIBUTE, *_of_container(vars(value)), is_namespace=True))
         self._pending += [(path, ATTRIBUTE, part, None, None) for part in parts]
 
     def _visit_globals(self, function: types.FunctionType) -> None:
@@ -155,7 +156,7 @@ class Snapshot:
         used = [name for name in function.__code__.co_names if (id(names), name) not in self._seen]
         self._seen |= {(id(names), name) for name in used}
         own = _data({name: names[name] for name in used if name in names})
-        small = [name for name, item in own.items() if not hasattr(item, "__len__") or len(item) <= _LARGE_TABLE]
+        small = [name for name, item in own.items() if _length(item) <= _LARGE_TABLE]
         if small:
             self._add(_Place("", ATTRIBUTE, *_of_globals(names, small), is_namespace=True))
 
@@ -238,11 +239,13 @@ class _Place:
 
     def is_untouched(self) -> bool:
         """Return whether all values are the same objects as before."""
-        now = self.holder if isinstance(self.holder, dict) else self.read()
         before = self.before
-        if len(now) != len(before):
-            return False
-        return all(now.get(key, _Place) is value for key, value in before.items())
+        if isinstance(self.holder, dict):  # without a copy
+            now = self.holder
+            same_size = dict.__len__(now) == len(before)
+            return same_size and all(dict.get(now, key, _Place) is value for key, value in before.items())
+        read = self.read()
+        return len(read) == len(before) and all(read.get(key, _Place) is value for key, value in before.items())
 
     def restored(self) -> Iterator[Change]:
         """Restore the values, and yield those that differ from the ones before."""
@@ -261,12 +264,8 @@ _Access = tuple[Any, Callable[[], dict[Any, Any]], Callable[[dict[Any, Any]], ob
 
 def _content(value: Any) -> _Access | None:
     """Return the access to the values of a container, an array or a generator of random numbers, or None."""
-    if isinstance(value, dict):
-        return _of_dict(value)
-    if isinstance(value, list | deque):
-        return value, lambda: dict(enumerate(value)), lambda before: _refill(value, value.extend, before.values())
-    if isinstance(value, set):
-        return value, lambda: dict.fromkeys(value), lambda before: _refill(value, value.update, before)
+    if isinstance(value, dict | list | deque | set):
+        return _of_container(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
         array = value
         return None, lambda: {"values": array.copy()}, lambda before: np.copyto(array, before["values"])
@@ -280,8 +279,46 @@ def _content(value: Any) -> _Access | None:
     return None
 
 
-def _of_dict(value: dict[Any, Any]) -> _Access:
-    return value, lambda: dict(value), lambda before: _refill(value, value.update, before)
+def _of_container(container: Any) -> _Access:
+    base = _base(container)
+
+    def write(before: dict[Any, Any]) -> None:
+        base.clear(container)
+        if issubclass(base, dict):
+            for key, item in before.items():
+                base.__setitem__(container, key, item)
+        elif base is set:
+            base.update(container, before)
+        else:
+            base.extend(container, before.values())
+
+    return container, lambda: _entries(container), write
+
+
+def _entries(container: Any) -> dict[Any, Any]:
+    """Return the values of a container by key or index, or the members of a set as keys."""
+    base = _base(container)
+    if issubclass(base, dict):
+        return dict(base.items(container))
+    members = base.__iter__(container)
+    return dict.fromkeys(members) if issubclass(base, set | frozenset) else dict(enumerate(members))
+
+
+def _base(container: Any) -> Any:
+    """Return Python's own type of a container, whose methods read and write it; subclasses can replace those.
+
+    For example, a dictionary of transformers has a ``get`` with one argument.
+    """
+    return next(base for base in (OrderedDict, dict, list, deque, tuple, set, frozenset) if isinstance(container, base))
+
+
+def _length(value: Any) -> int:
+    """Return the number of entries of a container or rows of a tensor, or 1."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return int(value.shape[0]) if value.ndim else 1
+    if isinstance(value, dict | list | deque | tuple | set):
+        return int(_base(value).__len__(value))
+    return 1
 
 
 def _of_class(cls: type) -> _Access:
@@ -307,11 +344,6 @@ def _of_cell(name: str, cell: types.CellType) -> _Access:
 
 def _of_globals(names: dict[str, Any], used: list[str]) -> _Access:
     return None, lambda: {name: names[name] for name in used if name in names}, names.update
-
-
-def _refill(container: Any, add: Callable[[Any], object], values: Any) -> None:
-    container.clear()
-    add(values)
 
 
 def _data(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,10 +376,9 @@ def equal(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         alike = (left.dtype, left.shape) == (right.dtype, right.shape)
         return alike and left.tobytes() == right.tobytes()
-    if isinstance(left, dict):
+    if isinstance(left, dict | list | tuple | deque | set):
+        left, right = _entries(left), _entries(right)
         return left.keys() == right.keys() and all(equal(value, right[key]) for key, value in left.items())
-    if isinstance(left, list | tuple | deque):
-        return len(left) == len(right) and all(map(equal, left, right))
     return isinstance(left, _CONSTANT) and bool(left == right or (left != left and right != right))
 
 

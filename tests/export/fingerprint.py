@@ -6,7 +6,7 @@ import hashlib
 import os
 import random
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,11 @@ def _text(value: Any, seen: set[int], depth: int) -> str:
         return f"{type(value).__name__} {id(value)}"
     seen = {*seen, id(value)}
     if isinstance(value, dict):
-        return f"{id(value)} {{{', '.join(f'{key!r}: {_text(item, seen, depth + 1)}' for key, item in value.items())}}}"
-    if isinstance(value, list | tuple | deque):
-        return f"{id(value)} [{', '.join(_text(item, seen, depth + 1) for item in value)}]"
+        items = (OrderedDict if isinstance(value, OrderedDict) else dict).items(value)
+        return f"{id(value)} {{{', '.join(f'{key!r}: {_text(item, seen, depth + 1)}' for key, item in items)}}}"
+    for base in (list, tuple, deque):  # a subclass can have another __iter__
+        if isinstance(value, base):
+            return f"{id(value)} [{', '.join(_text(item, seen, depth + 1) for item in base.__iter__(value))}]"
     if isinstance(value, torch.Generator):
         return _digest(value.get_state().numpy().tobytes())
     if isinstance(value, np.random.Generator):

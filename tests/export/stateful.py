@@ -12,7 +12,7 @@ import os
 import random
 import types
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -288,6 +288,67 @@ def _(self: Any, x: Tensor) -> Any:
 def _(self: Any, x: Tensor) -> Any:
     self.state["calls"] = self.state.get("calls", 0) + 1
     return x + self.state["calls"]
+
+
+class Registry(dict[str, Any]):
+    """Like a registry of transformers: other parameters than a dictionary's, and keys that it changes."""
+
+    def get(self, key: Any) -> Any:  # type: ignore[override]
+        return super().get(str(key)) or {}
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(f"{key}!", value)
+
+    def __iter__(self) -> Any:
+        raise TypeError("it has no order")
+
+    keys = values = items = clear = update = __len__ = __iter__  # type: ignore[assignment]
+
+
+class Ordered(OrderedDict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key, last=False)
+
+    def clear(self) -> None:
+        raise TypeError("it only grows")
+
+
+class Series(list[Any]):
+    def __iter__(self) -> Any:
+        raise TypeError("it has no order")
+
+    clear = extend = append = __len__ = __iter__  # type: ignore[assignment]
+
+
+@case(
+    "containers with other methods",
+    None,
+    plain(registry=lambda: Registry({"a": 1}), ordered=lambda: Ordered(a=1, b=2), series=lambda: Series([1, 2])),
+)
+def _(self: Any, x: Tensor) -> Any:
+    return x * dict.__getitem__(self.registry, "a") * list.__getitem__(self.series, 1)
+
+
+@case("counter in containers with other methods", "registry", plain(registry=lambda: Registry({"a": 1})))
+def _(self: Any, x: Tensor) -> Any:
+    dict.__setitem__(self.registry, "a", dict.__getitem__(self.registry, "a") + 1)
+    return x + dict.__getitem__(self.registry, "a")
+
+
+FACTOR = torch.tensor(2.0)
+TOTAL = torch.tensor(0.0)
+
+
+@case("number of the file", None)
+def _(self: Any, x: Tensor) -> Any:
+    return x * FACTOR
+
+
+@case("counter in a number of the file", "TOTAL")
+def _(self: Any, x: Tensor) -> Any:
+    TOTAL.add_(1)
+    return x + TOTAL
 
 
 @case("counter in an object", "state", plain(state=lambda: types.SimpleNamespace(calls=0)))

@@ -158,6 +158,8 @@ _USUAL = {
     "one buffer lifted, one attribute dropped",
     "counter in a closure",
     "peak in a Python number",
+    "containers with other methods",
+    "number of the file",
     "ActNorm with a flag",
     "buffer registered by the first call",
     "lazy layer",
