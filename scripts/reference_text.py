@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import typer
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from ingot import errors
 from ingot.cli.main import app
 from ingot.config import ServerConfig
+from ingot.protocol import json_codec, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.http.app import create_app
 from ingot.server.plane.dataplane import DataPlane
@@ -142,6 +144,16 @@ def _field_type(field: FieldDescriptor) -> str:
         return f"{many}[`{nested.name}`](#{nested.name.lower()})"
     inside = ", ".join(f"`{item.name}` {_field_type(item)}" for item in nested.fields)
     return f"{many}`{nested.name}` ({inside})"
+
+
+def error_codes() -> str:
+    """Return the table of the codes of errors, with the class and the status of each protocol."""
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    rows = [
+        (f"`{code.value}`", f"`{kind.__name__}`", str(json_codec.STATUS[code]), names[proto_codec.STATUS[code]])
+        for code, kind in errors.CLASSES.items()
+    ]
+    return _table(("code", "class", "HTTP", "gRPC"), rows)
 
 
 def error_classes() -> str:

@@ -68,7 +68,7 @@ def _latency() -> list[Goal]:
     ours = closed("ingot", "tiny", "binary", 1)
     return [
         Goal(
-            "tiny, 1 client, binary: p50 against the naive FastAPI server (JSON, as it is written)",
+            "tiny, 1 client, binary: p50 against the naive FastAPI server, in JSON",
             ratio(ours, closed("fastapi", "tiny", "json", 1), "p50_ms"),
             most=0.6,
         ),
@@ -104,7 +104,7 @@ def _throughput() -> list[Goal]:
     ]
     rows += [
         Goal(
-            f"{name}, 8 clients, binary: share of the raw engine's best rate, which may be at batch 32",
+            f"{name}, 8 clients, binary: share of the raw engine's best rate",
             _share_of_engine(name),
             least=0.98,
         )
