@@ -40,8 +40,6 @@ class Exposed(Protocol):
     @property
     def log_control(self) -> bool: ...
     @property
-    def trace(self) -> Path | None: ...
-    @property
     def share_port(self) -> bool: ...
     @property
     def management(self) -> str | None: ...
@@ -72,7 +70,7 @@ def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
             f"{called('shared_memory')} is '{config.shared_memory}'; write patterns of names as ingot-*, without a "
             "slash, separated by commas, or * for all"
         )
-    for name in ("shared_memory", "log_control", "trace"):
+    for name in ("shared_memory", "log_control"):
         if getattr(config, name) and config.share_port:
             raise InvalidArgument(
                 f"{called(name)} cannot be combined with {called('share_port')}: what a client registers or changes "

@@ -167,13 +167,6 @@ class Fields:
         more="See [log settings](../guides/operate/management.md#log-settings).",
         group=ACCESS,
     )
-    trace: Path | None = _field(
-        None,
-        "Let clients trace requests; the traces are written to this file, with a number behind the name",
-        more="See [traces](../guides/operate/management.md#traces).",
-        group=RECORDING,
-        unset="clients cannot trace requests",
-    )
     audit_log: Path | None = _field(
         None,
         "Append refused requests and changes of keys and certificates to this file, as lines of JSON",

@@ -55,8 +55,6 @@ class ServerSettings(TypedDict, total=False):
     """Share of the requests without a trace context that are traced."""
     log_control: bool
     """Let clients change what the server logs."""
-    trace: str | os.PathLike[str] | None
-    """Let clients trace requests; the traces are written to this file, with a number behind the name."""
     audit_log: str | os.PathLike[str] | None
     """Append refused requests and changes of keys and certificates to this file, as lines of JSON."""
     device: str

@@ -45,16 +45,6 @@ class BatchTimes:
     samples: int
     reason: str
 
-    @property
-    def timestamps(self) -> dict[str, float]:
-        """The times by Triton's names."""
-        return {
-            "COMPUTE_START": self.started,
-            "COMPUTE_INPUT_END": self.began,
-            "COMPUTE_OUTPUT_START": self.ran,
-            "COMPUTE_END": self.ended,
-        }
-
 
 class Reporter(Protocol):
     """Reports requests; that is :class:`ingot.server.observation.observer.Observer`."""

@@ -9,7 +9,6 @@ import os
 from ingot._version import __version__
 from ingot.config import ServerConfig
 from ingot.config.exposure import OFF, listed
-from ingot.errors import InvalidArgument
 from ingot.runtime import memory
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.watchdog import Watchdog
@@ -24,7 +23,6 @@ from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.recorder import Recorder
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory
-from ingot.server.triton.traces import Traces
 from ingot.serving import Repository
 from ingot.serving.rollout import Rollouts
 
@@ -63,9 +61,7 @@ class Server:
         if config.shared_memory is not None:
             self._memory = SharedMemory(listed(config.shared_memory), config.max_body_bytes)
             repository.metrics.shared_regions.set_function(self._memory.__len__)
-        self.plane = DataPlane(
-            repository, self._memory, LogSettings(changeable=config.log_control), _traces(config, repository)
-        )
+        self.plane = DataPlane(repository, self._memory, LogSettings(changeable=config.log_control))
         self._watchdog = Watchdog(repository.held, config.engine_timeout, repository.metrics, ends_process=ends_process)
         self._ports: Ports = ports or Listeners(self.plane, config, self._tls)
         self.rollouts = Rollouts(repository, config, self.plane.forget)
@@ -132,7 +128,6 @@ class Server:
         await asyncio.to_thread(self.repository.close, 1)
         self._watchdog.stop()
         self.plane.logs.close()
-        await asyncio.to_thread(self.plane.traces.close)
         if self._memory is not None:
             self._memory.close()
         await asyncio.to_thread(self._close_recorder)
@@ -148,14 +143,3 @@ class Server:
         if self.plane.recorder is not None:
             self.plane.recorder.close(_RECORDER_SECONDS)
             self.plane.recorder = None
-
-
-def _traces(config: ServerConfig, repository: Repository) -> Traces:
-    """Return the traces of a server.
-
-    Raises:
-        InvalidArgument: their file's folder does not exist or cannot be written.
-    """
-    if config.trace is not None and not os.access(config.trace.absolute().parent, os.W_OK | os.X_OK):
-        raise InvalidArgument(f"traces cannot be written to {config.trace}: its folder is missing or not writable")
-    return Traces(config.trace, repository.metrics)

@@ -137,7 +137,6 @@ def test_a_shared_port_is_closed_until_the_server_serves(ports: dict[str, Any], 
         ({"grpc_port": 0}, "share_port needs fixed ports"),
         ({"shared_memory": "*"}, "shared_memory cannot be combined with share_port"),
         ({"log_control": True}, "log_control cannot be combined with share_port"),
-        ({"trace": "trace"}, "trace cannot be combined with share_port"),
     ],
 )
 def test_settings_that_several_servers_on_one_port_cannot_have(settings: dict[str, Any], fault: str) -> None:

@@ -116,14 +116,6 @@ class Service:
         self._plane.memory.unregister(CLIENT.get(), request.name, CudaRegion)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    async def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        wanted = {name: list(setting.value) or None for name, setting in request.settings.items()}
-        found = self._plane.trace_settings(request.model_name, wanted)
-        answer = pb.TraceSettingResponse()
-        for name, value in found.items():
-            answer.settings[name].value.extend(value if isinstance(value, list) else [value])
-        return answer
-
     def _controlled(self) -> Control:
         if self._control is None:
             raise Unsupported(ELSEWHERE)
@@ -271,7 +263,6 @@ class Service:
             "ModelConfig": (self.model_config, pb.ModelConfigRequest),
             "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
-            "TraceSetting": (self.trace_setting, pb.TraceSettingRequest),
             "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
             "RepositoryModelLoad": (self.repository_load, pb.RepositoryModelLoadRequest),
             "RepositoryModelUnload": (self.repository_unload, pb.RepositoryModelUnloadRequest),

@@ -191,20 +191,6 @@ def create_app(
         plane.logs.change(wanted, _client(request), managed=control is not None)
         return _json(plane.logs.content)
 
-    @app.get("/v2/models/{model}/trace/setting", openapi_extra=schema.MODEL)
-    @app.get("/v2/trace/setting")
-    async def trace_settings(request: Request) -> Response:
-        return _json(plane.trace_settings(request.path_params.get("model", "")))
-
-    traced = plane.traces.path is not None
-
-    @app.post("/v2/models/{model}/trace/setting", openapi_extra=schema.TRACE_MODEL, include_in_schema=traced)
-    @app.post("/v2/trace/setting", openapi_extra=schema.TRACE, include_in_schema=traced)
-    async def change_trace_settings(request: Request) -> Response:
-        with budget.reserve() as reservation:
-            wanted = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
-        return _json(plane.trace_settings(request.path_params.get("model", ""), wanted))
-
     add_routes(app, control)
     if page:
         add_page(app)

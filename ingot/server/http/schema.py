@@ -244,13 +244,6 @@ REGISTER: dict[str, Any] = {
 REGISTER_CUDA: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(CudaRegistration)}}}
 }
-MODEL: dict[str, Any] = {
-    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
-}
-TRACE: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
-}
-TRACE_MODEL: dict[str, Any] = {**MODEL, **TRACE}
 LOGGING: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(LogSettings)}}}
 }

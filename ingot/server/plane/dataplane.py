@@ -37,7 +37,6 @@ from ingot.server.plane.recorder import Recorder
 from ingot.server.triton.delivery import AT_ONCE, Deliveries
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory
-from ingot.server.triton.traces import Traces
 from ingot.serving import Catalog
 from ingot.tensors import Array, Signature, TensorSpec
 
@@ -80,7 +79,6 @@ class DataPlane:
         repository: the models.
         memory: the regions of memory that clients share with this process; None to refuse them.
         logs: what is logged; by default clients cannot change it.
-        traces: those of requests; by default clients cannot turn them on.
     """
 
     def __init__(
@@ -88,12 +86,9 @@ class DataPlane:
         repository: Catalog,
         memory: SharedMemory | None = None,
         logs: LogSettings | None = None,
-        traces: Traces | None = None,
     ):
         self.repository = repository
         self.logs = logs or LogSettings()
-        self.traces = traces or Traces(None, repository.metrics)
-        self.traces.changed = self._trace
         self._memory = memory
         self.reader: Reader | None = None if memory is None else memory.reader
         self.recorder: Recorder | None = None
@@ -117,7 +112,6 @@ class DataPlane:
             "system_shared_memory": self._memory is not None,
             "cuda_shared_memory": self.shares_cuda,
             "logging": self.logs.changeable or managed,
-            "trace": self.traces.path is not None,
         }
         extensions = [*_EXTENSIONS, *(name for name, works in options.items() if works)]
         return {"name": "ingot", "version": __version__, "extensions": sorted(extensions)}
@@ -253,59 +247,21 @@ class DataPlane:
             raise public_error(error, f"a request to model {template.model} failed") from error
         return ticket
 
-    def trace_settings(self, model: str = "", wanted: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return what is traced, after a change.
-
-        Args:
-            model: the settings of one model; empty for those of all.
-            wanted: as for :meth:`Traces.change`.
-
-        Raises:
-            NotFound: no such model is served.
-            PermissionDenied: clients cannot turn tracing on.
-            InvalidArgument: a setting is unknown, or has a wrong value.
-        """
-        if model:
-            self.repository.get(model)
-        self.traces.change(wanted or {}, model)
-        return self.traces.content(model)
-
     def observe(self, observer: Observer | None) -> None:
         """Report requests to an observer from now on."""
         self.observer = observer
-        self._trace(False)
-
-    def _trace(self, active: bool) -> None:
-        """Trace requests from now on, or no longer, when they need no check of that."""
-        if active or self.observer is not None:
+        if observer is not None:
             self.submit = self._submit_observed  # type: ignore[method-assign]
         else:
             self.__dict__.pop("submit", None)
 
     def _submit_observed(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
-        """Submit a request as :meth:`submit` does; observe it, and trace it if it is sampled."""
+        """Submit a request as :meth:`submit` does, and observe it."""
         began = time.perf_counter()
         context = request.context = request.context or CONTEXT.get()
         if context is not None and context.observer is not None:
             _note(context, request, began)
-        if self.traces.samples(request.template.model):
-            reply = self._traced(request, began, reply)
         return DataPlane.submit(self, request, protocol, reply)
-
-    def _traced(self, request: InferRequest, began: float, reply: Reply) -> Reply:
-        """Return a reply that also writes the request's timestamps to the file of Triton's extension."""
-
-        def traced(outcome: InferResponse | IngotError) -> None:
-            route = request.template.route
-            if not isinstance(route, _Route):  # never, as the request was submitted
-                return
-            batch = route.model.last_batch
-            reply(outcome)
-            computed = {} if isinstance(outcome, IngotError) or batch is None else batch.timestamps
-            times = {"REQUEST_START": began, "QUEUE_START": began, **computed, "REQUEST_END": time.perf_counter()}
-            self.traces.add(route.name, route.version, request.id, times)
-
-        return traced
 
     def _route(self, model: Model, request: InferRequest) -> _Route:
         template = request.template

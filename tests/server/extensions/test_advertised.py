@@ -32,7 +32,7 @@ KEY = f"/ingot-test-{uuid.uuid4().hex}"
 def addresses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """Servers with their defaults and with all that clients may be allowed, and a management listener."""
     folder = tmp_path_factory.mktemp("models")
-    on: dict[str, Any] = {"shared_memory": "*", "log_control": True, "trace": folder / "trace"}
+    on: dict[str, Any] = {"shared_memory": "*", "log_control": True}
     places = [f"127.0.0.1:{port}" for port in free_ports(2)]
     management = {"management": places[0], "management_grpc": places[1], "insecure": True}
     settings = {"default": {}, "all": on, "management": management}[request.param]
@@ -113,7 +113,6 @@ WORKS: dict[str, Callable[[Triton], object]] = {
     "sequence": sequence,
     "statistics": lambda triton: triton.client.get_inference_statistics("affine"),
     "system_shared_memory": register,
-    "trace": lambda triton: triton.client.update_trace_settings(settings={"trace_level": ["OFF"]}),
 }
 
 

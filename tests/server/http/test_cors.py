@@ -176,7 +176,7 @@ def test_names_that_are_not_hosts_are_refused(names: str) -> None:
         ServerConfig.of({"allowed_host": names})
 
 
-CHANGES = ["logging", "trace/setting", "systemsharedmemory/unregister", "repository/models/affine/unload"]
+CHANGES = ["logging", "systemsharedmemory/unregister", "repository/models/affine/unload"]
 
 
 @pytest.mark.parametrize("path", CHANGES)
