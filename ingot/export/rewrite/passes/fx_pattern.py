@@ -145,13 +145,6 @@ class Op(Pattern):
         return {item.name: item.default_value for item in schema(node.target).arguments} | given
 
 
-class Call(Op):
-    """A call of one of some operators, whatever its arguments."""
-
-    def _wanted(self, node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
-        return dict.fromkeys(names, ANY)
-
-
 class Either(Pattern):
     """Any of several patterns."""
 

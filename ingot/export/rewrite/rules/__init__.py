@@ -1,6 +1,6 @@
 """Rewrite rules for both kinds of graph, one per file, and the selection among them and the user's own.
 
-Start in fx/rms_norm.py and onnx/layer_norm.py, which are short. A new rule is an instance in ``RULES`` of fx or onnx;
+Start in fx/silu_gate.py and onnx/layer_norm.py, which are short. A new rule is an instance in ``RULES`` of fx or onnx;
 :func:`select` chooses those of one export.
 """
 

@@ -1,6 +1,6 @@
 """Rules for the FX graph, in the order in which they run. A new one is a file and an instance in ``RULES``.
 
-Start in rms_norm.py; the base class ``PatternPass`` and the patterns are in passes/fx_pattern.py.
+Start in silu_gate.py; the base class ``PatternPass`` and the patterns are in passes/fx_pattern.py.
 """
 
 from ingot.export.rewrite.passes.manager import FxPass
@@ -8,12 +8,9 @@ from ingot.export.rewrite.rules.fx.attention import Attention
 from ingot.export.rewrite.rules.fx.bias_gelu import BiasGelu
 from ingot.export.rewrite.rules.fx.common_subexpressions import CommonSubexpressions
 from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
-from ingot.export.rewrite.rules.fx.conv_bn import ConvBn
 from ingot.export.rewrite.rules.fx.dead_branches import DeadBranches
 from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
-from ingot.export.rewrite.rules.fx.layer_norm import LayerNorm
 from ingot.export.rewrite.rules.fx.onnx_forms import TRANSLATIONS as TRANSLATIONS
-from ingot.export.rewrite.rules.fx.rms_norm import RmsNorm
 from ingot.export.rewrite.rules.fx.silu_gate import SiluGate
 
 # Constants first: they decide branches, and layers whose weights are computed become plain ones.
@@ -21,10 +18,7 @@ RULES: tuple[FxPass, ...] = (
     ConstantFolding(),
     DeadBranches(),
     CommonSubexpressions(),
-    ConvBn(),
     DequantMatmul(),
-    RmsNorm(),
-    LayerNorm(),
     BiasGelu(),
     SiluGate(),
     Attention(),
