@@ -59,7 +59,8 @@ def _text(value: Any, seen: set[int], depth: int) -> str:
     if isinstance(value, dict):
         items = (OrderedDict if isinstance(value, OrderedDict) else dict).items(value)
         return f"{id(value)} {{{', '.join(f'{key!r}: {_text(item, seen, depth + 1)}' for key, item in items)}}}"
-    for base in (list, tuple, deque):  # a subclass can have another __iter__
+    bases: tuple[Any, ...] = (list, tuple, deque)
+    for base in bases:  # a subclass can have another __iter__
         if isinstance(value, base):
             return f"{id(value)} [{', '.join(_text(item, seen, depth + 1) for item in base.__iter__(value))}]"
     if isinstance(value, torch.Generator):
