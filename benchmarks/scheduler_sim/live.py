@@ -35,7 +35,7 @@ from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.model import Model
-from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.settings import Settings
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -89,7 +89,7 @@ async def replay(model: Model, arrivals: Sequence[traces.Arrival]) -> Result:
 
         result.offered += 1
         try:
-            model.submit(inputs, reply, due + arrival.timeout - loop.time())
+            model.submit(Request(inputs, reply, due + arrival.timeout - loop.time()))
         except IngotError:
             end()
 

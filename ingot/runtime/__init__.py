@@ -3,13 +3,14 @@
 Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch its requests, engines/ run them.
 """
 
+from ingot.runtime.acceptor import State
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.signature_check import CheckedInputs
 from ingot.runtime.engine import Engine
 from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Model, State
-from ingot.runtime.scheduling.entry import Entry
+from ingot.runtime.model import Model
+from ingot.runtime.scheduling.entry import Entry, Request
 from ingot.runtime.scheduling.scheduler import Limits, Scheduler
 from ingot.runtime.settings import Settings
 
@@ -21,6 +22,7 @@ __all__ = [
     "Limits",
     "Metrics",
     "Model",
+    "Request",
     "Scheduler",
     "Settings",
     "State",

@@ -7,23 +7,22 @@ import functools
 import itertools
 import logging
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.errors import IngotError, InternalError
 from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
 from ingot.report import units
+from ingot.runtime.acceptor import Acceptor, State
 from ingot.runtime.devices import cpu_count, kind_of
 from ingot.runtime.dispatch.batch_check import BatchCheck
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.dispatch.pending import Cancellable, Pending, Submit
+from ingot.runtime.dispatch.pending import Accepts, Cancellable
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
@@ -40,7 +39,7 @@ from ingot.runtime.loading.placement import Placement, contexts
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.repeat import Repeat
-from ingot.runtime.scheduling.entry import Outcome, Reply
+from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings import Settings
 from ingot.tensors import Array, Signature
@@ -48,24 +47,7 @@ from ingot.tensors import Array, Signature
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
-
-
-class State(Enum):
-    """The lifecycle of a model: states follow each other in this order, and any may end in FAILED.
-
-    A model is STUCK while one of its engine calls does not end, RESTARTING while its engine processes are started
-    again, and FAILED if they end too often; it may become READY again.
-    """
-
-    LOADING = "loading"
-    TESTING = "testing"
-    WARMING = "warming"
-    READY = "ready"
-    STUCK = "stuck"
-    RESTARTING = "restarting"
-    DRAINING = "draining"
-    UNLOADED = "unloaded"
-    FAILED = "failed"
+_BEFORE_READY = (State.LOADING, State.TESTING, State.WARMING)
 
 
 class Model:
@@ -73,8 +55,8 @@ class Model:
 
     ``load`` and ``close`` block and may run in any thread; everything else belongs to one event loop.
 
-    ``submit`` is :meth:`Dispatcher.submit` while the model is ready, and raises Unavailable otherwise. A ``parkable``
-    model can be loaded again after it was closed; while it is ``parked``, requests wait for that.
+    Its :class:`Acceptor` has its state, and who accepts its requests. A ``parkable`` model can be loaded again after it
+    was closed; while it is ``parked``, requests wait for that.
 
     ``variant`` is the served variant's name, and ``properties`` describe it and the reason for the choice; both are
     empty until it is chosen, and for a bare file. ``engine_settings`` describe how the engines run. ``number`` is
@@ -110,8 +92,7 @@ class Model:
         self.version = version
         self.number = next(_NUMBERS)
         self.digest = digest or (admission.properties.get("digest", "") if admission else "")
-        self.state = State.LOADING
-        self.reason = ""
+        self.acceptor = Acceptor(name, version)
         self.platform = ""
         self.device = ""
         self.size = 0
@@ -127,7 +108,6 @@ class Model:
         self._metrics = metrics or Metrics()
         self._engine_swap: EngineSwap | None = None
         self._isolated: Sequence[ProcessEngine | Replaceable] = ()
-        self._changing = Lock()
         self._dispatcher: Dispatcher | None = None
         self._sequences: Sequences | None = None
         self._cache: ResponseCache | None = None
@@ -136,12 +116,8 @@ class Model:
         self._learned: Learned | None = None
         self._placement: Placement | None = None
         self._published = False
-        self.parkable = self.parked = False
+        self._parkable = False
         self._counted = Statistics()
-        self._diverted: Submit | None = None
-        self._standby: Submit = self._refuse
-        self._own: Submit = self._refuse
-        self.submit: Submit = self._refuse
 
     @classmethod
     def of_file(
@@ -198,7 +174,26 @@ class Model:
     @property
     def ready(self) -> bool:
         """Whether requests are accepted: those for a parked model wait until it is loaded."""
-        return self.state is State.READY or (self.parked and self.state is not State.FAILED)
+        return self.acceptor.ready
+
+    @property
+    def state(self) -> State:
+        return self.acceptor.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is in its state, for users; may be empty."""
+        return self.acceptor.reason
+
+    @property
+    def parkable(self) -> bool:
+        """Whether it can be loaded again after it was closed."""
+        return self._parkable
+
+    @property
+    def parked(self) -> bool:
+        """Whether requests wait until it is loaded again; see :meth:`drain`."""
+        return self.acceptor.parked
 
     @property
     def settings(self) -> Settings:
@@ -208,19 +203,12 @@ class Model:
     @property
     def loaded(self) -> bool:
         """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
-        restarting = self.state is State.FAILED and self._dispatcher is not None and bool(self._isolated)
-        return restarting or self.ready or self.state is State.RESTARTING
+        return self.acceptor.loaded
 
     @property
     def failed(self) -> bool:
         """Whether it has failed; one whose engine processes ended too often is tried again after some time."""
         return self.state is State.FAILED
-
-    @property
-    def unavailable(self) -> str:
-        """Why it is not ready, for clients."""
-        why = f": {self.reason}" if self.reason and (self.loaded or self.state is State.STUCK) else ""
-        return f"model '{self.name}' version {self.version} is {self.state.value}{why}"
 
     @property
     def signature(self) -> Signature:
@@ -230,7 +218,7 @@ class Model:
             Unavailable: the model is not loaded yet.
         """
         if self._signature is None:
-            raise self._unavailable()
+            raise self.acceptor.unavailable()
         return self._signature if self._sequences is None else self._sequences.signature
 
     @property
@@ -242,6 +230,11 @@ class Model:
     def repeat(self) -> Repeat | None:
         """How it is run again after an answer; None if a request gets one answer."""
         return self._settings.repeat if self._settings.repeat.inputs else None
+
+    def show_update(self, failure: str) -> None:
+        """Show clients why a newer version did not take over; empty if none failed."""
+        kept = {name: value for name, value in self.properties.items() if name != "update_failed"}
+        self.properties = {**kept, "update_failed": failure} if failure else kept
 
     def publish(self) -> None:
         """Let the metrics of its name and version show this model, instead of the one that had them before."""
@@ -289,18 +282,22 @@ class Model:
             labels = (self.name, self.version, self.variant, self._choice_reason)
             self._metrics.variant_info.labels(*labels).set(1)
 
-    def load(self, sizes: Sequence[int] = ()) -> None:
+    def load(self, sizes: Sequence[int] = (), *, parkable: bool = False) -> None:
         """Load the engines, replay the goldens and warm up; a parkable model is faster from the second time on.
 
         Args:
             sizes: numbers of samples in a batch that traffic is known to have; they are run before it is ready.
+            parkable: keep what another load after :meth:`close` needs; a model with states of sequences, which would be
+                lost, cannot be loaded again.
 
         Raises:
+            InternalError: it is loaded, or it was closed meanwhile.
             IngotError: the model cannot be loaded, or its answers differ from its goldens; the state is then FAILED.
         """
         engines: EngineSet | None = None
         dispatcher: Dispatcher | None = None
-        self.state = State.LOADING
+        self.acceptor.move(State.LOADING)
+        self._parkable = parkable and not self.sequential
         try:
             choice = self._choose_now()
             engines = EngineSet(self.name, choice, self._signature, self._settings, self._learned)
@@ -314,9 +311,9 @@ class Model:
             elif self._placement is not None:
                 self._placement.release()
                 self._placement = None
-            self.state = State.TESTING
+            self.acceptor.move(State.TESTING)
             engines.test()
-            self.state = State.WARMING
+            self.acceptor.move(State.WARMING)
             self._choice_reason = choice.reason
             self._show_variant()
             self._sequences = self._keep_states(engines.signature)
@@ -331,28 +328,27 @@ class Model:
             measures = engines.supervise(self._engine_lost, self._engine_changed)
             self.properties = {**self.properties, **measures, **self._measure_memory()}
             self._isolated, self._engine_swap = engines.isolated, engines.swap
-            self._cache = self._make_cache(choice.runnable, dispatcher.submit)
+            self._cache = self._make_cache(choice.runnable, dispatcher)
+            with self.acceptor.lock:
+                self.acceptor.open(self._cache or dispatcher, restarts=bool(self._isolated))
+                self._dispatcher = dispatcher
         except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
             if engines is not None:
                 if engines.swap is not None:
                     engines.swap.close()
                 (dispatcher or engines).close()
             self._leave_devices()
-            self.state, self.reason = State.FAILED, str(error)
+            self.acceptor.move(State.FAILED, str(error), after=_BEFORE_READY)
             if isinstance(error, IngotError):
                 raise
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
         finally:
-            if not self.parkable:
+            if not self._parkable:
                 # They hold the archive, which a closed model that something still refers to must not.
                 self._choose, self._admission = None, replace(self._admission, check=lambda: None)
-        if self.parkable:
+        if self._parkable:
             self._choose = functools.partial(self._choose_again, choice.runnable)
             self._learned = engines.learned
-        self.parked, self._standby = False, self._refuse
-        self._own = dispatcher.submit if self._cache is None else self._cache.submit
-        self._dispatcher, self.submit = dispatcher, self._diverted or self._own
-        self.state = State.READY
         self._engine_changed()
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
         log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
@@ -391,7 +387,7 @@ class Model:
             self.version,
             signature,
             settings.states,
-            lambda *request: self.submit(*request),  # which changes with the model's state
+            self,
             settings.sequences,
             self._metrics,
         )
@@ -472,27 +468,21 @@ class Model:
 
     def _devices_lost(self, reason: str) -> None:
         """Refuse requests for good, since no device is left to run them."""
-        with self._changing:
-            if self.state in (State.READY, State.STUCK):
-                self.state, self.reason, self.submit = State.FAILED, reason, self._refuse
+        self.acceptor.move(State.FAILED, reason, after=(State.READY, State.STUCK))
 
     def _engine_changed(self) -> None:
         """Refuse requests while no engine process runs; called in their supervisors' threads."""
-        with self._changing:
+        with self.acceptor.lock:
             if self._dispatcher is None or not self._isolated:
                 return
-            if self.state is State.READY and all(engine.down for engine in self._isolated):
-                self.submit = self._refuse
-                self.state = State.RESTARTING
-            if self.state in (State.RESTARTING, State.FAILED):
-                if not all(engine.down for engine in self._isolated):
-                    self.state, self.reason, self.submit = State.READY, "", self._diverted or self._own
-                    return
-                failed = all(engine.failed for engine in self._isolated)
-                self.reason = f"its engine process {self._isolated[-1].down}"
-                self.state = State.FAILED if failed else State.RESTARTING
+            if not all(engine.down for engine in self._isolated):
+                self.acceptor.move(State.READY, after=(State.RESTARTING, State.FAILED))
+                return
+            state = State.FAILED if all(engine.failed for engine in self._isolated) else State.RESTARTING
+            reason = f"its engine process {self._isolated[-1].down}"
+            self.acceptor.move(state, reason, after=(State.READY, State.RESTARTING, State.FAILED))
 
-    def _make_cache(self, runnable: Runnable, accept: Submit) -> ResponseCache | None:
+    def _make_cache(self, runnable: Runnable, dispatcher: Accepts) -> ResponseCache | None:
         """Return the cache of responses, if there is to be one, and let the properties show it."""
         limit = self._settings.cache_bytes
         if not limit:
@@ -505,7 +495,7 @@ class Model:
         self.properties = {**self.properties, "response_cache": shown}
         if self._uncertain:
             return None
-        return ResponseCache(limit, accept, self._counted, (self.name, self.version), self._metrics)
+        return ResponseCache(limit, dispatcher, self._counted, (self.name, self.version), self._metrics)
 
     def _uncertainty(self, runnable: Runnable) -> str:
         """Return why equal requests may have different responses; empty if they cannot."""
@@ -517,30 +507,35 @@ class Model:
         """Wait until the final engines serve; return whether they do."""
         return self._engine_swap is None or self._engine_swap.wait(timeout)
 
-    def divert(self, submit: Submit | None) -> None:
-        """Let a function accept the requests while the model is ready, instead of the model itself; None ends that."""
-        with self._changing:
-            self._diverted = submit
-            if self.state is State.READY and self._dispatcher is not None:
-                self.submit = submit or self._own
+    def split(self, split: Accepts | None) -> None:
+        """Let a canary's traffic split accept the requests while the model is ready; None ends that."""
+        self.acceptor.split(split)
 
     @property
-    def diverted(self) -> bool:
-        """Whether another function accepts its requests; see :meth:`divert`."""
-        return self._diverted is not None
+    def split_up(self) -> bool:
+        """Whether a canary's traffic split accepts its requests; see :meth:`split`."""
+        return self.acceptor.split_up
 
-    @property
-    def accept(self) -> Submit:
-        """Accepts requests for this model alone, without its cache; see :meth:`divert`."""
-        if self.state is not State.READY or self._dispatcher is None:
-            return self._refuse
-        return self._dispatcher.submit
+    def submit(self, request: Request) -> Cancellable:
+        """Accept a request and return at once; see :meth:`Dispatcher.submit`.
+
+        Raises:
+            Unavailable: the model is not ready, too many requests are queued, or too little memory is left.
+        """
+        return self.acceptor.accepting.submit(request)
+
+    def submit_alone(self, request: Request) -> Cancellable:
+        """Accept a request for this model, not its canary, and not for its cache; errors as for :meth:`submit`."""
+        dispatcher = self._dispatcher
+        if dispatcher is None or self.state is not State.READY:
+            raise self.acceptor.unavailable()
+        return dispatcher.submit(request)
 
     @property
     def direct(self) -> Direct:
         """The tensors of requests that need not leave a device: none unless its engines accept the requests at once."""
         dispatcher = self._dispatcher
-        if dispatcher is None or self.submit is not self._own or self._cache is not None or self._sequences is not None:
+        if dispatcher is None or self.acceptor.accepting is not dispatcher or self._sequences is not None:
             return Direct()
         return dispatcher.direct
 
@@ -590,7 +585,7 @@ class Model:
             DeadlineExceeded: no answer within ``timeout``.
         """
         future: asyncio.Future[Mapping[str, Array]] = asyncio.get_running_loop().create_future()
-        pending = self.submit(inputs, functools.partial(_resolve, future), timeout)
+        pending = self.submit(Request(inputs, functools.partial(_resolve, future), timeout))
         try:
             return await future
         finally:
@@ -601,28 +596,16 @@ class Model:
         """The last batch that ran; None before the first."""
         return None if self._dispatcher is None else self._dispatcher.last_batch
 
-    def submit_step(
-        self,
-        step: Step,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        client: Hashable = None,
-    ) -> Cancellable:
+    def submit_step(self, step: Step, request: Request) -> Cancellable:
         """Submit a request of a sequence; see :meth:`Sequences.submit`."""
         if self._sequences is None:
-            raise self._unavailable()
-        return self._sequences.submit(step, inputs, reply, timeout, priority, client)
+            raise self.acceptor.unavailable()
+        return self._sequences.submit(step, request)
 
     def drop_sequence(self, step: Step) -> None:
         """Drop the sequence of a step; see :meth:`Sequences.drop`."""
         if self._sequences is not None:
             self._sequences.drop(step)
-
-    def _refuse(self, *args: object, **named: Any) -> Pending:
-        """Replace ``submit`` while the model is not ready."""
-        raise self._unavailable()
 
     def _count_derived(self, result: str) -> None:
         self._metrics.derived_cache.labels(self.name, self.version, result).inc()
@@ -655,28 +638,22 @@ class Model:
             worker: makes the call; its requests fail with ``error``.
             error: queued requests of the model fail with ``reason``.
         """
-        if self.state is State.READY:
-            self.state, self.reason, self.submit = State.STUCK, reason, self._refuse
+        self.acceptor.move(State.STUCK, reason, after=(State.READY,))
         if self._dispatcher is not None:
-            self._dispatcher.fail(worker, error, self._unavailable())
+            self._dispatcher.fail(worker, error, self.acceptor.unavailable())
 
     def resume(self) -> None:
         """Serve again after :meth:`suspend`."""
-        if self.state is State.STUCK and self._dispatcher is not None:
-            self.state, self.reason, self.submit = State.READY, "", self._diverted or self._own
+        self.acceptor.move(State.READY, after=(State.STUCK,))
 
-    async def drain(self, standby: Submit | None = None) -> None:
+    async def drain(self, parked: Accepts | None = None, reason: str = "") -> None:
         """Refuse new requests and wait until those in flight are answered.
 
         Args:
-            standby: accepts new requests from now until the model is loaded again; it is parkable.
+            parked: accepts new requests from now until the model is loaded again; it is parkable.
+            reason: why it is parked, for users.
         """
-        with self._changing:
-            self.parked, self._standby = standby is not None, standby or self._refuse
-            # Also a model that is stuck, or failed while it was served: it must not become ready again.
-            if self._dispatcher is not None and self.state is not State.UNLOADED:
-                self.state = State.DRAINING
-        self.submit = self._standby
+        self.acceptor.drain(parked, reason)
         if self._dispatcher is not None:
             await self._dispatcher.wait_quiet()
 
@@ -686,8 +663,8 @@ class Model:
         Args:
             timeout: seconds to wait for an engine call that ``drain`` did not wait for.
         """
-        self.submit = self._standby
-        with self._changing:  # a server may stop while the model is being replaced
+        with self.acceptor.lock:  # a server may stop while the model is being replaced
+            self.acceptor.close()
             dispatcher, self._dispatcher = self._dispatcher, None
             swap, self._engine_swap = self._engine_swap, None
         if swap is not None:
@@ -698,12 +675,7 @@ class Model:
             dispatcher.close(timeout)
         self._isolated = ()
         self._leave_devices()
-        self._own, self._cache = self._refuse, None
-        if self.state is not State.FAILED:
-            self.state = State.UNLOADED
-
-    def _unavailable(self) -> Unavailable:
-        return Unavailable(self.unavailable)
+        self._cache = None
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

@@ -14,7 +14,8 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located
 from ingot.model_store.references import is_version
-from ingot.runtime.model import Model, State
+from ingot.runtime.acceptor import State
+from ingot.runtime.model import Model
 from ingot.runtime.settings import Settings
 
 Result = Literal["ok", "failed", "unchanged", "canary"]
@@ -195,8 +196,7 @@ class Deployment:
         """Show why the last change did not take place in the metadata of the model that answers."""
         self.failure = failure
         if self.current is not None:
-            kept = {name: value for name, value in self.current.properties.items() if name != "update_failed"}
-            self.current.properties = {**kept, "update_failed": failure} if failure else kept
+            self.current.show_update(failure)
 
     def status(self) -> dict[str, Any]:
         """Return what users see of it, as JSON has it."""

@@ -44,7 +44,7 @@ class Tasks:
             task.cancel()
 
 
-async def load_model(model: Model, sizes: Sequence[int] = ()) -> None:
+async def load_model(model: Model, sizes: Sequence[int] = (), *, parkable: bool = False) -> None:
     """Load a model within its ``load_timeout``; see :meth:`ingot.runtime.Model.load`.
 
     Raises:
@@ -54,7 +54,7 @@ async def load_model(model: Model, sizes: Sequence[int] = ()) -> None:
     limit = model.settings.load_timeout
     try:
         async with asyncio.timeout(limit) as scope:
-            await in_thread(f"load-{model.name}", lambda: model.load(sizes), lambda: model.close(0))
+            await in_thread(f"load-{model.name}", lambda: model.load(sizes, parkable=parkable), lambda: model.close(0))
     except TimeoutError:
         if limit is None or not scope.expired():  # a file system or a lock of the load itself timed out
             raise

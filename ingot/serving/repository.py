@@ -169,7 +169,7 @@ class Repository(Catalog):
             model.close(timeout)
 
     def open(
-        self, source: str | Archive, settings: Settings | None = None, *, tag: str = ""
+        self, source: str | Archive, settings: Settings | None = None, *, tag: str = "", version: str = ""
     ) -> tuple[Deployment, Model]:
         """Return what a source means now, as a model that is not loaded; arguments and errors as for :meth:`add`.
 
@@ -177,8 +177,9 @@ class Repository(Catalog):
             source: see :meth:`add`.
             settings: see :meth:`add`.
             tag: for a reference without tag and digest, instead of its highest version.
+            version: served instead of the source's tag, for a candidate of a deployment with another one.
         """
-        located, model = self._model(source, settings, tag)
+        located, model = self._model(source, settings, tag, version)
         return Deployment(name=model.name, tag=model.version, source=source, located=located, settings=settings), model
 
     def is_stored(self, source: str) -> bool:
@@ -192,27 +193,29 @@ class Repository(Catalog):
 
     def renewed(self, deployment: Deployment, settings: Settings | None) -> Model:
         """Return a model of the source's present archive, not loaded; arguments and errors as for :meth:`add`."""
-        model = self._model(deployment.source, settings, deployment.tag)[1]
-        model.version = deployment.tag  # also if a candidate of another version has taken over
-        return model
+        # The source may be that of a canary that took over, which has another version.
+        return self._model(deployment.source, settings, deployment.tag, deployment.tag)[1]
 
-    def _model(self, source: str | Archive, settings: Settings | None, tag: str = "") -> tuple[Located | None, Model]:
+    def _model(
+        self, source: str | Archive, settings: Settings | None, tag: str, version: str
+    ) -> tuple[Located | None, Model]:
         of_archive = functools.partial(self._of_archive, settings)
         if isinstance(source, Archive):
-            return None, of_archive(source.name, "1", source, Reference(source.name))
+            return None, of_archive(source.name, version or "1", source, Reference(source.name))
         name, source = split_name(source)
         with _exported_first(source):
             located = locate(source, self._store)
         if is_onnx(located):
-            return located, self._of_file(located, name, settings)
+            return located, self._of_file(located, name, settings, version or "1")
         if tag and located.reference is not None and located.reference.tag is located.reference.digest is None:
             located = replace(located, reference=replace(located.reference, tag=tag))
         archive, found = self._find(located)
+        version = version or found.tag or "1"
         if located.place:
-            return located, of_archive(name or written_name(located.name), found.tag or "1", archive, found)
-        return located, of_archive(name or found.name, found.tag or "1", archive, found, located.name)
+            return located, of_archive(name or written_name(located.name), version, archive, found)
+        return located, of_archive(name or found.name, version, archive, found, located.name)
 
-    def _of_file(self, located: Located, name: str | None, settings: Settings | None) -> Model:
+    def _of_file(self, located: Located, name: str | None, settings: Settings | None, version: str) -> Model:
         path = located.path
         if path is None or not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises on names that are too long
             raise NotFound(f"there is no file {located.name}")
@@ -220,7 +223,7 @@ class Repository(Catalog):
             raise InvalidArgument(
                 f"'{located.name}#{located.variant}': an .onnx file has no variants; leave #{located.variant} out"
             )
-        served = (name or served_name_from(path.stem), "1")
+        served = (name or served_name_from(path.stem), version)
         admission = self._gate.admit_file(path, served, settings)
         return Model.of_file(*served, path, admission, self.metrics, stamp(path))
 

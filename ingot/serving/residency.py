@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot import foreign
 from ingot.errors import IngotError, Unavailable, shortened
-from ingot.protocol.keys import InputKey
 from ingot.report import units
 from ingot.runtime import Metrics, Model, State, devices, memory
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.gpu import nvml
-from ingot.runtime.scheduling.entry import Reply, size_of
+from ingot.runtime.scheduling.entry import Request, size_of
 from ingot.serving import Repository
 from ingot.serving.loading import Tasks, in_thread, load_model
 from ingot.serving.waiting import Waiting
-from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +110,6 @@ class Residency:
     async def _load_within(self, model: Model, sizes: Sequence[int], earlier: Model | None) -> None:
         resident = self._residents.setdefault(model, _Resident())
         again = bool(resident.bytes)
-        # The states of sequences would be lost.
-        model.parkable = not model.sequential
         if not self._base:
             await in_thread("import", lambda: foreign.attempt(ort_arena.prepare))
             await in_thread("sweep", sweep)
@@ -122,7 +117,7 @@ class Residency:
         kept = {model, earlier}
         await self._make_room(resident.bytes or self._known(model, earlier), kept)
         before, began = await self._used(), time.perf_counter()
-        await load_model(model, sizes)
+        await load_model(model, sizes, parkable=True)
         await in_thread("sweep", sweep)
         after = await self._used()
         resident.since = time.perf_counter()
@@ -130,7 +125,7 @@ class Residency:
         # A load may reuse memory that was free already, but never takes less than its weights.
         least = _weights(model)
         resident.bytes = {device: max(least.get(device, 0), after[device] - before[device]) for device in self.budget}
-        resident.loaded, model.reason = True, ""
+        resident.loaded = True
         self._show(model)
         if not again:
             try:
@@ -192,7 +187,7 @@ class Residency:
             if (model := deployment.current) is not None
             and model not in kept
             and model.parkable
-            and not model.diverted
+            and not model.split_up
             and model.state is State.READY
             and (resident := self._residents.get(model)) is not None
             and resident.loaded
@@ -207,9 +202,8 @@ class Residency:
         """Let a model leave; requests for it wait from now on until it is loaded again."""
         resident = self._residents[model]
         log.info("model %s version %s leaves the memory", model.name, model.version)
-        await model.drain(functools.partial(self._submit, model))
+        await model.drain(_Parked(self, model), "it is loaded when a request comes (memory budget)")
         await self._close(model, resident)
-        model.reason = "it is loaded when a request comes (memory budget)"
         self._evictions.labels(model.name, model.version).inc()
 
     async def _close(self, model: Model, resident: _Resident) -> None:
@@ -226,23 +220,14 @@ class Residency:
         for device, count in resident.bytes.items():
             self._bytes.labels(model.name, model.version, device).set(count if resident.loaded else 0)
 
-    def _submit(
-        self,
-        model: Model,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: InputKey | None = None,
-        client: Hashable = None,
-    ) -> Waiting:
+    def wait(self, model: Model, request: Request) -> Waiting:
         """Accept a request for a model that is not in memory, and load it; see :meth:`Dispatcher.submit`.
 
         Raises:
             Unavailable: it would not be loaded in time, could not be loaded just now, or too many requests wait.
         """
-        resident, limits = self._residents[model], model.settings.limits
-        nbytes = sum(size_of(array) for array in inputs.values())
+        resident, limits, timeout = self._residents[model], model.settings.limits, request.timeout
+        nbytes = sum(size_of(array) for array in request.inputs.values())
         if self._stopped:
             raise Unavailable("the server is stopping")
         if time.monotonic() - resident.failed < _PAUSE:
@@ -257,7 +242,7 @@ class Residency:
             raise Unavailable(f"too many requests wait until model '{model.name}' is in memory; try again later")
         self._waits.labels(model.name, model.version).inc()
         longest = timeout if timeout is not None else model.settings.load_timeout
-        waiting = Waiting(resident.waiting, reply, longest, (inputs, priority, key, client), nbytes)
+        waiting = Waiting(resident.waiting, request, longest, nbytes)
         if resident.bringing is None:
             resident.bringing = self._tasks.begin(lambda: self._bring(model, resident))
         return waiting
@@ -309,6 +294,18 @@ class Residency:
         """Refuse requests for models that are not in memory, also those that wait."""
         self._stopped = True
         self._tasks.cancel()
+
+
+class _Parked:
+    """Accepts the requests for a model that is not in memory."""
+
+    def __init__(self, residency: Residency, model: Model):
+        self._residency = residency
+        self._model = model
+
+    def submit(self, request: Request) -> Waiting:
+        """Accept a request; see :meth:`Residency.wait`."""
+        return self._residency.wait(self._model, request)
 
 
 def _weights(model: Model) -> dict[str, int]:

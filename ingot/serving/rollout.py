@@ -223,8 +223,8 @@ class Rollouts:
         async with deployment.changing:
             source = f"{deployment.name}={deployment.source_of(version)}"
             passed = await in_thread("look", deployment.wanted)
-            model = (await in_thread("open", lambda: self.repository.open(source, deployment.settings)))[1]
-            model.version = deployment.tag
+            opened = functools.partial(self.repository.open, source, deployment.settings, version=deployment.tag)
+            model = (await in_thread("open", opened))[1]
             if model.digest != deployment.digest:
                 done = await self._change(deployment, model.digest, lambda: model, at_once=True)
                 if done.error is not None:
@@ -352,8 +352,8 @@ class Rollouts:
             IngotError: it cannot be loaded.
         """
         named = f"{deployment.name}={source}"
-        found, model = await in_thread("open", lambda: self.repository.open(named, deployment.settings))
-        model.version = deployment.tag
+        opened = functools.partial(self.repository.open, named, deployment.settings, version=deployment.tag)
+        found, model = await in_thread("open", opened)
         return found, await self._load(deployment, model)
 
     async def roll_back(self, deployment: Deployment, digest: str, reason: str) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError
-from ingot.protocol.keys import InputKey
 from ingot.runtime.canary import Plan
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
-from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
+from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
 from ingot.serving.comparison import Drift, Side, error_of
 from ingot.tensors import Array
 
@@ -66,22 +65,14 @@ class Split:
         for counter in (*self._counts.values(), *self._compared.values()):
             counter.reset()  # from the previous candidate
 
-    def submit(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: InputKey | None = None,
-        client: Hashable = None,
-    ) -> Cancellable:
-        """Accept a request for one of the models; arguments and errors as for :meth:`Model.submit`."""
-        request = _Request(self, inputs, reply, timeout, priority, key, client)
+    def submit(self, request: Request) -> Cancellable:
+        """Accept a request for one of the models; errors as for :meth:`Model.submit`."""
+        shared = _SharedRequest(self, request)
         if random.random() * 100 < self.plan.compare:
-            request.copy()
-        chosen = self.candidate if self.weight and self._chooses_candidate(client) else self.current
-        request.submit(chosen)
-        return request
+            shared.copy()
+        chosen = self.candidate if self.weight and self._chooses_candidate(request.client) else self.current
+        shared.submit(chosen)
+        return shared
 
     def _chooses_candidate(self, client: Hashable) -> bool:
         if not self.candidate.ready:
@@ -101,11 +92,11 @@ class Split:
             side.failed += 1
         self._counts[model, ok].inc()
 
-    def compare(self, request: _Request, model: Model, kept: Mapping[str, Array]) -> None:
+    def compare(self, request: Request, model: Model, kept: Mapping[str, Array]) -> None:
         """Let the other model answer a request as well, if it is idle, and compare.
 
         Args:
-            request: answered, with a copy of its inputs.
+            request: a copy of the one that was answered.
             model: answered it.
             kept: a copy of its outputs.
         """
@@ -134,7 +125,7 @@ class Split:
 
         self._comparing += 1
         try:
-            other.accept(request.copied, answered, None, _LAST, request.key)
+            other.submit_alone(request.passed_on(answered, None))
         except IngotError:
             self._comparing -= 1
             self._drop()
@@ -173,59 +164,42 @@ class Split:
         self._compared["dropped"].inc()
 
 
-class _Request:
+class _SharedRequest:
     """A request of either model, which the current one answers if the candidate cannot."""
 
     __slots__ = (
         "_began",
-        "_client",
         "_fell_back",
-        "_inputs",
         "_model",
         "_pending",
-        "_priority",
-        "_reply",
+        "_request",
         "_split",
         "_timeout",
         "copied",
         "done",
-        "key",
     )
 
-    def __init__(
-        self,
-        split: Split,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None,
-        priority: int,
-        key: InputKey | None,
-        client: Hashable,
-    ):
+    def __init__(self, split: Split, request: Request):
         self._split = split
-        self._inputs = inputs
-        self._reply = reply
-        self._timeout = timeout
-        self._priority = priority
-        self._client = client
+        self._request = request
+        self._timeout = request.timeout
         self._began = time.perf_counter()
-        self.key = key
-        self.copied: Mapping[str, Array] = {}
+        self.copied: Request | None = None
         self.done = False
         self._fell_back = False
 
     def copy(self) -> None:
         """Keep the inputs, whose memory may be used again once the request is answered, unless they are large."""
-        if sum(size_of(array) for array in self._inputs.values()) <= _COMPARED_BYTES:
-            self.copied = {name: np.array(array) for name, array in self._inputs.items()}
+        inputs = self._request.inputs
+        if sum(size_of(array) for array in inputs.values()) <= _COMPARED_BYTES:
+            copied = {name: np.array(array) for name, array in inputs.items()}
+            self.copied = Request(copied, ignore, None, _LAST, self._request.key)
 
     def submit(self, model: Model) -> None:
         """Submit it to a model."""
         self._model = model
         try:
-            self._pending = model.accept(
-                self._inputs, self._settle, self._timeout, self._priority, self.key, self._client
-            )
+            self._pending = model.submit_alone(self._request.passed_on(self._settle, self._timeout))
         except IngotError:
             if model is self._split.current:
                 raise
@@ -249,25 +223,21 @@ class _Request:
         split.count(model, not failed, time.perf_counter() - self._began)
         if self._fell_back and not failed:
             split.count(split.candidate, False, 0.0)
-        if self.copied and not isinstance(outcome, IngotError):
+        if self.copied is not None and not isinstance(outcome, IngotError):
             kept = {name: np.array(value) for name, value in outcome.items()}
             self._finish(outcome)
-            split.compare(self, model, kept)
+            split.compare(self.copied, model, kept)
         else:
             self._finish(outcome)
 
     def _instead(self) -> None:
         """Let the current model answer what the candidate did not."""
-        self.copied, self._fell_back = {}, True
+        self.copied, self._fell_back = None, True
         if self._timeout is not None:
             self._timeout = max(0.0, self._timeout - (time.perf_counter() - self._began))
         self.submit(self._split.current)
 
     def _finish(self, outcome: Outcome) -> None:
         self.done = True
-        reply, self._reply = self._reply, _ignore  # it refers back to this object
+        reply, self._request = self._request.reply, OVER  # the reply refers back to this object
         reply(outcome)
-
-
-def _ignore(_: Outcome) -> None:
-    """Replace a reply that was called."""

@@ -171,7 +171,7 @@ class Trials:
         self._last[deployment] = trial
         trial.enter(0, plan.steps[0] if plan.steps else weight)
         self._show(trial)
-        current.divert(trial.split.submit)
+        current.split(trial.split)
         deployment.note(Event(before=current.digest, after=model.digest, result="canary"))
         changes_log.info(
             "model %s version %s: %s is tried with %g %% of the requests",
@@ -191,7 +191,7 @@ class Trials:
 
     def _settle(self, trial: Trial, outcome: Outcome, reason: str = "") -> None:
         trial.outcome, trial.reason, trial.split.weight = outcome, reason, 0.0
-        trial.split.current.divert(None)
+        trial.split.current.split(None)
         labels = (trial.deployment.name, trial.deployment.tag)
         for gauge in (
             self._metrics.trial_weight,

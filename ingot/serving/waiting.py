@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Mapping
 from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError
-from ingot.protocol.keys import InputKey
 from ingot.report import units
 from ingot.runtime import Model
-from ingot.runtime.scheduling.entry import Outcome, Reply
-from ingot.tensors import Array
+from ingot.runtime.scheduling.entry import OVER, Outcome, Request
 
 
 class Waiting:
@@ -20,25 +17,22 @@ class Waiting:
 
     Args:
         queue: the requests that wait for the same model.
-        reply: called once with the outcome.
+        request: its reply is called once with the outcome.
         longest: seconds that it may wait; None is unlimited.
-        asked: its inputs, priority, key and client, as for :meth:`Model.submit`.
         nbytes: size of the inputs.
     """
 
-    __slots__ = ("_asked", "_pending", "_queue", "_reply", "_timer", "_until", "done", "nbytes")
+    __slots__ = ("_pending", "_queue", "_request", "_timer", "_until", "done", "nbytes")
 
     def __init__(
         self,
         queue: list[Waiting],
-        reply: Reply,
+        request: Request,
         longest: float | None,
-        asked: tuple[Mapping[str, Array], int, InputKey | None, Hashable],
         nbytes: int,
     ):
         self._queue = queue
-        self._reply = reply
-        self._asked = asked
+        self._request = request
         self._pending: Any = None
         loop = asyncio.get_running_loop()
         self._until = None if longest is None else time.monotonic() + longest
@@ -59,9 +53,8 @@ class Waiting:
         """Submit the request to a model."""
         left = None if self._until is None else max(0.0, self._until - time.monotonic())
         self._leave()
-        inputs, priority, key, client = self._asked
         try:
-            self._pending = model.submit(inputs, self.settle, left, priority, key, client)
+            self._pending = model.submit(self._request.passed_on(self.settle, left))
         except IngotError as error:
             self.settle(error)
 
@@ -70,7 +63,7 @@ class Waiting:
         if not self.done:
             self._leave()
             self.done = True
-            reply, self._reply = self._reply, _ignore  # it refers back to this object
+            reply, self._request = self._request.reply, OVER  # the reply refers back to this object
             reply(outcome)
 
     def _leave(self) -> None:
@@ -81,7 +74,3 @@ class Waiting:
 
     def _expire(self, longest: float) -> None:
         self.settle(DeadlineExceeded(f"the model was not in memory within {units.written(longest)}"))
-
-
-def _ignore(_: Outcome) -> None:
-    """Replace a reply that was called."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.protocol.context import BatchTimes
-from ingot.protocol.keys import InputKey
 from ingot.report.units import duration, size, written
 from ingot.runtime import memory
 from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
@@ -29,7 +28,7 @@ from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
+from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, Request, size_of
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import REASONS, Scheduler
 from ingot.tensors import Array, Signature, TensorSpec
@@ -169,28 +168,11 @@ class Dispatcher:
         """Memory of the inputs of requests that wait for an engine."""
         return self._scheduler.nbytes
 
-    def submit(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: InputKey | None = None,
-        client: Hashable = None,
-    ) -> Pending:
+    def submit(self, request: Request) -> Pending:
         """Accept a request and return at once.
 
-        Args:
-            inputs: an array for each input of the signature.
-            reply: called once, in a later tick of the event loop, with the outputs by name or the error.
-            timeout: seconds until the answer is useless; by default the model's ``slo``, which a request that is
-                already running may exceed.
-            priority: requests of higher priority run first.
-            key: :func:`~ingot.protocol.keys.key_of` of the inputs, if the caller knows it.
-            client: who sent it; clients share the engines.
-
         Returns:
-            The request, which can be cancelled.
+            The submitted request, which can be cancelled.
 
         Raises:
             InvalidArgument: the inputs do not match the signature.
@@ -199,8 +181,8 @@ class Dispatcher:
             DeadlineExceeded: the model alone takes longer than the request allows.
         """
         loop = self._loop = asyncio.get_running_loop()
-        checked = self._check.find(inputs, key)
-        now = time.perf_counter()
+        checked = self._check.find(request.inputs, request.key)
+        now, timeout = time.perf_counter(), request.timeout
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
         try:
@@ -208,23 +190,23 @@ class Dispatcher:
                 raise self._no_memory(checked.peak)
             if checked.samples <= checked.most:
                 single = Single(
-                    inputs,
+                    request.inputs,
                     checked.samples,
-                    reply,
+                    request.reply,
                     now,
                     checked.group,
                     deadline,
-                    priority,
+                    request.priority,
                     checked.nbytes,
                     checked.most,
-                    client,
+                    request.client,
                 )
                 single.owner = self
                 self._scheduler.offer(single, now)
                 self.in_flight += 1
                 pending: Pending = single
             else:
-                pending = self._offer_parts(inputs, checked, reply, now, deadline, priority, client)
+                pending = self._offer_parts(request, checked, now, deadline)
         except IngotError as error:
             self._statistics.failed.count += 1
             if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
@@ -238,17 +220,9 @@ class Dispatcher:
             loop.call_soon(self._pump)
         return pending
 
-    def _offer_parts(
-        self,
-        inputs: Mapping[str, Array],
-        checked: CheckedInputs,
-        reply: Reply,
-        now: float,
-        deadline: float,
-        priority: int,
-        client: Hashable,
-    ) -> Parts:
-        signature, most = self._signature, checked.most
+    def _offer_parts(self, request: Request, checked: CheckedInputs, now: float, deadline: float) -> Parts:
+        signature, most, inputs, client = self._signature, checked.most, request.inputs, request.client
+        priority = request.priority
 
         def part(index: int, take: Reply) -> Entry:
             start = index * most
@@ -258,7 +232,7 @@ class Dispatcher:
 
         nbytes = checked.nbytes if checked.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
         count, limit = math.ceil(checked.samples / most), self._answer_limit
-        parts = Parts(self, reply, now, signature=signature, count=count, make=part, limit=limit, client=client)
+        parts = Parts(self, request.reply, now, signature=signature, count=count, make=part, limit=limit, client=client)
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:

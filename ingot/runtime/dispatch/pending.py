@@ -15,9 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
-from ingot.protocol.keys import InputKey
 from ingot.runtime.dispatch.batching import AnswerLimit
-from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, size_of
+from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, Request, ignore, size_of
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -35,18 +34,11 @@ class Cancellable(Protocol):
         """Cancel the request, as its client left."""
 
 
-class Submit(Protocol):
-    """Accept a request and return at once; see :meth:`ingot.runtime.dispatch.dispatcher.Dispatcher.submit`."""
+class Accepts(Protocol):
+    """A component that accepts requests: a dispatcher, or one in front of it."""
 
-    def __call__(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: InputKey | None = None,
-        client: Hashable = None,
-    ) -> Cancellable: ...
+    def submit(self, request: Request) -> Cancellable:
+        """Accept a request and return at once; see :meth:`ingot.runtime.dispatch.dispatcher.Dispatcher.submit`."""
 
 
 class Owner(Protocol):
@@ -91,7 +83,7 @@ class Pending(ABC):
         self.done = True  # type: ignore[misc]  # subclasses have the slot
         # Drop all references: replies lead back here, and a reference cycle would keep the request's bytes until the
         # garbage collector runs.
-        reply, self.reply = self.reply, _ignore
+        reply, self.reply = self.reply, ignore
         self.owner.left(self, outcome)
         try:
             reply(outcome)
@@ -102,7 +94,7 @@ class Pending(ABC):
         """Cancel the request, as its client left; its reply is not called any more."""
         if not self.done:
             self.done = True  # type: ignore[misc]  # as above
-            self.reply = _ignore
+            self.reply = ignore
             self.owner.left(self, None)
             self._drop()
 
@@ -248,10 +240,6 @@ class Parts(Pending):
         """Drop all references and return the entries: they lead back here, and the timer may hold this for long."""
         entries, self.entries, self._outcomes, self._make = [*self.entries.values()], {}, [], None
         return entries
-
-
-def _ignore(_: Outcome) -> None:
-    """Replace a reply that was called."""
 
 
 class Expiry:

@@ -7,16 +7,16 @@ import functools
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol.keys import InputKey, key_of
-from ingot.runtime.dispatch.pending import Cancellable, Submit
+from ingot.runtime.dispatch.pending import Accepts, Cancellable
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
+from ingot.runtime.scheduling.entry import Outcome, Reply, Request, size_of
 from ingot.tensors import Array
 
 LARGEST_INPUTS = 4 << 20
@@ -35,46 +35,40 @@ class ResponseCache:
 
     Args:
         limit: most bytes of all entries.
-        accept: the model's dispatcher, which answers what is not cached.
+        dispatcher: the model's, which answers what is not cached.
         statistics: of the model, where hits and misses are counted.
         labels: the model's name and version.
         metrics: where they are counted, too.
     """
 
-    def __init__(self, limit: int, accept: Submit, statistics: Statistics, labels: tuple[str, str], metrics: Metrics):
+    def __init__(
+        self, limit: int, dispatcher: Accepts, statistics: Statistics, labels: tuple[str, str], metrics: Metrics
+    ):
         self.nbytes = 0
         self.last_hit = 0.0
         self._limit = limit
-        self._accept = accept
+        self._dispatcher = dispatcher
         self._entries: OrderedDict[bytes, tuple[Mapping[str, Array], int]] = OrderedDict()
         self._statistics = statistics
         self._hits = metrics.cache_hits.labels(*labels)
         self._misses = metrics.cache_misses.labels(*labels)
         self._evictions = metrics.cache_evictions.labels(*labels)
 
-    def submit(
-        self,
-        inputs: Mapping[str, Array],
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        key: InputKey | None = None,
-        client: Hashable = None,
-    ) -> Cancellable:
-        """Accept a request; arguments and errors as for :meth:`Dispatcher.submit`."""
+    def submit(self, request: Request) -> Cancellable:
+        """Accept a request; errors as for :meth:`Dispatcher.submit`."""
         began = time.perf_counter()
-        digest = digest_of(inputs, key)
+        digest = digest_of(request.inputs, request.key)
         if digest is None:
-            return self._accept(inputs, reply, timeout, priority, key, client)
+            return self._dispatcher.submit(request)
         entry, statistics = self._entries.get(digest), self._statistics
         if entry is None:
-            answered = functools.partial(self._answered, digest, reply)
-            pending = self._accept(inputs, answered, timeout, priority, key, client)
+            answered = functools.partial(self._answered, digest, request.reply)
+            pending = self._dispatcher.submit(request.passed_on(answered, request.timeout))
             self._misses.value += 1
             statistics.cache_miss.add(time.perf_counter() - began)
             return pending
         self._entries.move_to_end(digest)
-        hit = _Hit(reply, entry[0])
+        hit = _Hit(request.reply, entry[0])
         self._hits.value += 1
         self.last_hit = time.perf_counter()
         statistics.cache_hit.add(self.last_hit - began)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
 from ingot.protocol.keys import Step
 from ingot.report.units import size, written
-from ingot.runtime.dispatch.pending import Cancellable
+from ingot.runtime.dispatch.pending import Accepts, Cancellable
 from ingot.runtime.dispatch.states import Arrays, States
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduling.entry import Outcome, Reply, size_of
+from ingot.runtime.scheduling.entry import OVER, Outcome, Reply, Request, size_of
 from ingot.tensors import Signature
 
 
@@ -51,7 +51,7 @@ class Sequences:
         version: the model's.
         signature: the model's, with its states.
         states: the output that is each input's next value.
-        submit: accepts a request for the model, as :meth:`Dispatcher.submit` does.
+        model: accepts the requests, with the states among the inputs.
         limits: of the states.
         metrics: where sequences are counted.
 
@@ -68,14 +68,14 @@ class Sequences:
         version: str,
         signature: Signature,
         states: Mapping[str, str],
-        submit: Callable[..., Cancellable],
+        model: Accepts,
         limits: SequenceLimits,
         metrics: Metrics,
     ):
         self._states = States(signature, states)
         self.signature = self._states.signature
-        self._model = f"model '{name}'"
-        self._submit = submit
+        self._name = f"model '{name}'"
+        self._model = model
         self._limits = limits
         self._open: dict[bytes, _Sequence] = {}
         self._waiting = 0
@@ -99,15 +99,7 @@ class Sequences:
         """Return whether a sequence is open."""
         return bool(self._open)
 
-    def submit(
-        self,
-        step: Step,
-        inputs: Arrays,
-        reply: Reply,
-        timeout: float | None = None,
-        priority: int = 0,
-        client: Hashable = None,
-    ) -> Cancellable:
+    def submit(self, step: Step, request: Request) -> Cancellable:
         """Accept a request and return at once; see :meth:`Dispatcher.submit`.
 
         Raises:
@@ -116,17 +108,17 @@ class Sequences:
             IngotError: what the model raises.
         """
         loop = asyncio.get_running_loop()
-        if not inputs.keys().isdisjoint(self._states.hidden):
-            tensors.check_inputs(self.signature, inputs)  # it refuses states, which clients do not send
+        if not request.inputs.keys().isdisjoint(self._states.hidden):
+            tensors.check_inputs(self.signature, request.inputs)  # it refuses states, which clients do not send
         sequence = self._open.get(step.sequence)
         if sequence is None:
             keeper = self._keeper(step) if self._earlier else None
             if keeper is not None and not step.start:
-                return keeper.submit(step, inputs, reply, timeout, priority, client)
+                return keeper.submit(step, request)
             if keeper is not None:
                 keeper.drop(step)
             sequence = self._begin(step)
-        turn = _Turn(self, sequence, step, inputs, reply, priority, client)
+        turn, timeout = _Turn(self, sequence, step, request), request.timeout
         if timeout is not None:
             turn.deadline = loop.time() + timeout
         if sequence.running is None:
@@ -137,7 +129,7 @@ class Sequences:
                 raise
         elif self._waiting >= self._limits.waiting:
             raise Unavailable(
-                f"{self._waiting} requests to {self._model} wait for earlier ones of their sequences; retry later"
+                f"{self._waiting} requests to {self._name} wait for earlier ones of their sequences; retry later"
             )
         else:
             self._waiting += 1
@@ -173,35 +165,34 @@ class Sequences:
     def _begin(self, step: Step) -> _Sequence:
         if not step.start:
             raise InvalidArgument(
-                f"the sequence is not open; send sequence_start with its first request to {self._model}. "
+                f"the sequence is not open; send sequence_start with its first request to {self._name}. "
                 f"A sequence ends with sequence_end, after {written(self._limits.idle)} without a request, and when "
                 "the model is loaded again"
             )
         if len(self._open) >= self._limits.sequences:
             raise Unavailable(
-                f"{len(self._open)} sequences are open, as many as {self._model} keeps (--max-sequences); end one, or "
+                f"{len(self._open)} sequences are open, as many as {self._name} keeps (--max-sequences); end one, or "
                 "retry later"
             )
         sequence = self._open[step.sequence] = _Sequence(step.sequence)
         return sequence
 
     def _run(self, turn: _Turn) -> None:
-        sequence, loop = turn.sequence, asyncio.get_running_loop()
+        sequence, request, loop = turn.sequence, turn.request, asyncio.get_running_loop()
         if turn.step.start:
             self._keep(sequence, None)
-            state = self._states.first(turn.inputs)
+            state = self._states.first(request.inputs)
         elif sequence.state is None:
-            raise InvalidArgument(
-                f"the sequence has ended; send sequence_start with its first request to {self._model}"
-            )
+            raise InvalidArgument(f"the sequence has ended; send sequence_start with its first request to {self._name}")
         else:
             state = sequence.state
-            self._states.check_sizes(turn.inputs, state)
+            self._states.check_sizes(request.inputs, state)
         timeout = None if turn.deadline is None else max(0.0, turn.deadline - loop.time())
         reply = functools.partial(self._answered, turn)
         step = turn.step
-        controls = self._states.controls(turn.inputs, step.name, start=step.start, end=step.end)
-        turn.work = self._submit({**turn.inputs, **state, **controls}, reply, timeout, turn.priority, None, turn.client)
+        controls = self._states.controls(request.inputs, step.name, start=step.start, end=step.end)
+        inputs = {**request.inputs, **state, **controls}
+        turn.work = self._model.submit(Request(inputs, reply, timeout, request.priority, None, request.client))
         sequence.running = turn
 
     def _answered(self, turn: _Turn, outcome: Outcome) -> None:
@@ -211,7 +202,7 @@ class Sequences:
             nbytes = sum(map(size_of, state.values()))
             if not step.end and self._nbytes - sequence.nbytes + nbytes > self._limits.nbytes:
                 outcome = TooLarge(
-                    f"the states of the sequences of {self._model} would take more than {size(self._limits.nbytes)} "
+                    f"the states of the sequences of {self._name} would take more than {size(self._limits.nbytes)} "
                     "(--max-state-mb); end sequences that are not used"
                 )
             else:
@@ -300,27 +291,13 @@ class _Sequence:
 class _Turn:
     """One request of a sequence, which waits for those before it; ``work`` is the model's part of it."""
 
-    __slots__ = (
-        "_owner", "client", "deadline", "done", "inputs", "priority", "reply", "sequence", "step", "timer", "work"
-    )  # fmt: skip
+    __slots__ = ("_owner", "deadline", "done", "request", "sequence", "step", "timer", "work")
 
-    def __init__(
-        self,
-        owner: Sequences,
-        sequence: _Sequence,
-        step: Step,
-        inputs: Arrays,
-        reply: Reply,
-        priority: int,
-        client: Hashable,
-    ):
+    def __init__(self, owner: Sequences, sequence: _Sequence, step: Step, request: Request):
         self._owner = owner
         self.sequence = sequence
         self.step = step
-        self.inputs = inputs
-        self.reply = reply
-        self.priority = priority
-        self.client = client
+        self.request = request
         self.deadline: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.work: Cancellable | None = None
@@ -331,7 +308,7 @@ class _Turn:
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
-        reply, self.reply = self.reply, _ignore
+        reply, self.request = self.request.reply, OVER
         return reply
 
     def cancel(self) -> None:
@@ -349,7 +326,3 @@ class _Turn:
             reply = self.finish()
             self._owner.left(self)
             reply(DeadlineExceeded("earlier requests of the sequence were not answered within the timeout"))
-
-
-def _ignore(_: Outcome) -> None:
-    """Replace a reply that was called."""

@@ -1,4 +1,4 @@
-"""A request that waits for the engine, and which requests may run with it."""
+"""A request to a model, how it waits for the engine, and which requests may run with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
+from ingot.protocol.keys import InputKey
 from ingot.tensors import Array, Signature
 
 Outcome = Mapping[str, Array] | IngotError
@@ -17,6 +18,50 @@ Ticket = tuple[int, float, int, "Entry"]
 """An entry with its sort key: priority, then the time at which it must start, then arrival."""
 
 _NOWHERE: tuple[int, float, int] = (0, 0.0, 0)
+
+
+class Request:
+    """One request to a model.
+
+    Args:
+        inputs: an array for each input of the signature.
+        reply: called once, in a later tick of the event loop, with the outputs by name or the error.
+        timeout: seconds until the answer is useless; by default the model's ``slo``, which a request that is already
+            running may exceed.
+        priority: requests of higher priority run first.
+        key: :func:`~ingot.protocol.keys.key_of` of the inputs, if the caller knows it.
+        client: the sender; clients share the engines.
+    """
+
+    __slots__ = ("client", "inputs", "key", "priority", "reply", "timeout")
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Array],
+        reply: Reply,
+        timeout: float | None = None,
+        priority: int = 0,
+        key: InputKey | None = None,
+        client: Hashable = None,
+    ):
+        self.inputs = inputs
+        self.reply = reply
+        self.timeout = timeout
+        self.priority = priority
+        self.key = key
+        self.client = client
+
+    def passed_on(self, reply: Reply, timeout: float | None) -> Request:
+        """Return the request with another reply and timeout, for another component that accepts requests."""
+        return Request(self.inputs, reply, timeout, self.priority, self.key, self.client)
+
+
+def ignore(_: Outcome) -> None:
+    """Replace a reply that was called: replies lead back to their requests, which would be reference cycles."""
+
+
+OVER = Request({}, ignore)
+"""Replaces a request that is answered, for the same reason."""
 
 
 class Entry:

@@ -14,7 +14,7 @@ from ingot._version import __version__
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
 from ingot.faults import attempt, public_error
-from ingot.protocol.context import CONTEXT, RequestContext
+from ingot.protocol.context import CONTEXT
 from ingot.protocol.regions import OFF, Reader
 from ingot.protocol.requests import (
     InferRequest,
@@ -30,7 +30,7 @@ from ingot.runtime import Cancellable, Metrics, Model, devices
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.metrics import Count
-from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.server.net import compression
 from ingot.server.observation.observer import Observer
 from ingot.server.plane.recorder import Recorder
@@ -218,6 +218,8 @@ class DataPlane:
             IngotError: the request is refused at once: NotFound, InvalidArgument, Unavailable, DeadlineExceeded.
         """
         began = time.perf_counter()
+        if self.observer is not None:
+            _observe(request, began)
         template = request.template
         model = self.repository.get(template.model, template.version)
         counters = self._counters.get((model, protocol))
@@ -234,10 +236,11 @@ class DataPlane:
             inputs, client = request.inputs, request.client
             if route.step is None:
                 client = request.sticky or client
-                pending = model.submit(inputs, ticket.settle, timeout, route.priority, route.key, client)
+                part = Request(inputs, ticket.settle, timeout, route.priority, route.key, client)
+                pending = model.acceptor.accepting.submit(part)
             else:
                 step = route.step.owned_by(client)
-                pending = model.submit_step(step, inputs, ticket.settle, timeout, route.priority, client)
+                pending = model.submit_step(step, Request(inputs, ticket.settle, timeout, route.priority, None, client))
             ticket.pending = pending
         except IngotError as error:
             counters.count(error.code.value, began)
@@ -250,18 +253,6 @@ class DataPlane:
     def observe(self, observer: Observer | None) -> None:
         """Report requests to an observer from now on."""
         self.observer = observer
-        if observer is not None:
-            self.submit = self._submit_observed  # type: ignore[method-assign]
-        else:
-            self.__dict__.pop("submit", None)
-
-    def _submit_observed(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
-        """Submit a request as :meth:`submit` does, and observe it."""
-        began = time.perf_counter()
-        context = request.context = request.context or CONTEXT.get()
-        if context is not None and context.observer is not None:
-            _note(context, request, began)
-        return DataPlane.submit(self, request, protocol, reply)
 
     def _route(self, model: Model, request: InferRequest) -> _Route:
         template = request.template
@@ -436,8 +427,11 @@ class _Counters:
         self._seconds.observe(time.perf_counter() - began)
 
 
-def _note(context: RequestContext, request: InferRequest, began: float) -> None:
-    """Note what a request asks for; names that no model has are shortened, as clients choose them."""
+def _observe(request: InferRequest, began: float) -> None:
+    """Note what a request asks for, if it is observed; names that no model has are shortened: clients choose them."""
+    context = request.context = request.context or CONTEXT.get()
+    if context is None or context.observer is None:
+        return
     template = request.template
     context.submitted = began
     context.inferences += 1

@@ -18,7 +18,7 @@ from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
-from ingot.runtime.scheduling.entry import Outcome
+from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -99,7 +99,7 @@ def test_a_reply_that_fails_does_not_affect_other_replies(caplog: pytest.LogCapt
         gate = threading.Event()
         engine = FunctionEngine(gate=gate)
         served = loaded(engine)
-        served.submit(ONE, explode)
+        served.submit(Request(ONE, explode))
         await wait_until(lambda: engine.calls)
         rest = [asyncio.create_task(served.infer(ONE)) for _ in range(5)]
         await asyncio.sleep(0)
@@ -115,9 +115,9 @@ def test_a_reply_that_fails_does_not_affect_other_replies(caplog: pytest.LogCapt
 def test_a_reply_to_a_late_request_that_fails_loses_no_batch(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         served = loaded(FunctionEngine())
-        served.submit(ONE, explode, timeout=0.001)
+        served.submit(Request(ONE, explode, timeout=0.001))
         answers: list[Outcome] = []
-        served.submit(ONE, answers.append)
+        served.submit(Request(ONE, answers.append))
         time.sleep(0.002)  # meanwhile the loop is busy
         await wait_until(lambda: answers, 10)
         assert not isinstance(answers[0], IngotError)
@@ -359,7 +359,7 @@ def test_parts_of_a_disconnected_client_are_not_joined(caplog: pytest.LogCapture
     async def work() -> None:
         engine = FunctionEngine(ragged, WIDE, gate)
         served = loaded(engine, limits=Limits(max_batch=2), instances=2)
-        pending = served.submit({"x": np.ones((3, 2), np.float32)}, explode)
+        pending = served.submit(Request({"x": np.ones((3, 2), np.float32)}, explode))
         await wait_until(lambda: len(engine.calls) == 2)
         pending.cancel()
         gate.set()
@@ -538,7 +538,7 @@ def test_batches_are_shared_by_devices() -> None:
         answers: list[Outcome] = []
         for number in (2, 4):
             while dispatcher.in_flight < number:
-                dispatcher.submit(ONE, answers.append)
+                dispatcher.submit(Request(ONE, answers.append))
             while sum(len(engine.calls) for engine in engines) < number:
                 await asyncio.sleep(0.001)
             assert [sum(map(len, (one.calls, two.calls))) for one, two in (engines[:2], engines[2:])] == [
