@@ -6,7 +6,6 @@ import asyncio
 import functools
 import itertools
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,31 +15,28 @@ from ingot.errors import IngotError, InternalError
 from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
-from ingot.report import units
 from ingot.runtime.acceptor import Acceptor, State
-from ingot.runtime.devices import cpu_count, kind_of
-from ingot.runtime.dispatch.batch_check import BatchCheck
-from ingot.runtime.dispatch.batching import AnswerLimit
+from ingot.runtime.devices import kind_of
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Accepts, Cancellable
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
-from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.gauges import ModelGauges
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.isolation.process_engine import ProcessEngine
 from ingot.runtime.labels import check_labels, read_labels
 from ingot.runtime.loading.admission import Admission
+from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
 from ingot.runtime.loading.engine_set import EngineSet, Learned
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
-from ingot.runtime.loading.placement import Placement, contexts
+from ingot.runtime.loading.placement import Placement
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Outcome, Request
-from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings import Settings
 from ingot.tensors import Array, Signature
 
@@ -106,6 +102,7 @@ class Model:
         self.labels = read_labels(self._settings.labels) or (defaults.labels if defaults is not None else ())
         self._admission = admission or Admission(self._settings)
         self._metrics = metrics or Metrics()
+        self._gauges = ModelGauges(self._metrics, name, version)
         self._engine_swap: EngineSwap | None = None
         self._isolated: Sequence[ProcessEngine | Replaceable] = ()
         self._dispatcher: Dispatcher | None = None
@@ -115,9 +112,9 @@ class Model:
         self._choice_reason: Reason | None = None
         self._learned: Learned | None = None
         self._placement: Placement | None = None
-        self._published = False
         self._parkable = False
         self._counted = Statistics()
+        self._assembly = Assembly(name, version, self._settings, self._metrics, self._counted)
 
     @classmethod
     def of_file(
@@ -238,34 +235,27 @@ class Model:
 
     def publish(self) -> None:
         """Let the metrics of its name and version show this model, instead of the one that had them before."""
-        metrics, labels = self._metrics, (self.name, self.version)
-        metrics.in_flight.labels(*labels).set_function(lambda: self.in_flight)
-        metrics.queued.labels(*labels).set_function(lambda: self.waiting)
-        metrics.queued_bytes.labels(*labels).set_function(lambda: self.queued_bytes)
-        metrics.ready.labels(*labels).set_function(lambda: self.ready)
-        if self._settings.cache_bytes:
-            metrics.cache_bytes.labels(*labels).set_function(lambda: self.cached_bytes)
-        self._published = True
-        self._show_variant()
-        self._show_memory()
+        cached = {"cache_bytes": lambda: self.cached_bytes} if self._settings.cache_bytes else {}
+        self._gauges.publish(
+            {
+                "in_flight": lambda: self.in_flight,
+                "queued": lambda: self.waiting,
+                "queued_bytes": lambda: self.queued_bytes,
+                "ready": lambda: self.ready,
+                **cached,
+            }
+        )
         if self._sequences is not None:
             self._sequences.publish()
 
     def withdraw(self, *, successor: bool) -> None:
         """End what :meth:`publish` began; with a successor only what that does not replace."""
-        metrics, labels = self._metrics, (self.name, self.version)
-        self._show_memory(shown=False)
-        self._published = False
-        if self.variant and self._choice_reason is not None:
-            metrics.variant_info.remove(*labels, self.variant, self._choice_reason)
-        if self._settings.cache_bytes:
-            metrics.cache_bytes.remove(*labels)
+        gauges = ["cache_bytes"] if self._settings.cache_bytes else []
         if not successor:
-            gauges = [metrics.in_flight, metrics.queued, metrics.queued_bytes, metrics.ready]
+            gauges += ["in_flight", "queued", "queued_bytes", "ready"]
             if self._sequences is not None:
-                gauges += [metrics.sequences, metrics.sequence_state_bytes]
-            for gauge in gauges:
-                gauge.remove(*labels)
+                gauges += ["sequences", "sequence_state_bytes"]
+        self._gauges.withdraw(*gauges)
 
     def succeed(self, earlier: Model) -> None:
         """Leave the open sequences of a model that this one replaces to it until they end."""
@@ -276,11 +266,6 @@ class Model:
     def keeps_sequences(self) -> bool:
         """Whether a sequence is open, which only this model can continue."""
         return bool(self._sequences)
-
-    def _show_variant(self) -> None:
-        if self._published and self.variant and self._choice_reason is not None:
-            labels = (self.name, self.version, self.variant, self._choice_reason)
-            self._metrics.variant_info.labels(*labels).set(1)
 
     def load(self, sizes: Sequence[int] = (), *, parkable: bool = False) -> None:
         """Load the engines, replay the goldens and warm up; a parkable model is faster from the second time on.
@@ -315,20 +300,30 @@ class Model:
             engines.test()
             self.acceptor.move(State.WARMING)
             self._choice_reason = choice.reason
-            self._show_variant()
-            self._sequences = self._keep_states(engines.signature)
-            if self._sequences is not None and self._published:
+            self._gauges.chosen(self.variant, choice.reason)
+            self._sequences = self._assembly.sequences(engines.signature, self)
+            if self._sequences is not None and self._gauges.published:
                 self._sequences.publish()
             if self.repeat is not None:
                 self.repeat.check(self.signature)
             check_labels(self.labels, self.signature, f"the labels of model '{self.name}'")
             mixing = choice.runnable.mixing(engines.signature)
-            dispatcher = self._dispatch(engines, choice.runnable, sizes, batching=not mixing)
+            dispatcher = self._assembly.dispatcher(
+                engines,
+                choice.runnable,
+                sizes,
+                batching=not mixing,
+                lost=self._devices_lost,
+                derived=self._gauges.count_derived,
+            )
             self.engine_settings = engines.described  # captures of batches may have failed
-            measures = engines.supervise(self._engine_lost, self._engine_changed)
-            self.properties = {**self.properties, **measures, **self._measure_memory()}
+            measures = engines.supervise(self._gauges.engine_lost, self._engine_changed)
             self._isolated, self._engine_swap = engines.isolated, engines.swap
-            self._cache = self._make_cache(choice.runnable, dispatcher)
+            if self._uncertain is None:  # the first load
+                self._uncertain = self._assembly.uncertainty(choice.runnable)
+            self._cache, cached = self._assembly.cache(dispatcher, self._uncertain)
+            placed = self._gauges.placed(self._placement)
+            self.properties = {**self.properties, **measures, **placed, **cached}
             with self.acceptor.lock:
                 self.acceptor.open(self._cache or dispatcher, restarts=bool(self._isolated))
                 self._dispatcher = dispatcher
@@ -378,93 +373,12 @@ class Model:
             tested=tested,
         )
 
-    def _keep_states(self, signature: Signature) -> Sequences | None:
-        settings = self._settings
-        if not settings.states:
-            return None
-        return Sequences(
-            self.name,
-            self.version,
-            signature,
-            settings.states,
-            self,
-            settings.sequences,
-            self._metrics,
-        )
-
-    def _dispatch(self, engines: EngineSet, runnable: Runnable, sizes: Sequence[int], *, batching: bool) -> Dispatcher:
-        """Warm the engines, and return the dispatcher that serves them."""
-        settings, signature, found = self._settings, engines.signature, engines.engines
-        most = settings.limits.max_batch
-        if (placement := runnable.placement) is not None:
-            most = min(most, placement.max_batch)
-        limits = replace(settings.limits, max_batch=signature.max_samples(most))
-        batching = batching and signature.batch is not None and runnable.batchable
-        scheduler = Scheduler(
-            limits,
-            batching=batching,
-            latency=engines.warm(limits.max_batch, sizes, self._count_derived),
-            engines=len(found),
-            lanes=len(found) // engines.instances,
-            sample_bytes=engines.sample_bytes,
-        )
-        call_limit = None
-        if (bounds := runnable.limiting(signature)) is not None:
-            call_limit = CallLimit(bounds.peak, settings.max_call_bytes, self.name)
-        return Dispatcher(
-            self.name,
-            self.version,
-            found,
-            signature,
-            scheduler,
-            padding=engines.padding,
-            slo=settings.slo,
-            answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
-            call_limit=call_limit,
-            metrics=self._metrics,
-            statistics=self._counted,
-            crowded=self.device == "cpu" and cpu_count() <= len(found) * engines.threads,
-            inline=not runnable.doubt,
-            lost=self._devices_lost,
-            batch_check=self._batch_check(runnable.tolerance) if batching and settings.verify_batches else None,
-        )
-
-    def _batch_check(self, tolerance: float) -> BatchCheck:
-        return BatchCheck(self._settings.verify_batches, tolerance, self._metrics, self.name, self.version)
-
-    def _measure_memory(self) -> dict[str, str]:
-        """Measure the memory of GPUs that the load has taken; return the properties that clients see."""
-        if self._placement is None:
-            return {}
-        spent = self._metrics.engine_seconds.labels(self.name, self.version)
-        self._placement.ready(lambda: spent.total)
-        for device, nbytes in contexts.items():
-            self._metrics.context_memory.labels(device).set(nbytes)
-        self._show_memory()
-        return {"placement": self._placement.reason} if self._placement.reason else {}
-
-    def _show_memory(self, *, shown: bool = True) -> None:
-        """Let the metrics show the memory of GPUs, or not any more."""
-        if self._published and self._placement is not None:
-            for kind, found in (("planned", self._placement.planned), ("measured", self._placement.measured)):
-                for device, nbytes in found.items():
-                    labels = (self.name, self.version, device, kind)
-                    if shown:
-                        self._metrics.model_device_memory.labels(*labels).set(nbytes)
-                    else:
-                        self._metrics.model_device_memory.remove(*labels)
-
     def _leave_devices(self) -> None:
         """Stop counting on GPUs."""
+        self._gauges.left()
         if self._placement is not None:
             self._placement.release()
-            self._show_memory(shown=False)
             self._placement = None
-
-    def _engine_lost(self, ending: str) -> None:
-        signal = re.search(r"SIG\w+", ending)
-        reason = signal[0] if signal else "exit" if "exit" in ending else "killed"
-        self._metrics.engine_restarts.labels(self.name, self.version, reason).inc()
 
     def _devices_lost(self, reason: str) -> None:
         """Refuse requests for good, since no device is left to run them."""
@@ -481,27 +395,6 @@ class Model:
             state = State.FAILED if all(engine.failed for engine in self._isolated) else State.RESTARTING
             reason = f"its engine process {self._isolated[-1].down}"
             self.acceptor.move(state, reason, after=(State.READY, State.RESTARTING, State.FAILED))
-
-    def _make_cache(self, runnable: Runnable, dispatcher: Accepts) -> ResponseCache | None:
-        """Return the cache of responses, if there is to be one, and let the properties show it."""
-        limit = self._settings.cache_bytes
-        if not limit:
-            return None
-        if self._uncertain is None:  # so it is loaded for the first time
-            self._uncertain = self._uncertainty(runnable)
-            if self._uncertain:
-                log.warning("model %s: its responses are not cached: %s", self.name, self._uncertain)
-        shown = f"off: {self._uncertain}" if self._uncertain else units.size(limit)
-        self.properties = {**self.properties, "response_cache": shown}
-        if self._uncertain:
-            return None
-        return ResponseCache(limit, dispatcher, self._counted, (self.name, self.version), self._metrics)
-
-    def _uncertainty(self, runnable: Runnable) -> str:
-        """Return why equal requests may have different responses; empty if they cannot."""
-        if self.sequential:
-            return "they depend on the states of sequences"
-        return "a request has several" if self.repeat is not None else runnable.uncertainty()
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the final engines serve; return whether they do."""
@@ -606,9 +499,6 @@ class Model:
         """Drop the sequence of a step; see :meth:`Sequences.drop`."""
         if self._sequences is not None:
             self._sequences.drop(step)
-
-    def _count_derived(self, result: str) -> None:
-        self._metrics.derived_cache.labels(self.name, self.version, result).inc()
 
     def statistics(self) -> Statistics:
         """Return the counts so far and the state of the scheduler."""

@@ -304,7 +304,7 @@ def test_the_event_loop_rests_while_requests_wait_for_engines_on_all_cores(
 
     gate = threading.Event()
     monkeypatch.setattr("ingot.runtime.dispatch.dispatcher.Semaphore", Watched)
-    monkeypatch.setattr("ingot.runtime.model.cpu_count", lambda: cores)
+    monkeypatch.setattr("ingot.runtime.loading.assembly.cpu_count", lambda: cores)
 
     async def work() -> None:
         engine = FunctionEngine(gate=gate)

@@ -1,0 +1,136 @@
+"""The parts that serve a loaded model: its dispatcher, the states of its sequences, and its response cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ingot.report import units
+from ingot.runtime.devices import cpu_count
+from ingot.runtime.dispatch.batch_check import BatchCheck
+from ingot.runtime.dispatch.batching import AnswerLimit
+from ingot.runtime.dispatch.dispatcher import Dispatcher
+from ingot.runtime.dispatch.pending import Accepts
+from ingot.runtime.dispatch.response_cache import ResponseCache
+from ingot.runtime.dispatch.sequences import Sequences
+from ingot.runtime.dispatch.signature_check import CallLimit
+from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.loading.engine_set import EngineSet
+from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.metrics import Metrics
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.settings import Settings
+from ingot.tensors import Signature
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Makes the parts of one model.
+
+    Args:
+        name: the model's.
+        version: the model's.
+        settings: how it is run.
+        metrics: where requests and batches are counted.
+        statistics: counts of the model, also of earlier loads.
+    """
+
+    name: str
+    version: str
+    settings: Settings
+    metrics: Metrics
+    statistics: Statistics
+
+    def dispatcher(
+        self,
+        engines: EngineSet,
+        runnable: Runnable,
+        sizes: Sequence[int],
+        *,
+        batching: bool,
+        lost: Callable[[str], None],
+        derived: Callable[[str], None],
+    ) -> Dispatcher:
+        """Warm the engines, and return the dispatcher that serves them.
+
+        Args:
+            engines: opened and tested.
+            runnable: what they run.
+            sizes: numbers of samples that are run before the model is ready.
+            batching: whether requests may share a batch, as far as the graph allows.
+            lost: called with the reason when the devices of all engines have failed.
+            derived: called with each result of the derived cache.
+        """
+        settings, signature, served = self.settings, engines.signature, engines.engines
+        most = settings.limits.max_batch
+        if (placement := runnable.placement) is not None:
+            most = min(most, placement.max_batch)
+        limits = replace(settings.limits, max_batch=signature.max_samples(most))
+        batching = batching and signature.batch is not None and runnable.batchable
+        scheduler = Scheduler(
+            limits,
+            batching=batching,
+            latency=engines.warm(limits.max_batch, sizes, derived),
+            engines=len(served),
+            lanes=len(served) // engines.instances,
+            sample_bytes=engines.sample_bytes,
+        )
+        call_limit = None
+        if (bounds := runnable.limiting(signature)) is not None:
+            call_limit = CallLimit(bounds.peak, settings.max_call_bytes, self.name)
+        return Dispatcher(
+            self.name,
+            self.version,
+            served,
+            signature,
+            scheduler,
+            padding=engines.padding,
+            slo=settings.slo,
+            answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
+            call_limit=call_limit,
+            metrics=self.metrics,
+            statistics=self.statistics,
+            crowded=served[0].device == "cpu" and cpu_count() <= len(served) * engines.threads,
+            inline=not runnable.doubt,
+            lost=lost,
+            batch_check=self._batch_check(runnable.tolerance) if batching and settings.verify_batches else None,
+        )
+
+    def _batch_check(self, tolerance: float) -> BatchCheck:
+        return BatchCheck(self.settings.verify_batches, tolerance, self.metrics, self.name, self.version)
+
+    def sequences(self, signature: Signature, model: Accepts) -> Sequences | None:
+        """Return the states of a model's sequences; None if it has no states."""
+        settings = self.settings
+        if not settings.states:
+            return None
+        return Sequences(self.name, self.version, signature, settings.states, model, settings.sequences, self.metrics)
+
+    def uncertainty(self, runnable: Runnable) -> str:
+        """Return why responses are not cached, though they should be; empty if they are."""
+        settings = self.settings
+        if not settings.cache_bytes:
+            return ""
+        if settings.states:
+            why = "they depend on the states of sequences"
+        else:
+            why = "a request has several" if settings.repeat.inputs else runnable.uncertainty()
+        if why:
+            log.warning("model %s: its responses are not cached: %s", self.name, why)
+        return why
+
+    def cache(self, dispatcher: Dispatcher, uncertain: str) -> tuple[ResponseCache | None, dict[str, str]]:
+        """Return the cache of responses, if there is to be one, and the properties that clients see.
+
+        Args:
+            dispatcher: answers what is not cached.
+            uncertain: why equal requests may have different responses; see :meth:`uncertainty`.
+        """
+        limit = self.settings.cache_bytes
+        if not limit or uncertain:
+            return None, {"response_cache": f"off: {uncertain}"} if limit else {}
+        cache = ResponseCache(limit, dispatcher, self.statistics, (self.name, self.version), self.metrics)
+        return cache, {"response_cache": units.size(limit)}
