@@ -4,8 +4,9 @@
 and the text of build files; by default all files that git does not ignore. ``--count`` prints the number of findings
 per folder. Each finding is one line, ``file:line: pattern: text -> write ...``, and the exit status is then 1.
 
-Code in backticks, fenced blocks, generated files and results of benchmarks are skipped. ``prose: ok`` in a comment on
-the same string, comment or paragraph accepts it, for instance where the text quotes another program.
+A cell of a Markdown table may have at most 80 characters. Code in backticks, fenced blocks, generated files and results
+of benchmarks are skipped. ``prose: ok`` in a comment on the same string, comment or paragraph accepts it, for
+instance where the text quotes another program.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ ROOT = Path(__file__).parent.parent
 SKIPPED = {"scripts/prose.py", "tests/test_prose.py"}
 
 ACCEPTED = "prose: ok"
+
+# Characters that a reader sees of a cell; tables that are written from the code may exceed it.
+MOST_IN_CELL = 80
+GENERATED_TABLES = {"docs/reference/settings.md"}
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ PATTERNS = (
     Pattern("for-ever", r"\bfor ever\b", "'forever', 'without end'"),
     Pattern("else-start", r"(?:\A\s*|[.;]\s+)(?:(?-i:Else)|(?<=;\s)else)(?=[\s,])", "'Otherwise'"),
 )
+LONG_CELL = Pattern("long-cell", "", f"a list, or a shorter text: cells have at most {MOST_IN_CELL} characters")
 _COMPILED = [(pattern, pattern.compile()) for pattern in PATTERNS]
 
 
@@ -199,6 +205,14 @@ def _without_code(text: str) -> str:
     return re.sub(r"``.+?``|`[^`\n]+`", lambda match: re.sub(r"\S", "x", match[0]), text, flags=re.DOTALL)
 
 
+def _long_cells(row: str) -> Iterator[str]:
+    """Yield the cells of a row of a table that are too long, without their markup."""
+    for cell in re.split(r"(?<!\\)\|", row):
+        shown = re.sub(r"[`*\[\]]|<br>", "", cell).strip()
+        if len(shown) > MOST_IN_CELL:
+            yield shown
+
+
 def _line(lines: list[str], text: Text, start: int, found: str) -> int:
     """Return the line of a match: by its line breaks, or for a string in several pieces by its first word."""
     if text.text.count("\n") == text.last - text.first:
@@ -217,6 +231,8 @@ def check(path: Path, name: str) -> list[Finding]:
     for text in texts(path):
         if any(ACCEPTED in line for line in lines[text.first - 1 : text.last]):
             continue
+        if text.text.startswith("|") and name not in GENERATED_TABLES:
+            found += [Finding(name, text.first, LONG_CELL, cell[:40]) for cell in _long_cells(text.text)]
         prose = _without_code(text.text)
         for pattern, regex in _COMPILED:
             for match in regex.finditer(prose):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import doctest
 import re
 import shlex
+import shutil
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 import typer
 
 import ingot
@@ -55,10 +61,29 @@ def test_the_reference_has_every_command_and_option() -> None:
             assert shown or option.removeprefix("--").replace("-", "_").removeprefix("no_") in ServerConfig.settings()
 
 
-@pytest.mark.parametrize("name", sorted(set(ingot.__all__) - {"__version__"}))
-def test_every_public_name_is_loaded_on_use_and_documented(name: str) -> None:
-    assert getattr(ingot, name) is not None
-    assert f"`ingot.{name}`" in (ROOT / "docs" / "guides" / "serve" / "python.md").read_text()
+# In the order in which a user meets them: the first writes the file that the others read.
+EXAMPLES = ("export_model", *sorted(set(ingot.__all__) - {"__version__", "errors", "IngotError", "export_model"}))
+
+
+@pytest.mark.matrix
+def test_the_examples_of_the_public_names_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"asyncio": asyncio, "ingot": ingot, "np": np, "torch": torch}
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    failures: list[str] = []
+    for name in EXAMPLES:
+        example = doctest.DocTestParser().get_doctest(getattr(ingot, name).__doc__, names, name, None, None)
+        runner.run(example, out=failures.append, clear_globs=False)
+        names.update(example.globs)
+        if name == "export_model":
+            shutil.copy(names["archive"].unpacked().variant().path(), "net.onnx")
+    assert failures == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_public_name_is_in_the_reference_with_an_example(name: str) -> None:
+    assert f"\n::: ingot.{name}\n" in (ROOT / "docs" / "reference" / "python.md").read_text()
+    assert "Examples:\n" in getattr(ingot, name).__doc__
 
 
 def test_what_is_generated_from_the_settings_is_current() -> None:

@@ -105,3 +105,9 @@ def test_generated_files_are_left_out_and_the_tree_is_clean(capsys: pytest.Captu
     assert [name for name in listed if "_pb2" in name or "/results/" in name] == []
     assert prose.main([]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_long_cell_of_a_table_is_found_and_the_target_of_its_link_does_not_count(tmp_path: Path) -> None:
+    rows = f"| a | {'b ' * 50}|\n| [c]({'d' * 90}.md) | `{'e' * 70}` |\n"
+    (finding,) = write(tmp_path, f"| | |\n|---|---|\n{rows}\n```text\n| {'f ' * 50}|\n```\n")
+    assert (finding.line, finding.pattern.name) == (3, "long-cell")

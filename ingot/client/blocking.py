@@ -48,6 +48,17 @@ class Client:
             server names, or that did not reach it. A step of a sequence is sent again only if it did not reach it.
         max_response_mb: size of an answer in MiB, over which it is refused.
 
+    Waits between retries are at least 0.1, 0.2, 0.4 s and so on, each with up to a quarter more, and never exceed the
+    timeout: the error is raised at once instead, and its ``retry_after`` is the server's time in seconds.
+
+    Examples:
+        >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:
+        ...     with ingot.Client(server.http_url, timeout=10, retries=3) as client:
+        ...         client.ready("net")
+        ...         client.infer("net", {"x": np.ones((2, 4), np.float32)})["scores"].shape
+        True
+        (2, 3)
+
     Raises:
         InvalidArgument: the URL or the key has another form, or a file cannot be read; of the methods: an argument has
             a wrong type, or the client is closed.
@@ -105,15 +116,22 @@ class Client:
 
         Args:
             model: its name on the server.
-            inputs: an array for each input, with its batch dimension.
+            inputs: an array for each input, in the shape of the model's metadata, batch dimension included; or a tensor
+                of another library (DLPack). Datatypes are not converted: FP64 for an FP32 input is refused.
             version: which version; by default the highest.
             outputs: which outputs; by default all.
             parameters: request parameters, such as ``timeout`` in microseconds: flags, numbers of at most 64 bits and
                 text.
             binary: send raw tensors; JSON is for servers without the extension, and slower. gRPC is always raw.
 
+        Returns:
+            An array for each output, by name. Arrays are read-only views of the answer.
+
         Raises:
-            IngotError: the error that the server reports, or Unavailable if it cannot be reached.
+            IngotError: the error that the server reports, by its class.
+            Unreached: no connection could be made, so nothing was sent.
+            TooLarge: the answer exceeds ``max_response_mb``.
+            Unsupported: the answer is compressed.
         """
         request = arguments.request(model, inputs, version, outputs, parameters)
         repeatable = arguments.repeatable(request)

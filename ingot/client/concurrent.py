@@ -42,18 +42,29 @@ class AsyncClient:
     Cancelling a task cancels its request on the server.
 
     Args:
-        url: see :class:`ingot.Client`.
-        timeout: see there.
-        ca_file: see there.
-        key: see there.
-        cert_file: see there.
-        cert_key_file: see there.
-        retries: see there.
-        max_response_mb: see there.
+        url: ``http://host:port``, ``https://host``, ``grpc://host:port`` or, with TLS, ``grpcs://host:port``.
+        timeout: seconds to wait for each answer, with all retries.
+        ca_file: PEM file of the certificates that sign the server's; by default the public authorities'.
+        key: an API key or another bearer token, sent with each request.
+        cert_file: PEM file of the client's own certificate, for a server that asks for one.
+        cert_key_file: PEM file of its key.
+        retries: how often a request is sent again that the server refuses for now (503, 429), or that did not reach it.
+        max_response_mb: size of an answer in MiB, over which it is refused.
         connections: most connections over HTTP; more requests wait. gRPC has one connection for all.
 
+    Examples:
+        >>> async def shapes(url):
+        ...     async with ingot.AsyncClient(url, retries=3) as client:
+        ...         rows = [np.ones((1, 4), np.float32)] * 10
+        ...         answers = await asyncio.gather(*(client.infer("net", {"x": row}) for row in rows))
+        ...         return [answer["scores"].shape for answer in answers]
+        >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:
+        ...     len(asyncio.run(shapes(server.grpc_url)))
+        10
+
     Raises:
-        InvalidArgument: as for :class:`ingot.Client`.
+        InvalidArgument: the URL or the key has another form, or a file cannot be read; of the methods: an argument has
+            a wrong type, or the client is closed.
     """
 
     def __init__(
@@ -121,7 +132,8 @@ class AsyncClient:
     ) -> AsyncGenerator[dict[str, Array], None]:
         """Yield each answer to one request; arguments and errors as for :meth:`ingot.Client.stream`.
 
-        The server stops computing when the generator is closed, or its task is cancelled.
+        The server stops computing when the generator is closed, or its task is cancelled. Wrap a generator that may be
+        left early in ``contextlib.aclosing``.
         """
         request = arguments.request(model, inputs, version, outputs, parameters)
         transport = self._open()

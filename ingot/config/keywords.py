@@ -11,7 +11,14 @@ from typing import Literal, TypedDict
 
 
 class ServerSettings(TypedDict, total=False):
-    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/reference/settings.md has the limits."""
+    """Durations are seconds, or texts with a unit, such as ``50ms``. docs/reference/settings.md has the limits.
+
+    Examples:
+        >>> settings: ingot.ServerSettings = {"http_port": 0, "grpc_port": 0, "max_batch": 32}
+        >>> with ingot.serve("./net.ingot", **settings) as server:
+        ...     server.models
+        ['net']
+    """
 
     host: str
     """Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6."""

@@ -69,8 +69,14 @@ def export_model(
 ) -> Archive:
     """Capture a model as a graph, prove that the graph equals the model, and pack it.
 
+    Examples:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1))
+        >>> archive = ingot.export_model(net, inputs="x:float32[batch,4]", output_names=["scores"], name="net")
+        >>> archive.save("net.ingot")
+
     Args:
-        model: a module, exported in evaluation mode, or the path of an ``.onnx`` file.
+        model: a module, which is exported in evaluation mode on its own device, and whose parts get their modes back;
+            or the path of an ``.onnx`` file, for which ``output_names`` and ``opset`` are refused.
         example_inputs: a tensor, a sequence of arguments in the order of ``forward``, or a mapping of its keywords.
             Nested dicts, lists and tuples are flattened to dotted names; values other than tensors are constants.
             Without ``inputs``, the first dimension of every tensor is the batch and all others are fixed. With
@@ -80,7 +86,7 @@ def export_model(
             ``example_inputs``, examples are generated from these.
         constants: keywords of ``forward`` that are fixed in the graph.
         output_names: names for the outputs, in order.
-        name: the archive's; by default the module's class, or the file's stem.
+        name: the archive's, stored in lower case; by default the module's class, or the file's stem.
         batch_dim: the named dimension along which requests are batched; by default ``batch``.
         independent: your word that samples of a batch do not influence each other, where the graph does not prove it.
             Samples are still compared, and the archive notes it.
@@ -95,13 +101,14 @@ def export_model(
             with an attention mask; see :func:`ingot.tensors.padding.parse`.
         tensor_parallel: how layers may be divided over processes, for target ``pt2``: ``colwise`` or ``rowwise`` by the
             names of modules, or ``auto`` for the model's own plan; see :func:`ingot.export.source.tensor_plan.plan_of`.
-        serving: names of classes, states and the like, with which a server serves the model unless its settings say
-            otherwise.
+        serving: names of classes, states and the like (:class:`ingot.model_store.ServingDefaults`), with which a server
+            serves the model unless its settings say otherwise.
         source: where the model came from, for the archive's provenance.
         progress: called with the name of each step as it begins.
 
     Returns:
-        An archive with one variant, in a temporary folder: :meth:`Archive.save` it or push it to a store.
+        An archive with one variant, in a temporary folder that lasts as long as the archive is referenced:
+        :meth:`Archive.save` it or push it to a store.
 
     Raises:
         ExportError: the model does not run on the examples, or cannot be captured or lowered.

@@ -247,6 +247,11 @@ def installed() -> tuple[EngineName, ...]:
 class QuantConfig:
     """How to quantize.
 
+    Examples:
+        >>> config = ingot.QuantConfig(metric="accuracy:labels=label", max_drop=0.005, budget=120)
+        >>> config.batches
+        (1, 8, 32)
+
     Attributes:
         recipe: the recipe; None searches for the fastest plan that keeps the accuracy.
         metric: the measure of accuracy, see :func:`ingot.quant.metric.parse_metric`; None for the agreement with the

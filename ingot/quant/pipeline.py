@@ -75,13 +75,21 @@ def quantize(
 ) -> Archive:
     """Add a quantized variant to an archive: the fastest that keeps its accuracy, or one by a named recipe.
 
+    Examples:
+        >>> rows = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
+        >>> config = ingot.QuantConfig(recipe=ingot.quant.DynamicInt8(), force=True)  # without a recipe: a search
+        >>> quantized = ingot.quantize("net.ingot", {"x": rows}, config=config)
+        >>> sorted(variant.name for variant in quantized.variants)
+        ['fp32', 'int8']
+
     If the search finds nothing that is faster and exact enough, the archive is returned unchanged, and a warning is
     logged with the reason; :func:`run` also returns it.
 
     Args:
         archive: an archive, the path of one, or a PyTorch module, which is exported on the way if ``data`` holds
-            arrays by the names of its inputs.
-        data: real inputs, and labels where the metric needs them; see
+            arrays by the names of ``forward``'s parameters, whose dimensions other than the batch are then fixed.
+        data: real inputs, all rows along the batch dimension, and labels where the metric needs them: arrays by name,
+            the path of an ``.npz``, ``.npy`` or folder, or an iterable such as a ``DataLoader``; see
             :meth:`ingot.quant.data.samples.Samples.read`. A few hundred rows are enough. Without data, only recipes
             that need none are tried, measured on generated inputs.
         config: the recipe, the metric, the budget and other options; by default a search whose result has a mean cosine

@@ -167,7 +167,15 @@ def _forced_end(limit: float, hangups: Hangups) -> Iterator[None]:
 
 
 class RunningServer:
-    """A server in a background thread, as :func:`serve` returns it. Close it, or use it in a ``with`` block."""
+    """A server in a background thread, as :func:`serve` returns it. Close it, or use it in a ``with`` block.
+
+    Examples:
+        >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:
+        ...     server.models
+        ...     server.infer("net", {"x": np.ones((2, 4), np.float32)})["scores"].shape
+        ['net']
+        (2, 3)
+    """
 
     def __init__(self, server: Server):
         self._server = server
@@ -220,6 +228,8 @@ class RunningServer:
         parameters: Mapping[str, str | float] | None = None,
     ) -> dict[str, Array]:
         """Infer in this process, without a connection; requests of clients share the batch.
+
+        Metrics count the request with the protocol ``python``. Keys and limits of clients do not apply.
 
         Args:
             model: its name.
@@ -332,10 +342,15 @@ def serve(
 ) -> RunningServer:
     """Serve models from a background thread.
 
+    Examples:
+        >>> with ingot.serve("./net.ingot", "second=./net.ingot", http_port=0, grpc_port=0, slo="1s") as server:
+        ...     server.models
+        ['net', 'second']
+
     Args:
         sources: archives, references of the store (``digits:1``) or a registry (``oci://host/digits:1``), archive
             files (``./digits.ingot``) or ``.onnx`` files; ``NAME=SOURCE`` serves one under another name. Files may be
-            paths.
+            paths. An archive is served under the last part of its name, as version 1, in its fastest variant.
         store: where references are looked up; by default the user's.
         config: an ``ingot.toml`` with settings and further models; by default that of ``INGOT_CONFIG``, if it is set.
         settings: those of docs/reference/settings.md, such as ``http_port=0`` or ``slo="50ms"``.

@@ -26,7 +26,12 @@ Shape = tuple[Dim, ...]
 
 
 class DType(Enum):
-    """A tensor element type; the value is its Open Inference Protocol name."""
+    """A tensor element type; the value is its Open Inference Protocol name.
+
+    Examples:
+        >>> ingot.DType.parse("float32"), ingot.DType.FP32.numpy
+        (<DType.FP32: 'FP32'>, dtype('float32'))
+    """
 
     BOOL = "BOOL"
     UINT8 = "UINT8"
@@ -137,7 +142,14 @@ _SYMBOL = re.compile(r"^(?P<name>[A-Za-z_]\w*)(=(?P<low>\d{0,15})\.\.(?P<high>\d
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The name, element type and shape of one input or output, and the range of an input's values, if declared."""
+    """The name, element type and shape of one input or output, and the range of an input's values, if declared.
+
+    A dimension of the shape is a size, or the name of a dynamic dimension.
+
+    Examples:
+        >>> ingot.TensorSpec("x", ingot.DType.FP32, ("batch", 4)).wire_shape
+        [-1, 4]
+    """
 
     name: str
     dtype: DType
@@ -202,6 +214,11 @@ class Signature:
     ``batch`` names the dimension along which requests may be joined; it is None for a model whose rows are not
     independent, which then runs one request at a time. ``ranges`` bounds named dimensions; without one, a size is 1 or
     more.
+
+    Examples:
+        >>> signature = ingot.Archive.open("net.ingot").signature
+        >>> signature.inputs[0].shape, signature.batch
+        (('batch', 4), 'batch')
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -32,7 +32,13 @@ log = logging.getLogger(__name__)
 
 
 class Archive:
-    """An OCI index of variants, and the blobs that it refers to.
+    """An OCI index of variants, and the blobs that it refers to. An archive is never changed.
+
+    Examples:
+        >>> archive = ingot.Archive.open("net.ingot")
+        >>> archive.name, [variant.name for variant in archive.variants]
+        ('net', ['fp32'])
+        >>> archive.verify()
 
     Args:
         blobs: the source of the blobs.
@@ -96,10 +102,12 @@ class Archive:
 
     @property
     def name(self) -> str:
+        """The model's name, in lower case."""
         return self.variants[0].serving.name
 
     @property
     def digest(self) -> str:
+        """The archive's identity, ``sha256:...``."""
         return self.descriptor.digest
 
     @property
@@ -109,6 +117,7 @@ class Archive:
 
     @property
     def signature(self) -> Signature:
+        """The inputs and outputs, which all variants share."""
         return self.variants[0].signature
 
     @property

@@ -26,7 +26,13 @@ _MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger messages
 
 @dataclass(frozen=True)
 class Variant:
-    """One runnable form of a model."""
+    """One runnable form of a model.
+
+    Examples:
+        >>> variant = ingot.Archive.open("net.ingot").variant("fp32")
+        >>> variant.executable, [proof.tensor for proof in variant.serving.evidence.parity]
+        (False, ['scores'])
+    """
 
     serving: Serving
     manifest: Manifest

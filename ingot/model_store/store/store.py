@@ -52,6 +52,16 @@ def default_root() -> Path:
 class Store:
     """Archives by name and tag.
 
+    :class:`ingot.model_store.registry.Registry` has the same methods for an OCI registry.
+
+    Examples:
+        >>> store = ingot.Store("store")
+        >>> reference = store.push(ingot.Archive.open("net.ingot"), "net:1")
+        >>> store.promote("net:1", "prod").tag, sorted(store.tags("net"))
+        ('prod', ['1', 'prod'])
+        >>> store.get("net:prod").digest == reference.digest
+        True
+
     Args:
         root: the folder; by default ``$INGOT_HOME``, else ``~/.ingot``. It is created by the first push.
     """

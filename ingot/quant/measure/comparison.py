@@ -46,6 +46,12 @@ def compare(
 ) -> ModelComparison:
     """Run two models on the same data, and time them in turn.
 
+    Examples:
+        >>> rows = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+        >>> result = ingot.compare("net.ingot", "net.ingot", {"x": rows}, batches=())
+        >>> [(output.tensor, output.error) for output in result.outputs], result.size_ratio
+        ([('scores', 0.0)], 1.0)
+
     Args:
         before: the model that the other is compared with.
         after: the other model, with the same inputs and outputs.
@@ -59,6 +65,11 @@ def compare(
         allow_code: load variants of formats that can run their author's code: all but ``onnx``.
         names: the names of the two archives in the result; by default their paths, or names.
         progress: called with the name of each step as it begins.
+
+    Returns:
+        ``speedups`` by batch size, ``size_ratio``, ``score_before``, ``score_after`` and ``drop`` (each ``value``,
+        ``low`` and ``high``), ``outputs`` (``tensor``, ``cosine``, ``sqnr`` in dB, ``top1``, ``error``), and of each
+        model its ``latency`` in seconds and ``size`` in bytes.
 
     Raises:
         NotFound: there is no such file or variant.

@@ -148,6 +148,13 @@ def op(
     The function's parameters and result must have type annotations that ``torch.library.custom_op`` supports. It must
     not change its arguments, and must not return one of them or a view of one.
 
+    Examples:
+        >>> @ingot.op("acme::halved", example=(torch.ones(2),))
+        ... def halved(x: torch.Tensor) -> torch.Tensor:
+        ...     return x / 2
+        >>> halved(torch.ones(2))
+        tensor([0.5000, 0.5000])
+
     Args:
         name: ``namespace::name``.
         example: arguments to trace its rewrite rule with, and to check it with.
