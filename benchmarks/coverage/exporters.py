@@ -148,7 +148,8 @@ def ingot(case: Case, verdict: Verdict, folder: Path) -> Callable[[], Candidate]
     signature = archive.signature
     states = {spec.name: case.module().get_buffer(spec.name) for spec in signature.inputs if spec.name not in own}
     serving = archive.variant().serving
-    verdict.notes, bounds = list(serving.provenance.notes), serving.evidence.bounds
+    verdict.notes = [*serving.provenance.notes, *serving.evidence.deviations]
+    bounds = serving.evidence.bounds
 
     def start() -> Candidate:
         # Servers limit neither requests nor batches by such a bound: it is a fault of the export.

@@ -39,11 +39,13 @@ def main() -> None:
         (name, dtype, exporter)
         for exporter in exporters
         for dtype in dtypes
-        for name in samples.names(getattr(torch, dtype))[:: options.every]
+        for name in samples.names(getattr(torch, dtype))[options.start :: options.every]
         if any(fnmatch(name, one) for one in wanted)
     ]
     if not keys:
-        console.print(f"no operator or module of {', '.join(dtypes)} is called {options.only}")
+        console.print(
+            f"no operator or module of {', '.join(dtypes)} is called {options.only} from place {options.start} on"
+        )
         raise SystemExit(2)
     kept = {item.key: item for item in table.read(options.out)}
     missing = keys if options.again else [key for key in keys if key not in kept]
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="datatypes, by commas")
     parser.add_argument("--exporters", default=",".join(_exporters()), help="by commas")
     parser.add_argument("--every", type=int, default=1, help="2 selects every second operator by name, and so on")
+    parser.add_argument("--from", type=int, default=0, dest="start", help="place of the first operator by name")
     parser.add_argument("--samples", type=int, default=6, help="samples for each operator and datatype")
     parser.add_argument("--seed", type=int, default=0, help="of the values")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")

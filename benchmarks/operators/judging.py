@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.coverage.case import Case, Fill, Tensors
 from benchmarks.coverage.judge import Broken, Candidate, Wrong, compare
 from benchmarks.operators import accepted, values
-from benchmarks.operators.samples import Sample, run
+from benchmarks.operators.samples import Call, Sample, run
 from ingot.tensors import Array, DType
 
 # As in the proofs of most exporters, and small against the errors that matter.
@@ -68,11 +69,16 @@ def _size(sample: Sample, sizes: object) -> int:
 
 @dataclass(frozen=True)
 class Fault:
-    """A difference of one sample, and the reasons why it is accepted, if it is."""
+    """A difference of one sample.
+
+    ``reasons`` and ``stated`` are why it is accepted, and the notes that state it; both are empty if a part of it is
+    neither.
+    """
 
     sample: int
     text: str
     reasons: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,10 @@ class _Asked:
     valid: bool
 
 
-def faults(name: str, samples: Sequence[Sample], dtype: torch.dtype, start: Callable[[], Candidate]) -> Iterator[Fault]:
-    """Yield the differences between an exported group and eager.
+def faults(
+    name: str, samples: Sequence[Sample], dtype: torch.dtype, start: Callable[[], Candidate], notes: Sequence[str] = ()
+) -> Iterator[Fault]:
+    """Yield the differences between an exported group and eager; ``notes`` are those of the export.
 
     Raises:
         Broken: the exported form fails on values that eager accepts.
@@ -108,7 +116,7 @@ def faults(name: str, samples: Sequence[Sample], dtype: torch.dtype, start: Call
         for call in calls:
             outputs = [next(actual) for _ in call.answer]
             if call.valid:
-                yield from _compared(name, call, outputs, TOLERANCES.get(dtype, 1e-4), where)
+                yield from _compared(name, call, outputs, TOLERANCES.get(dtype, 1e-4), where, notes)
 
 
 def _plan(samples: Sequence[Sample]) -> Iterator[tuple[int, str]]:
@@ -137,16 +145,40 @@ def _called(candidate: Candidate, inputs: Tensors, where: str) -> list[Array]:
         raise Broken(f"{type(error).__name__} {where}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _compared(name: str, call: _Asked, outputs: Sequence[Array], tolerance: float, where: str) -> Iterator[Fault]:
+def _compared(
+    name: str, call: _Asked, outputs: Sequence[Array], tolerance: float, where: str, notes: Sequence[str]
+) -> Iterator[Fault]:
     each = call.sample.each and call.variant == "special"
     for output, (answer, actual) in enumerate(zip(call.answer, outputs, strict=True)):
         expected = answer.numpy()
         try:
             compare(f"output {output}", expected, actual, where, tolerance, each=each)
         except Wrong as error:
-            reasons, rest = accepted.reasons(name, tolerance, expected, actual, _other_kernel(call, output))
-            text = f"({call.sample.text}): {error}{_element(call, expected, rest)}"
-            yield Fault(call.index, text, reasons if rest is expected else ())
+            why = accepted.reasons(tolerance, _difference(name, call, output, expected, actual), notes)
+            text = f"({call.sample.text}): {error}{_element(call, expected, why.rest)}"
+            known = why.rest is expected
+            yield Fault(call.index, text, why.accepted if known else (), why.stated if known else ())
+        else:
+            if accepted.zero_has_other_sign(expected, actual):
+                yield Fault(call.index, f"({call.sample.text}): {accepted.ZERO} {where}", (accepted.ZERO,))
+
+
+def _difference(name: str, call: _Asked, output: int, expected: Array, actual: Array) -> accepted.Difference:
+    arguments, keywords = call.part.arguments(call.tensors) if isinstance(call.part, Call) else ((), {})
+    own = call.sample.each and call.variant == "special"
+    return accepted.Difference(
+        name,
+        expected,
+        actual,
+        [tensor.numpy() for tensor in call.tensors],
+        arguments,
+        keywords,
+        each=call.sample.each,
+        floor=0.0
+        if own or expected.dtype.kind != "f"
+        else float(np.abs(expected[np.isfinite(expected)]).max(initial=0)),
+        other=_other_kernel(call, output),
+    )
 
 
 def _other_kernel(call: _Asked, output: int) -> Array | None:

@@ -68,12 +68,17 @@ class Call(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tensors of the result; complex ones as pairs of real numbers."""
+        args, kwargs = self.arguments(tensors)
+        return tuple(_plain(tensor) for tensor in leaves(self.function(*args, **kwargs)))
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and the other arguments of the function."""
         rest = iter(tensors)
         flat = [next(rest) if item is _TENSOR else item for item in self.constants]
         if self.dtype is torch.bfloat16:  # numpy has no such type, so files have float32 at their borders
             flat = [item.to(self.dtype) if _is_float(item) else item for item in flat]
         args, kwargs = pytree.tree_unflatten(flat, self.structure)
-        return tuple(_plain(tensor) for tensor in leaves(self.function(*args, **kwargs)))
+        return args, kwargs
 
 
 class _Tensor:

@@ -62,28 +62,30 @@ def _judged(result: Outcome, group: list[Sample], dtype: torch.dtype) -> list[li
                 result.add(status, message=f"({group[0].text}): {without_places(verdict.message)}")
             return alone
         try:
-            differences = list(faults(name, group, dtype, start))
+            differences = list(faults(name, group, dtype, start, verdict.notes))
         except Broken as error:
             if not alone:
                 result.add("crashed", message=f"({group[0].text}): {without_places(str(error))}")
             return alone
-    stated = any("differs" in note for note in verdict.notes)
-    if stated and alone and not all(fault.reasons for fault in differences):
-        return alone  # until it is known which sample the note is about
-    _count(result, group, differences, stated)
+    if alone and any(fault.stated for fault in differences):
+        return alone  # the note may be about another sample
+    for index in range(len(group)):
+        _count(result, [fault for fault in differences if fault.sample == index])
     return []
 
 
-def _count(result: Outcome, group: Sequence[Sample], differences: Sequence[Fault], stated: bool) -> None:
-    for index in range(len(group)):
-        own = [fault for fault in differences if fault.sample == index]
-        wrong = [fault for fault in own if not fault.reasons]
-        known = {reason for fault in own for reason in fault.reasons}
-        result.accepted += sorted(known - set(result.accepted))
-        if not wrong:
-            result.add("right")
-        else:
-            result.add("bounded" if stated else "wrong", message=wrong[0].text)
+def _count(result: Outcome, differences: Sequence[Fault]) -> None:
+    """Count one sample."""
+    wrong = [fault for fault in differences if not fault.reasons and not fault.stated]
+    bounded = [fault for fault in differences if fault.stated]
+    known = {reason for fault in differences for reason in fault.reasons}
+    result.accepted += sorted(known - set(result.accepted))
+    if wrong:
+        result.add("wrong", message=wrong[0].text)
+    elif bounded:
+        result.add("bounded", message=f"{bounded[0].text}; {bounded[0].stated[0]}")
+    else:
+        result.add("right")
 
 
 def main(exporter: str, dtype: str, most: str, seed: str, seconds: str, *names: str) -> None:

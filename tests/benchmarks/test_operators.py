@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,19 +78,77 @@ def test_small_values_are_judged_by_their_own_size() -> None:
     assert any("'special'" in fault.text for fault in judged(lambda outputs: [outputs[0], outputs[1] + 1e-7]))
 
 
+def why(name: str, expected: Array, actual: Array, *notes: str, **kwargs: Any) -> accepted.Reasons:
+    return accepted.reasons(1e-4, accepted.Difference(name, expected, actual, **kwargs), notes)
+
+
 def test_only_overflow_near_the_largest_number_is_accepted() -> None:
     inf, near, far = (np.array([value], np.float32) for value in (np.inf, 2e38, 2e30))
-    assert accepted.reasons("add", 1e-4, near, inf) == (
-        ("an intermediate result overflows within 100 times of the largest number",),
-        near,
-    )
-    assert accepted.reasons("add", 1e-4, far, inf)[1] == inf
+    assert why("add", near, inf).rest is near
+    assert why("add", near, inf).accepted == ("an intermediate result overflows close to the largest number",)
+    assert why("add", far, inf).rest == inf
+    assert why("add", near, -inf).rest == -inf
+    half = np.array([1000], np.float16)
+    assert why("add", half, half * np.float16(np.inf)).rest is not half
 
 
-def test_answers_on_which_kernels_of_eager_differ_are_accepted() -> None:
-    one, nan = (np.array([value], np.float32) for value in (1, np.nan))
-    assert accepted.reasons("fmod", 1e-4, nan, one, one)[1] is nan
-    assert accepted.reasons("fmod", 1e-4, nan, one, nan)[1] is not nan
+def test_only_tiny_numbers_count_as_zero() -> None:
+    tiny, small, half = np.array([1e-37], np.float32), np.array([1e-30], np.float32), np.array([5e-3], np.float16)
+    assert why("mul", tiny, tiny * 0).rest is tiny
+    assert why("mul", small, small * 0).rest is not small
+    assert why("mul", half, half * 0).rest is not half
+
+
+def test_the_answer_of_eagers_other_kernel_is_accepted() -> None:
+    one, two, nan = (np.array([value], np.float32) for value in (1, 2, np.nan))
+    assert why("fmod", nan, one, other=one).rest is nan
+    assert why("fmod", nan, two, other=one).rest is not nan
+    assert why("fmod", nan, one, other=nan).rest is not nan
+
+
+VALUES = np.array([[2, 1, 1, np.nan], [0, 3, -0.0, np.nan]], np.float32)
+ORDER = np.argsort(VALUES, 1, stable=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected", "actual", "right"),
+    [
+        ("sort", (1,), ORDER, [[2, 1, 0, 3], [0, 2, 1, 3]], True),
+        ("sort", (1,), ORDER, [[2, 1, 0, 3], [2, 0, 1, 3]], True),
+        ("sort", (1,), ORDER, [[1, 0, 2, 3], [0, 2, 1, 3]], False),
+        ("sort", (1,), ORDER, [[2, 2, 0, 3], [0, 2, 1, 3]], False),
+        ("sort", (1,), ORDER, [[2, 1, 0, 4], [0, 2, 1, 3]], False),
+        ("argsort", (), ORDER, [[1, 2, 0, 3], [2, 1, 0, 3]], False),
+        ("topk", (2, -1), [[3, 0], [3, 1]], [[3, 0], [3, 0]], False),
+        ("kthvalue", (2,), [1, 0], [2, 0], True),
+        ("kthvalue", (2,), [1, 0], [0, 0], False),
+        ("median", (1,), [1, 0], [2, 0], True),
+        ("max.reduction_with_dim", (1,), [1, 0], [2, 0], False),
+    ],
+)
+def test_another_place_is_right_only_with_an_equal_value(
+    name: str, arguments: tuple[int, ...], expected: Any, actual: Any, right: bool
+) -> None:
+    left, found = np.asarray(expected, np.int64), np.asarray(actual, np.int64)
+    assert (why(name, left, found, arguments=(VALUES, *arguments)).rest is left) == right
+    assert why(name, left, found, arguments=(VALUES, *arguments), keywords={"stable": True}).rest is not left
+
+
+def test_a_note_states_only_the_differences_that_it_names() -> None:
+    note = "with a NaN among the inputs, the graph's 'output_0' differs from the model's"
+    inputs = [np.array([1, np.nan], np.float32)]
+    expected, actual = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
+    found = why("relu", expected, actual, note, inputs=inputs, each=True)
+    assert found.rest is expected
+    assert found.stated == (note,)
+    assert why("relu", expected, actual, inputs=inputs, each=True).rest is not expected
+    assert why("relu", expected, actual + 1, note, inputs=inputs, each=True).rest[0] == 2
+    assert why("relu", expected, actual, "sigmoid: within 1e-7, not relative to small results").stated == ()
+
+
+def test_zeros_of_the_other_sign_are_listed() -> None:
+    found = judged(lambda outputs: [outputs[0], np.where(outputs[1] == 0, np.float32(-0.0), outputs[1])])
+    assert {fault.reasons for fault in found} == {(accepted.ZERO,)}
 
 
 def test_messages_have_no_folders_of_the_machine(tmp_path: Path) -> None:
