@@ -307,8 +307,6 @@ def parse_spec(text: str) -> tuple[TensorSpec, dict[str, Range]]:
             raise InvalidArgument(
                 f"dimension '{part}' of '{text}' is neither a size, a name, nor name=low..high or name=low..high:step"
             )
-        if symbol["name"] in shape:
-            raise InvalidArgument(f"dimension '{symbol['name']}' occurs twice in '{text}'; give each axis its own name")
         shape.append(symbol["name"])
         if symbol["low"] is not None:
             step = int(symbol["step"] or 1)
@@ -356,7 +354,8 @@ def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dic
             )
         elif bound.setdefault(dim, size) != size:
             raise InvalidArgument(
-                f"dimension '{dim}' is {size} in input '{spec.name}' but {bound[dim]} in another input; they must agree"
+                f"dimension '{dim}' is {size} in input '{spec.name}' but {bound[dim]} "
+                f"{'elsewhere' if spec.shape.count(dim) > 1 else 'in another input'}; they must agree"
             )
     check_values(spec, array)
 

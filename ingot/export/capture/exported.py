@@ -80,7 +80,16 @@ def trace(
                 raise
             found = export(narrower)
     found.graph_module.meta[_COMPARISONS] = tuple(comparisons)
+    _drop_failed(found.graph_module.graph)
     return found
+
+
+def _drop_failed(graph: fx.Graph) -> None:
+    """Remove calls of operators that raised an error, which the module caught: they have no result and no users."""
+    for node in reversed(graph.nodes):
+        returns = isinstance(node.target, torch_internals.OpOverload) and node.target._schema.returns
+        if returns and not node.users and node.meta.get("val") is None:
+            graph.erase_node(node)
 
 
 _COMPARISONS = "ingot_comparisons"

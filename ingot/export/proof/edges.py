@@ -265,7 +265,8 @@ def _scalable(examples: Examples) -> list[str]:
 def _masked(examples: Examples, flags: Collection[str]) -> Iterator[dict[str, Array]]:
     """Yield inputs with masks that keep all, the first, the last and every second position, and then none.
 
-    Indices reach both ends of their tables.
+    Then samples of several lengths are padded at the end, with both meanings of a mask: models may treat such masks in
+    another way than those with gaps. Indices reach both ends of their tables.
     """
     base = examples.make(examples.default_sizes, seed=3)
     limits = {name: examples.limit(name) for name in base if examples.is_index(name)}
@@ -283,6 +284,17 @@ def _masked(examples: Examples, flags: Collection[str]) -> Iterator[dict[str, Ar
     yield examples.fitted(changed)
     for fill in (0, 1) if flags else ():
         yield examples.fitted({**changed, **{name: np.full_like(base[name], fill) for name in flags}})
+    padded = {name: _padding(base[name].shape) for name in flags if base[name].ndim > 1}
+    for kept in (True, False) if padded else ():
+        drawn = {name: (mask == kept).astype(base[name].dtype) for name, mask in padded.items()}
+        yield examples.fitted({**changed, **drawn})
+
+
+def _padding(shape: Sequence[int]) -> Array:
+    """Return a mask that keeps the first positions of each row: all of the first row, one fewer of each further one."""
+    *rows, size = shape
+    lengths = size - np.arange(math.prod(rows)) % max(size, 1)
+    return np.asarray(np.arange(size) < lengths[:, None]).reshape(shape)
 
 
 def _crossing(search: _Search) -> Iterator[dict[str, Array]]:

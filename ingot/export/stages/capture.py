@@ -25,7 +25,7 @@ from ingot.export.source.subject import Subject
 from ingot.export.stages.context import Context
 from ingot.export.torch_internals import violates_constraints
 from ingot.model_store import ParityEvidence
-from ingot.tensors import DType, TensorSpec
+from ingot.tensors import DType, Range, TensorSpec
 
 # MAP_NORESERVE of Linux, which Python names from 3.13 on.
 _NORESERVE = 0x4000
@@ -39,8 +39,8 @@ _FARTHER = 12
 # The most further sizes to capture at where the code compares sizes.
 _SIDES = 3
 _NESTED = (
-    "in eval mode nn.TransformerEncoder returns 0 at the positions that a mask hides, which depends on the mask's "
-    "values: build it with enable_nested_tensor=False"
+    "in eval mode nn.TransformerEncoder returns 0 at the positions that a mask hides if these are at the end of each "
+    "sample, and other values if not: before the export, set {}.use_nested_tensor = False"
 )
 
 
@@ -113,8 +113,8 @@ def _across(
 
 
 def _explained(error: ExportError, subject: Subject) -> ExportError:
-    if isinstance(error, ParityError) and _nested(subject.eager.module):
-        return ParityError(f"{error}; {_NESTED}")
+    if isinstance(error, ParityError) and (nested := _nested(subject.eager.module)):
+        return ParityError(f"{error}; {_NESTED.format(nested)}")
     if isinstance(error, ParityError) and (cause := differing.named(subject.eager.module)):
         return ParityError(f"{error}; {cause}")
     remedy = states.remedy(subject.eager, subject.examples, subject.eager.caches)
@@ -150,7 +150,7 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
         parity, _ = context.prove(graph, program.signature)
     except ParityError as error:
         if not broken:
-            raise
+            raise _at_least_two(context, graph, program, error) from error
         context.broken += [sizes for sizes in broken if sizes not in context.broken]
         raise ParityError(
             f"{error}; the captured graph is valid only where {conditions}: declare ranges within that"
@@ -160,6 +160,28 @@ def prove_captured(context: Context, program: Program, subject: Subject, which: 
     context.conditions = tuple(dict.fromkeys((*context.conditions, *(item.text for item in undecided))))
     context.search_limit = counterexamples.short(assumed)
     return parity
+
+
+def _at_least_two(context: Context, graph: Captured, program: Program, error: ParityError) -> ParityError:
+    """Return the error of a graph with the sizes at which the graph is right, if it is wrong at a size of 1 only.
+
+    PyTorch captures graphs for sizes from 2 on, and records no condition for that.
+    """
+
+    def right(ranges: Mapping[str, Range]) -> bool:
+        larger = replace(context, examples=context.examples.within(ranges))
+        return not isinstance(foreign.outcome(lambda: larger.prove(graph, program.signature)), Exception)
+
+    known = context.examples.ranges.items()
+    ranges = {dim: replace(bounds, low=2) for dim, bounds in known if 1 in bounds and 2 in bounds}
+    if not ranges or not right(ranges):
+        return error
+    dims = list(ranges) if len(ranges) == 1 else [dim for dim, bounds in ranges.items() if right({dim: bounds})][:1]
+    declared = " and ".join(f"'{dim}=2..'" for dim in dims or ranges)
+    return ParityError(
+        f"{error}; the model's code treats a size of 1 in another way, and the graph is right for larger sizes: "
+        f"declare {declared}, or remove the condition on the size"
+    )
 
 
 def _computed(program: Program) -> list[DType]:
@@ -239,8 +261,12 @@ def _farther(
     return [sizes for sizes in small if context.examples.affordable(sizes)]
 
 
-def _nested(module: nn.Module) -> bool:
-    return any(isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor for part in module.modules())
+def _nested(module: nn.Module) -> str:
+    """Return the path of an encoder that drops the positions that a mask hides, such as ``model.encoder``."""
+    parts = module.named_modules(prefix="model")
+    return next(
+        (path for path, part in parts if isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor), ""
+    )
 
 
 def _elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:

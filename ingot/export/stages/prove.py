@@ -148,7 +148,8 @@ def _mixing(graph: Path, signature: Signature, batch: str, stacks: Mapping[str, 
 
 def _advice(signature: Signature) -> str:
     """Return advice to declare dynamic first dimensions as the batch dimension; empty if none is dynamic."""
-    firsts = [spec for spec in signature.inputs if spec.shape and isinstance(spec.shape[0], str)]
+    named = (spec for spec in signature.inputs if spec.shape and isinstance(spec.shape[0], str))
+    firsts = [spec for spec in named if spec.shape.count(spec.shape[0]) == 1]  # a square mask counts positions
     options = " ".join(f"--input '{replace(spec, shape=('batch', *spec.shape[1:]))}'" for spec in firsts)
     return f"; if the first dimension of an input counts independent rows, name it 'batch': {options}" if firsts else ""
 

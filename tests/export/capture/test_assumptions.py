@@ -48,6 +48,14 @@ def test_a_branch_on_sizes_is_refused_with_its_condition(
         export_model(module, inputs=SPEC, capture=capture)
 
 
+def test_a_branch_on_a_size_of_one_is_refused_with_the_sizes_to_declare() -> None:
+    """PyTorch's graphs are those of sizes from 2 on, and have no condition for that."""
+    module = Function(lambda x: x if x.shape[1] == 1 else x - x.mean(1, keepdim=True))
+    with pytest.raises(ParityError, match=r"a size of 1 in another way, .*: declare 'seq=2\.\.'"):
+        export_model(module, inputs=SPEC)
+    export_model(module, inputs="x:float32[batch,seq=2..]")
+
+
 def test_a_branch_with_equal_sides_is_accepted() -> None:
     module = Function(lambda x: x + x if x.shape[0] * x.shape[1] > 1000 else x * 2)
     assert export_model(module, inputs=SPEC).signature.batch == "batch"

@@ -8,6 +8,7 @@ from torch import nn
 
 from ingot.errors import ExportError
 from ingot.export import export_model
+from tests.export.models import Function
 
 GRAPHS = ["nodes:float32[n,6]", "graph:int64[n]"]
 
@@ -54,3 +55,13 @@ class Tolerant(nn.Module):
 def test_a_module_may_catch_the_error_of_a_layer() -> None:
     archive = export_model(Tolerant(), inputs="x:float32[batch,4]")
     assert archive.variant().serving.provenance.notes[0].startswith("captured by torch.export, torch ")
+
+
+def test_a_module_may_catch_the_error_of_an_operator() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.exp() + torch.ones(3)
+        except RuntimeError:
+            return x * 2
+
+    assert export_model(Function(model), inputs="x:float32[batch,4]").signature.batch == "batch"

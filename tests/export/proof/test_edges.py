@@ -82,6 +82,19 @@ def test_indices_are_drawn_among_the_numbers_that_they_are_compared_with() -> No
     assert not [item for item in notes(export_model(LastToken(), inputs="ids:int64[batch,seq]")) if "crossed" in item]
 
 
+def test_masks_pad_all_samples_at_the_end() -> None:
+    """As encoders require that drop padded positions: random masks of many samples have gaps in one of them."""
+
+    class Padded(nn.Module):
+        def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            gaps = (hidden[:, :-1] & ~hidden[:, 1:]).sum()
+            same = (~hidden).all() | hidden.all()
+            return torch.where(gaps + 9 * same < 1, x.neg(), x)
+
+    archive = export_model(Padded(), inputs=["x:float32[8,9]", "hidden:bool[8,9]"])
+    assert not [item for item in notes(archive) if "crossed" in item or "both sides" in item]
+
+
 def test_a_value_that_rounding_decides_does_not_refuse_an_export() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return ((x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)).sign()
