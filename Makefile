@@ -106,12 +106,13 @@ protos: $(INSTALLED)
 # A release of a dependency can change what is tested: ONNX Runtime 1.32 computes some products in 8 bits that 1.31 did
 # not. So it comes by a commit, with the tests, and not from one day to the next. PyTorch's build is left to the machine.
 # The image for GPUs is built by it too, so it names the packages for GPUs, which are not installed here.
-# It is made with the oldest Python that Ingot runs on: what that can use, newer ones can use too.
+# It is made with the oldest Python that Ingot runs on: what that can use, newer ones can use too. KEEP=1 adds new
+# packages and keeps the versions of the others.
 lock:
 	@$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("name Python 3.11: make lock PYTHON=python3.11")'
 	@rm -rf build/lock
 	@$(PYTHON) -m venv build/lock
-	@build/lock/bin/python -m pip install -q --disable-pip-version-check '.[$(EXTRAS)]'
+	@build/lock/bin/python -m pip install -q --disable-pip-version-check $(if $(KEEP),-c constraints.txt) '.[$(EXTRAS)]'
 	@build/lock/bin/python -m pip freeze --exclude ingot-serve > build/lock/freeze.txt
 	@for package in onnxruntime-gpu nvidia-ml-py; do \
 		build/lock/bin/python -m pip index versions $$package 2>/dev/null \
