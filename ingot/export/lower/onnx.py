@@ -143,10 +143,11 @@ def _translate(
 
     def export(program: torch.export.ExportedProgram) -> ir.Model:
         model = translated(program)
-        failure = foreign.outcome(lambda: optimizer.optimize(model)) if optimize else None
-        if failure is not None:
-            model, rejected = optimizer.optimize_gradually(translated(program))
-            remark(left_out(rejected))
+        with quiet():  # onnxscript logs each node that it cannot fold
+            failure = foreign.outcome(lambda: optimizer.optimize(model)) if optimize else None
+            if failure is not None:
+                model, rejected = optimizer.optimize_gradually(translated(program))
+                remark(left_out(rejected))
         torch_internals.name_values(model, inputs, outputs)
         return model
 

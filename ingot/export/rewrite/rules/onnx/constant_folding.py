@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
+from ingot.export.program import quiet
 from ingot.export.rewrite.passes.onnx import RANDOM, OnnxRule, dims
 
 # Elements of the largest new constant; a larger one must replace constants of the same size.
@@ -37,13 +38,14 @@ def fold(model: ir.Model, may_fold: Callable[[ir.Node], bool | None]) -> bool:
     """Fold constants and ``If`` nodes on constants where ``may_fold`` is not False; return whether any changed."""
     if any(node.op_type in _SEQUENCES for node in model.graph.all_nodes()):
         return False
-    folded = optimizer.fold_constants(
-        model,
-        onnx_shape_inference=True,  # _may_fold needs the shapes of results
-        input_size_limit=_LARGEST,
-        output_size_limit=_LARGEST,
-        should_fold=may_fold,
-    ).modified
+    with quiet():  # onnxscript logs each node that it cannot fold
+        folded = optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,  # _may_fold needs the shapes of results
+            input_size_limit=_LARGEST,
+            output_size_limit=_LARGEST,
+            should_fold=may_fold,
+        ).modified
     if folded:
         common.RemoveUnusedNodesPass()(model)
     return folded
