@@ -288,10 +288,11 @@ def test_masks_where_true_means_ignore(module: nn.Module) -> None:
 def test_an_encoder_that_clears_hidden_positions_is_refused_with_a_remedy(dims: str) -> None:
     """It does so for a batch whose samples are all padded at the end, which random masks of fixed sizes seldom are."""
     inputs = [f"x:float32[{dims},4]", f"ignored:bool[{dims}]"]
-    model = Layers(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1))
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
+    model = Layers(encoder)
     with pytest.raises(ParityError, match=r"set model\.layer\.use_nested_tensor = False"):
         export_model(model, inputs=inputs)
-    model.layer.use_nested_tensor = False
+    encoder.use_nested_tensor = False
     export_model(model, inputs=inputs)
 
 
