@@ -16,9 +16,9 @@ from ingot.cli.main import app
 from ingot.config import ServerConfig
 from ingot.protocol import json_codec, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
-from ingot.server.http.app import create_app
-from ingot.server.plane.dataplane import DataPlane
-from ingot.serving import Repository
+from ingot.server.access.gate import MANAGE
+from ingot.server.http import schema
+from ingot.server.operations import MANAGED, METHODS, OPERATIONS, Operation
 
 _SETTINGS = "Every [setting](settings.md) of the server is an option too: `max_batch` is `--max-batch`."
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -66,32 +66,59 @@ def _parameter(option: Any) -> tuple[str, ...]:
 
 
 def http() -> str:
-    """Return the operations and documents of the OpenAPI description."""
-    document = create_app(DataPlane(Repository()), 1, 1).openapi()
+    """Return the operations over HTTP, and the documents that they read and return."""
     rows = [
-        (f"`{method.upper()} {path}`", _content(operation["responses"]["200"]))
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
+        (
+            "<br>".join(f"`{route}`" for route in operation.http),
+            f"[`{operation.grpc}`](grpc-api.md)" if operation.grpc else "",
+            _scope(operation),
+            _schema_link(operation.request or ""),
+            _schema_link(operation.response),
+            operation.needs.text if operation.needs else "",
+        )
+        for operation in OPERATIONS
+        if operation.http
     ]
-    parts = ["## Operations\n", _table(("request", "response"), rows)]
-    for name, schema in document["components"]["schemas"].items():
+    head = ("request", "over gRPC", "scope of a key", "body", "answer", "works with")
+    parts = ["## Operations\n", _table(head, rows)]
+    for name, kind in _documents().items():
         parts.append(f"\n## `{name}`\n")
-        if "description" in schema:
-            parts.append(f"{schema['description']}\n")
-        required = schema.get("required", ())
+        if "description" in kind:
+            parts.append(f"{kind['description']}\n")
+        required = kind.get("required", ())
         fields = [
-            (f"`{field}`", _kind(kind), "yes" if field in required else "no")
-            for field, kind in schema.get("properties", {}).items()
+            (f"`{field}`", _kind(about), "yes" if field in required else "no")
+            for field, about in kind.get("properties", {}).items()
         ]
         parts.append(_table(("field", "type", "required"), fields))
     return "\n".join(parts)
 
 
-def _content(response: dict[str, Any]) -> str:
-    content = response.get("content", {})
-    return ", ".join(
-        _kind(item["schema"]) if item.get("schema") else f"`{media}`" for media, item in content.items()
-    ) or str(response["description"])
+def _scope(operation: Operation) -> str:
+    """Return the right that an operation needs, in words: on the management listener it is always the same."""
+    scope = MANAGE if operation.needs is MANAGED else operation.scope
+    return f"`{scope}`" if scope else "none"
+
+
+def _documents() -> dict[str, Any]:
+    """Return the schemas of bodies, with those that they consist of, by name."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for item in OPERATIONS for name in (item.request, item.response) if name):
+        model = getattr(schema, _inner(name), None)
+        if inspect.isclass(model):
+            document = model.model_json_schema()
+            found |= {**document.pop("$defs", {}), model.__name__: document}
+    return found | {"Refusal": schema.Refusal.model_json_schema()}
+
+
+def _inner(name: str) -> str:
+    return name.removeprefix("list[").removesuffix("]")
+
+
+def _schema_link(name: str) -> str:
+    many = "list of " if name.startswith("list[") else ""
+    inner = _inner(name)
+    return f"{many}[`{inner}`](#{inner.lower()})" if inner in _documents() else schema.IN_WORDS.get(name, "")
 
 
 def _kind(schema: dict[str, Any]) -> str:
@@ -113,8 +140,18 @@ def _kind(schema: dict[str, Any]) -> str:
 
 def grpc_methods() -> str:
     """Return the methods and messages of the gRPC service."""
-    rows = [(f"`{method.name}`", *map(_message, _ends(method))) for method in _SERVICE.methods]
-    parts = ["## Methods\n", _table(("method", "request", "response"), rows)]
+    rows = [
+        (
+            f"`{method.name}`",
+            *map(_message, _ends(method)),
+            _scope(operation),
+            operation.needs.text if operation.needs else "",
+        )
+        for method in _SERVICE.methods
+        for operation in (METHODS[method.name],)
+    ]
+    head = ("method", "request", "response", "scope of a key", "works with")
+    parts = ["## Methods\n", _table(head, rows)]
     for name, message in pb.DESCRIPTOR.message_types_by_name.items():
         parts.append(f"\n## {name}\n")
         fields = [(f"`{field.name}`", str(field.number), _field_type(field)) for field in message.fields]

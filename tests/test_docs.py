@@ -27,6 +27,7 @@ from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics
 from ingot.server.http.app import create_app
+from ingot.server.operations import OPERATIONS
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 from scripts import reference_text, settings_table
@@ -148,6 +149,15 @@ def test_every_error_code_is_documented_with_its_statuses() -> None:
     for code, kind in CLASSES.items():
         assert f"| `{code.value}` | `{kind.__name__}` | {json_codec.STATUS[code]} | " in table
         assert f"\n- `{code.value}`: " in page
+
+
+def test_every_operation_is_in_the_reference() -> None:
+    http, grpc_page = reference_text.http(), reference_text.grpc_methods()
+    for operation in OPERATIONS:
+        assert all(f"`{route}`" in http for route in operation.http)
+        assert not operation.grpc or f"| `{operation.grpc}` |" in grpc_page
+    assert re.findall(r"\]\(#(\w+)\)", http)
+    assert {*re.findall(r"\]\(#(\w+)\)", http)} <= {name.lower() for name in re.findall(r"## `(\w+)`", http)}
 
 
 def test_every_path_is_documented() -> None:

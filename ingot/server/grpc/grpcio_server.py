@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -132,7 +131,7 @@ def _create_server(
         ),
     )
     service = Service(plane)
-    handlers = {name: _unary(plane, function, kind) for name, (function, kind) in service.unary().items()}
+    handlers = {name: _unary(plane, name, *method) for name, method in service.unary().items()}
     handlers["ModelStreamInfer"] = _infer_stream(plane, service)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(proto_codec.SERVICE, handlers),))
     health_service = HealthServicer()
@@ -144,18 +143,17 @@ def _create_server(
 
 
 def _unary(
-    plane: DataPlane, function: Callable[[Any], Awaitable[Message]], kind: type[Message]
+    plane: DataPlane, name: str, function: Callable[[Any], Awaitable[Message]], kind: type[Message]
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Wrap a method so that its errors become statuses without internal text."""
 
     async def call(raw: bytes) -> Message:
         return await function(proto_codec.parse(kind, raw))
 
-    @functools.wraps(function)
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
         CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
-        request = _begin(plane, context, _path(function.__name__))
-        outcome = await attempt_async(f"{function.__name__} failed", call(raw))
+        request = _begin(plane, context, _path(name))
+        outcome = await attempt_async(f"{name} failed", call(raw))
         request.finish(0 if not isinstance(outcome, IngotError) else proto_codec.STATUS[outcome.code])
         if not isinstance(outcome, IngotError):
             return outcome
@@ -183,15 +181,14 @@ def _begin(plane: DataPlane, context: grpc.aio.ServicerContext[Any, Any], path: 
     return request
 
 
-def _path(function: str) -> str:
-    """Return the path of a method, whose function is named in Python's way."""
-    return f"/{proto_codec.SERVICE}/{function.title().replace('_', '')}"
+def _path(method: str) -> str:
+    return f"/{proto_codec.SERVICE}/{method}"
 
 
 def _infer_stream(plane: DataPlane, service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
-        request = _begin(plane, context, _path("model_stream_infer"))
+        request = _begin(plane, context, _path("ModelStreamInfer"))
         requests = (proto_codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:
             async with contextlib.aclosing(service.model_stream_infer(requests)) as answers:

@@ -11,6 +11,7 @@ from ingot.errors import NotFound
 from ingot.protocol.proto_codec import SERVICE as INFERENCE
 from ingot.protocol.proto_codec import parse
 from ingot.server.access.gate import INFER
+from ingot.server.operations import METHODS
 
 SERVICE = "grpc.health.v1.Health"
 _STATUS = {
@@ -20,13 +21,13 @@ _STATUS = {
 }
 
 
-_OPEN = (f"/{INFERENCE}/ServerLive".encode(), f"/{INFERENCE}/ServerReady".encode())
+_SCOPES = {f"/{INFERENCE}/{name}".encode(): operation.scope for name, operation in METHODS.items()}
 _HEALTH = f"/{SERVICE}/".encode()
 
 
 def scope_of(path: bytes) -> str:
     """Return the right that a call needs; empty for health checks of the server, which need none."""
-    return "" if path in _OPEN or path.startswith(_HEALTH) else INFER
+    return "" if path.startswith(_HEALTH) else _SCOPES.get(path, INFER)
 
 
 class Health:

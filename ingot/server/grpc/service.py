@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from ingot.errors import IngotError, NotFound, Unsupported, public_text
+from ingot.errors import IngotError, NotFound, public_text
 from ingot.faults import attempt_async, public_error
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.regions import refuse
 from ingot.protocol.requests import CLIENT, InferRequest, InferResponse
+from ingot.server.grpc import as_json
+from ingot.server.handlers import Call
 from ingot.server.net import compression
-from ingot.server.plane import extensions, generation
+from ingot.server.operations import METHODS, Handler
+from ingot.server.plane import generation
 from ingot.server.plane.dataplane import DataPlane
-from ingot.server.triton.cuda_memory import CudaRegion
-from ingot.serving.control import ELSEWHERE
-from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
@@ -33,11 +33,13 @@ T = TypeVar("T")
 _AHEAD = 64
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
+_METHODS = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+
 Unary = Callable[[Any], Awaitable[Message]]
 
 
 class Service:
-    """The six methods of the Open Inference Protocol's core, and Triton's extensions.
+    """The methods of the inference service, from the table of operations; inference and its stream are here.
 
     Args:
         plane: the server's behaviour.
@@ -48,102 +50,27 @@ class Service:
         self._plane = plane
         self._control = control
 
-    async def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        return pb.ServerLiveResponse(live=True)
+    def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
+        """Return the unary methods by name, with the type of their request."""
+        found: dict[str, tuple[Unary, type[Message]]] = {"ModelInfer": (self.model_infer, pb.ModelInferRequest)}
+        for name, operation in METHODS.items():
+            if operation.handler is not None:
+                method = _METHODS[name]
+                kinds = getattr(pb, method.input_type.name), getattr(pb, method.output_type.name)
+                found[name] = functools.partial(self._call, name, operation.handler, kinds[1]), kinds[0]
+        return found
 
-    async def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._plane.ready)
-
-    async def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+    async def _call(self, name: str, handler: Handler, kind: type[M], request: Any) -> M:
+        """Answer a call by the handler of its operation; ``as_json.py`` converts its messages."""
+        path, content = as_json.READ[name](request)
+        call = Call(self._plane, self._control, CLIENT.get(), content, **path)
         try:
-            return pb.ModelReadyResponse(ready=self._plane.model_ready(request.name, request.version))
-        except NotFound:  # as Triton does: otherwise tritonclient's is_model_ready() would raise
-            return pb.ModelReadyResponse(ready=False)
-
-    async def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(**self._plane.server_metadata(managed=self._control is not None))
-
-    async def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        metadata = self._plane.model_metadata(request.name, request.version)
-        return pb.ModelMetadataResponse(
-            name=metadata.name,
-            versions=metadata.versions,
-            platform=metadata.platform,
-            inputs=[_tensor(spec) for spec in metadata.inputs],
-            outputs=[_tensor(spec) for spec in metadata.outputs],
-            properties=metadata.properties,
-        )
-
-    async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config = extensions.configuration(self._plane, request.name, request.version)
-        return _filled(pb.ModelConfigResponse(), {"config": config})
-
-    async def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        counted = extensions.statistics(self._plane, request.name, request.version)
-        return _filled(pb.ModelStatisticsResponse(), counted)
-
-    async def memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
-        regions = self._plane.memory.status(CLIENT.get(), request.name)
-        return _filled(pb.SystemSharedMemoryStatusResponse(), {"regions": {each["name"]: each for each in regions}})
-
-    async def register_memory(
-        self, request: pb.SystemSharedMemoryRegisterRequest
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        memory = self._plane.memory
-        memory.register(CLIENT.get(), request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    async def unregister_memory(
-        self, request: pb.SystemSharedMemoryUnregisterRequest
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        self._plane.memory.unregister(CLIENT.get(), request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def cuda_memory_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        regions = self._plane.memory.status(CLIENT.get(), request.name, CudaRegion)
-        return _filled(pb.CudaSharedMemoryStatusResponse(), {"regions": {each["name"]: each for each in regions}})
-
-    async def register_cuda_memory(
-        self, request: pb.CudaSharedMemoryRegisterRequest
-    ) -> pb.CudaSharedMemoryRegisterResponse:
-        memory = self._plane.memory
-        memory.register_cuda(CLIENT.get(), request.name, request.raw_handle, request.device_id, request.byte_size)
-        return pb.CudaSharedMemoryRegisterResponse()
-
-    async def unregister_cuda_memory(
-        self, request: pb.CudaSharedMemoryUnregisterRequest
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        self._plane.memory.unregister(CLIENT.get(), request.name, CudaRegion)
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    def _controlled(self) -> Control:
-        if self._control is None:
-            raise Unsupported(ELSEWHERE)
-        return self._control
-
-    async def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        return _filled(pb.RepositoryIndexResponse(), {"models": self._controlled().index(ready=request.ready)})
-
-    async def repository_load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        await self._controlled().load(request.model_name, _chosen(request.parameters))
-        return pb.RepositoryModelLoadResponse()
-
-    async def repository_unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        name, _, version = request.model_name.partition(":")
-        dependents = _chosen(request.parameters).get("unload_dependents") is True
-        await self._controlled().unload(name, version, dependents)
-        return pb.RepositoryModelUnloadResponse()
-
-    async def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in request.settings.items()}
-        if chosen:
-            wanted = {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
-            self._plane.logs.change(wanted, CLIENT.get(), managed=self._control is not None)
-        answer = pb.LogSettingsResponse()
-        kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
-        for name, value in self._plane.logs.content.items():
-            setattr(answer.settings[name], kinds[type(value)], value)
-        return answer
+            answer = await handler(call)
+        except NotFound:
+            if name != "ModelReady":
+                raise
+            answer = {"ready": False}  # as Triton does: otherwise tritonclient's is_model_ready() would raise
+        return _filled(kind(), as_json.WRITE[name](answer) if name in as_json.WRITE else answer)
 
     async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         decoded = await self._decoded(request)
@@ -252,41 +179,10 @@ class Service:
         answered = pb.ModelInferResponse(id=request.id)
         return pb.ModelStreamInferResponse(error_message=public_text(error), infer_response=answered)
 
-    def unary(self) -> dict[str, tuple[Unary, type[Message]]]:
-        """Return the unary methods by name, with the type of their request."""
-        return {
-            "ServerLive": (self.server_live, pb.ServerLiveRequest),
-            "ServerReady": (self.server_ready, pb.ServerReadyRequest),
-            "ModelReady": (self.model_ready, pb.ModelReadyRequest),
-            "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
-            "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
-            "ModelConfig": (self.model_config, pb.ModelConfigRequest),
-            "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
-            "ModelInfer": (self.model_infer, pb.ModelInferRequest),
-            "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
-            "RepositoryModelLoad": (self.repository_load, pb.RepositoryModelLoadRequest),
-            "RepositoryModelUnload": (self.repository_unload, pb.RepositoryModelUnloadRequest),
-            "LogSettings": (self.log_settings, pb.LogSettingsRequest),
-            "SystemSharedMemoryStatus": (self.memory_status, pb.SystemSharedMemoryStatusRequest),
-            "SystemSharedMemoryRegister": (self.register_memory, pb.SystemSharedMemoryRegisterRequest),
-            "SystemSharedMemoryUnregister": (self.unregister_memory, pb.SystemSharedMemoryUnregisterRequest),
-            "CudaSharedMemoryStatus": (self.cuda_memory_status, pb.CudaSharedMemoryStatusRequest),
-            "CudaSharedMemoryRegister": (self.register_cuda_memory, pb.CudaSharedMemoryRegisterRequest),
-            "CudaSharedMemoryUnregister": (self.unregister_cuda_memory, pb.CudaSharedMemoryUnregisterRequest),
-        }
-
 
 async def _run(work: Callable[[], T], *, in_thread: bool) -> T:
     """Return the result of work that the event loop does itself, or a thread if it takes long."""
     return await asyncio.get_running_loop().run_in_executor(compression.threads, work) if in_thread else work()
-
-
-def _chosen(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, Any]:
-    return {
-        name: getattr(value, kind)
-        for name, value in parameters.items()
-        if (kind := value.WhichOneof("parameter_choice")) is not None
-    }
 
 
 def _final(message: pb.ModelInferResponse, last: bool) -> pb.ModelStreamInferResponse:
@@ -300,7 +196,3 @@ def _filled(message: M, content: dict[str, Any]) -> M:
     from google.protobuf.json_format import ParseDict  # takes as long to import as the rest of protobuf
 
     return ParseDict(content, message, ignore_unknown_fields=True)
-
-
-def _tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
-    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.dtype.value, shape=spec.wire_shape)

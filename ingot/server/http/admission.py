@@ -11,12 +11,12 @@ from ingot.config.exposure import ANY
 from ingot.errors import InvalidArgument, PermissionDenied
 from ingot.protocol.context import REQUEST_ID
 from ingot.protocol.json_codec import HEADER_LENGTH, Headers
-from ingot.server.access.gate import INFER, METRICS, Gate
+from ingot.server.access.gate import INFER, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
-from ingot.server.http.parser import LIVE, PAGE, PREFLIGHT, READY, Fault, RequestHead
+from ingot.server.http.parser import PREFLIGHT, Fault, RequestHead
+from ingot.server.operations import scope_of_path
 
-_OPEN = ("/", LIVE.decode(), READY.decode())
 _TWICE = Refusal(InvalidArgument("the request has several headers 'Authorization'; send one"), "malformed")
 _MAX_AGE = 600  # seconds for which a browser may remember the answer to a preflight
 _ALLOWED = f"authorization, content-encoding, content-type, {HEADER_LENGTH.lower()}, traceparent, x-request-id"
@@ -166,7 +166,4 @@ def _of_other_page(head: RequestHead) -> RequestHead:
 def _scope(url: bytes) -> str:
     """Return the right that a request for FastAPI needs, by the path that it is routed by; empty if none is needed."""
     path = urllib.parse.unquote(httptools.parse_url(url).path.decode("ascii"))
-    path = path.removesuffix("\n")  # which the routes' patterns ignore
-    if path in _OPEN or path == PAGE or path.startswith(f"{PAGE}/"):  # the page is the same for everyone
-        return ""
-    return METRICS if path == "/metrics" else INFER
+    return scope_of_path(path.removesuffix("\n"))  # which the routes' patterns ignore

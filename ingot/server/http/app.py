@@ -1,36 +1,40 @@
-"""The FastAPI application: its routes convert requests and call the data plane."""
+"""The FastAPI application: its routes are those of the table of operations."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping
+import functools
+import inspect
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
 from ingot.protocol import json_codec
+from ingot.server.handlers import Call
 from ingot.server.http import exchange, generate, responses, schema
+from ingot.server.http import page as page_module
 from ingot.server.http.decoder import Decoder
-from ingot.server.http.page import add_page
 from ingot.server.http.parser import InferHead
-from ingot.server.http.repository import add_routes
 from ingot.server.net.limits import Budget, Reservation, bodies_budget, check_size
-from ingot.server.plane import extensions
-from ingot.server.plane.dataplane import DataPlane, ModelMetadata
-from ingot.server.triton.cuda_memory import CudaRegion, handle_of
-from ingot.tensors import TensorSpec
+from ingot.server.operations import OPERATIONS, Handler, Operation
+from ingot.server.plane.dataplane import DataPlane
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
 
+Endpoint = Callable[..., Awaitable[Response]]
+
 # The router's errors, with our codes, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
+_SMALL_BYTES = 1 << 20
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not read it
 
 
@@ -90,84 +94,92 @@ def create_app(
     async def unforeseen(request: Request, error: Exception) -> Response:
         return _response(responses.refusal(plane, InternalError(f"{type(error).__name__}: {error}")))
 
-    @app.get("/v2/health/live", response_model=schema.Live)
-    async def live() -> Response:
-        return _response(responses.LIVE)
+    endpoints = _Endpoints(plane, control, service)
+    for operation in OPERATIONS:
+        if operation.http and (page or operation.name not in page_module.ENDPOINTS):
+            _add(app, operation, endpoints.of(operation), listed=operation.holds(plane, control))
+    return app
 
-    @app.get("/v2/health/ready", response_model=schema.Ready)
-    async def ready() -> Response:
-        return _response(responses.ready(plane))
 
-    @app.get("/v2/", include_in_schema=False)
-    @app.get("/v2", response_model=schema.ServerMetadata)
-    async def server_metadata() -> Response:
-        return _json(plane.server_metadata(managed=control is not None))
+def _add(app: FastAPI, operation: Operation, serve: Endpoint, *, listed: bool) -> None:
+    """Add the paths of an operation; OpenAPI has them if they are ``listed``."""
+    for route in operation.http:
+        method, path = route.split()
+        app.add_api_route(
+            path,
+            _with_parameters(serve, path),
+            methods=[method],
+            name=operation.name,
+            include_in_schema=listed and route not in operation.hidden,
+            response_model=schema.response_model(operation),
+            response_class=PlainTextResponse if operation.response == schema.TEXT else JSONResponse,
+            openapi_extra=schema.extra(operation),
+        )
 
-    @app.get("/v2/models", response_model=schema.Models)
-    async def models() -> Response:
-        return _json(extensions.models(plane))
 
-    @app.get("/v2/models/stats", response_model=schema.ModelStatistics)
-    async def all_statistics() -> Response:
-        return _json(extensions.statistics(plane))
+def _with_parameters(serve: Endpoint, path: str) -> Endpoint:
+    """Return an endpoint whose signature has the parameters of a path, by which FastAPI passes and describes them."""
 
-    @app.get(
-        "/v2/models/{model}/versions/{version}/stats",
-        openapi_extra=schema.VERSION,
-        response_model=schema.ModelStatistics,
-    )
-    @app.get("/v2/models/{model}/stats", response_model=schema.ModelStatistics)
-    async def statistics(request: Request, model: str) -> Response:
-        return _json(extensions.statistics(plane, model, _version(request)))
+    async def endpoint(request: Request, **given: str) -> Response:
+        return await serve(request, **given)
 
-    @app.get(
-        "/v2/models/{model}/versions/{version}/config",
-        openapi_extra=schema.VERSION,
-        response_model=schema.ModelConfiguration,
-    )
-    @app.get("/v2/models/{model}/config", response_model=schema.ModelConfiguration)
-    async def configuration(request: Request, model: str) -> Response:
-        return _json(extensions.configuration(plane, model, _version(request)))
+    names = re.findall(r"\{(\w+)\}", path)
+    first = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
+    given = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=str) for name in names)
+    endpoint.__signature__ = inspect.Signature((first, *given))  # type: ignore[attr-defined]
+    return endpoint
 
-    @app.get("/v2/models/{model}/versions/{version}", openapi_extra=schema.VERSION, response_model=schema.ModelMetadata)
-    @app.get("/v2/models/{model}", response_model=schema.ModelMetadata)
-    async def model_metadata(request: Request, model: str) -> Response:
-        return _json(_metadata(plane.model_metadata(model, _version(request))))
 
-    @app.get(
-        "/v2/models/{model}/versions/{version}/ready", openapi_extra=schema.VERSION, response_model=schema.ModelReady
-    )
-    @app.get("/v2/models/{model}/ready", response_model=schema.ModelReady)
-    async def model_ready(request: Request, model: str) -> Response:
-        is_ready = plane.model_ready(model, _version(request))
-        return _json({"name": model, "ready": is_ready}, 200 if is_ready else 503)
+class _Endpoints:
+    """Serves operations over HTTP: those with a handler by it, the others by the method of their name.
 
-    @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra={**schema.INFER, **schema.VERSION})
-    @app.post("/v2/models/{model}/infer", openapi_extra=schema.INFER)
-    async def infer(request: Request, model: str) -> Response:
-        with budget.reserve() as reservation:
-            body = await _read(request, max_body_bytes, reservation)
-            head = InferHead.of(model, _version(request), request.headers)
-            work = exchange.infer(service, head, body, reservation.add, _sender(request))
+    Args:
+        plane: the server's behaviour.
+        control: of the models, on the management listener.
+        service: what serves inference, with the limits of bodies.
+    """
+
+    def __init__(self, plane: DataPlane, control: Control | None, service: exchange.Service):
+        self._plane = plane
+        self._control = control
+        self._service = service
+
+    def of(self, operation: Operation) -> Endpoint:
+        """Return the endpoint of an operation."""
+        if operation.handler is not None:
+            return functools.partial(self._call, operation, operation.handler)
+        served: Endpoint = page_module.ENDPOINTS.get(operation.name) or getattr(self, operation.name)
+        return served
+
+    async def _call(self, operation: Operation, handler: Handler, request: Request, **path: str) -> Response:
+        content: Mapping[str, Any] = {}
+        if operation.request is not None:
+            with self._service.budget.reserve() as reservation:
+                content = json_codec.decode_object(await self._read(request, reservation, small=True))
+        answer = await handler(Call(self._plane, self._control, _client(request), content, **path))
+        return _json(answer, 503 if operation.probe and not answer["ready"] else 200)
+
+    async def infer(self, request: Request, model: str, version: str = "") -> Response:
+        """Answer one request of inference."""
+        with self._service.budget.reserve() as reservation:
+            body = await self._read(request, reservation)
+            head = InferHead.of(model, version, request.headers)
+            work = exchange.infer(self._service, head, body, reservation.add, _sender(request))
             return _response(await _unless_gone(request, work))
 
-    @app.post("/v2/models/{model}/versions/{version}/generate", openapi_extra={**schema.GENERATE, **schema.VERSION})
-    @app.post("/v2/models/{model}/generate", openapi_extra=schema.GENERATE)
-    async def generate_one(request: Request, model: str) -> Response:
-        with budget.reserve() as reservation:
-            body = await _read(request, max_body_bytes, reservation)
-            decoded = generate.decode(plane, model, _version(request), body, _sender(request))
-            return Response(await generate.answer(plane, decoded), media_type="application/json")
+    async def generate_one(self, request: Request, model: str, version: str = "") -> Response:
+        """Answer one request of inference in flat JSON."""
+        with self._service.budget.reserve() as reservation:
+            body = await self._read(request, reservation)
+            decoded = generate.decode(self._plane, model, version, body, _sender(request))
+            return Response(await generate.answer(self._plane, decoded), media_type="application/json")
 
-    @app.post(
-        "/v2/models/{model}/versions/{version}/generate_stream", openapi_extra={**schema.EVENTS, **schema.VERSION}
-    )
-    @app.post("/v2/models/{model}/generate_stream", openapi_extra=schema.EVENTS)
-    async def generate_stream(request: Request, model: str) -> Response:
-        with budget.reserve() as reservation:
-            body = await _read(request, max_body_bytes, reservation)
-            decoded = generate.decode(plane, model, _version(request), body, _sender(request))
-        answers = generate.events(plane, decoded)
+    async def generate_stream(self, request: Request, model: str, version: str = "") -> Response:
+        """Answer a request in flat JSON with server-sent events."""
+        with self._service.budget.reserve() as reservation:
+            body = await self._read(request, reservation)
+            decoded = generate.decode(self._plane, model, version, body, _sender(request))
+        answers = generate.events(self._plane, decoded)
         first = await anext(answers)  # an error before it has its own status
 
         async def events() -> AsyncIterator[bytes]:
@@ -178,88 +190,30 @@ def create_app(
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
-    @app.get("/v2/logging", response_model=schema.LogSettings)
-    async def log_settings() -> Response:
-        return _json(plane.logs.content)
+    async def metrics(self, request: Request) -> Response:
+        """Return the metrics in Prometheus' text form."""
+        return Response(self._plane.metrics.render(), media_type=self._plane.metrics.CONTENT_TYPE)
 
-    changeable = plane.logs.changeable or control is not None
-
-    @app.post("/v2/logging", openapi_extra=schema.LOGGING, include_in_schema=changeable)
-    async def change_log_settings(request: Request) -> Response:
-        with budget.reserve() as reservation:
-            wanted = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
-        plane.logs.change(wanted, _client(request), managed=control is not None)
-        return _json(plane.logs.content)
-
-    add_routes(app, control)
-    if page:
-        add_page(app)
-    _add_shared_memory(app, plane, max_body_bytes, budget)
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(plane.metrics.render(), media_type=plane.metrics.CONTENT_TYPE)
-
-    return app
-
-
-def _add_shared_memory(app: FastAPI, plane: DataPlane, max_body_bytes: int, budget: Budget) -> None:
-    """Add the paths of shared memory, which /openapi.json lists only if they work."""
-    listed = plane.reader is not None
-
-    @app.get(
-        "/v2/systemsharedmemory/region/{region}/status",
-        openapi_extra=schema.REGION,
-        response_model=list[schema.Region],
-        include_in_schema=listed,
-    )
-    @app.get("/v2/systemsharedmemory/status", response_model=list[schema.Region], include_in_schema=listed)
-    async def memory_status(request: Request) -> Response:
-        return _json(plane.memory.status(_client(request), request.path_params.get("region", "")))
-
-    @app.post(
-        "/v2/systemsharedmemory/region/{region}/register", openapi_extra=schema.REGISTER, include_in_schema=listed
-    )
-    async def register_memory(request: Request, region: str) -> Response:
-        with budget.reserve() as reservation:
-            content = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
-        plane.memory.register(_client(request), region, *json_codec.region_of(content))
-        return _json({})
-
-    @app.post(
-        "/v2/systemsharedmemory/region/{region}/unregister", openapi_extra=schema.REGION, include_in_schema=listed
-    )
-    @app.post("/v2/systemsharedmemory/unregister", include_in_schema=listed)
-    async def unregister_memory(request: Request) -> Response:
-        plane.memory.unregister(_client(request), request.path_params.get("region", ""))
-        return _json({})
-
-    listed = plane.shares_cuda
-
-    @app.get(
-        "/v2/cudasharedmemory/region/{region}/status",
-        openapi_extra=schema.REGION,
-        response_model=list[schema.CudaRegion],
-        include_in_schema=listed,
-    )
-    @app.get("/v2/cudasharedmemory/status", response_model=list[schema.CudaRegion], include_in_schema=listed)
-    async def cuda_memory_status(request: Request) -> Response:
-        return _json(plane.memory.status(_client(request), request.path_params.get("region", ""), CudaRegion))
-
-    @app.post(
-        "/v2/cudasharedmemory/region/{region}/register", openapi_extra=schema.REGISTER_CUDA, include_in_schema=listed
-    )
-    async def register_cuda_memory(request: Request, region: str) -> Response:
-        with budget.reserve() as reservation:
-            content = json_codec.decode_object(await _read(request, max_body_bytes, reservation))
-        plane.memory.register_cuda(_client(request), region, *handle_of(content))
-        return _json({})
-
-    @app.post("/v2/cudasharedmemory/region/{region}/unregister", openapi_extra=schema.REGION, include_in_schema=listed)
-    @app.post("/v2/cudasharedmemory/unregister", include_in_schema=listed)
-    async def unregister_cuda_memory(request: Request) -> Response:
-        plane.memory.unregister(_client(request), request.path_params.get("region", ""), CudaRegion)
-        return _json({})
+    async def _read(self, request: Request, reservation: Reservation, *, small: bool = False) -> bytes:
+        """Return a request's body; a ``small`` one is decoded in the event loop, and has a lower limit."""
+        most = self._service.max_body_bytes
+        check = functools.partial(check_size, limit=most)
+        if small and most > _SMALL_BYTES:
+            check = functools.partial(check_size, limit=_SMALL_BYTES, end=" for this operation")
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal():
+            check(int(declared))
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                check(size)
+                reservation.add(len(part))
+                parts.append(part)
+        except ClientDisconnect:
+            raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client left") from None
+        return b"".join(parts)
 
 
 def _client(request: Request) -> Hashable:
@@ -270,11 +224,6 @@ def _client(request: Request) -> Hashable:
 def _sender(request: Request) -> Hashable:
     """Return who sent a request: a name, or else a number of its connection."""
     return _client(request) or hash(request.client)
-
-
-def _version(request: Request) -> str:
-    # Not a parameter with a default: for a path without a version, FastAPI would use ?version= of the query.
-    return str(request.path_params.get("version", ""))
 
 
 async def _unless_gone(request: Request, work: Awaitable[responses.HttpResponse]) -> responses.HttpResponse:
@@ -308,41 +257,8 @@ async def _unless_gone(request: Request, work: Awaitable[responses.HttpResponse]
         watching.cancel()
 
 
-async def _read(request: Request, limit: int, reservation: Reservation) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal():
-        check_size(int(declared), limit)
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            check_size(size, limit)
-            reservation.add(len(part))
-            parts.append(part)
-    except ClientDisconnect:
-        raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client left") from None
-    return b"".join(parts)
-
-
 def _response(answer: responses.HttpResponse) -> Response:
     return Response(answer.body, answer.status, dict(answer.headers), answer.media_type)
-
-
-def _metadata(metadata: ModelMetadata) -> dict[str, Any]:
-    return {
-        "name": metadata.name,
-        "versions": list(metadata.versions),
-        "platform": metadata.platform,
-        "inputs": [_tensor(spec) for spec in metadata.inputs],
-        "outputs": [_tensor(spec) for spec in metadata.outputs],
-        **({"properties": metadata.properties} if metadata.properties else {}),
-        **({"labels": list(metadata.labels)} if metadata.labels else {}),
-    }
-
-
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.dtype.value, "shape": spec.wire_shape}
 
 
 def _json(

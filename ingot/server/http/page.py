@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from fastapi import FastAPI, Response
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 
 from ingot.server.http.parser import PAGE
@@ -26,26 +28,18 @@ _HEADERS = {
 }
 
 
-def add_page(app: FastAPI) -> None:
-    """Add the page at ``/ui``, to which ``/`` leads."""
-    files = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in _MEDIA}
-
-    @app.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse(PAGE, 307, _HEADERS)
-
-    @app.get(PAGE, include_in_schema=False)
-    async def page() -> Response:
-        return _file("index.html", files["index.html"])
-
-    def add(name: str, content: bytes) -> None:
-        @app.get(f"{PAGE}/{name}", include_in_schema=False)
-        async def part() -> Response:
-            return _file(name, content)
-
-    for name, content in files.items():
-        add(name, content)
+_FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in _MEDIA}
 
 
-def _file(name: str, content: bytes) -> Response:
-    return Response(content, headers=_HEADERS, media_type=_MEDIA[Path(name).suffix])
+async def _root(request: Request) -> Response:
+    return RedirectResponse(PAGE, 307, _HEADERS)
+
+
+async def _page(request: Request, file: str = "index.html") -> Response:
+    if file not in _FILES:
+        raise HTTPException(404)
+    return Response(_FILES[file], headers=_HEADERS, media_type=_MEDIA[Path(file).suffix])
+
+
+ENDPOINTS: Mapping[str, Callable[..., Awaitable[Response]]] = {"root": _root, "page": _page}
+"""What serves the operations of the page."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ingot.server.operations import Operation
+
 
 class Refusal(BaseModel):
     """Body of every status from 400."""
@@ -189,15 +191,6 @@ def _inlined(model: type[BaseModel]) -> dict[str, Any]:
     return resolve(whole)  # type: ignore[no-any-return]
 
 
-# The infer routes read the body themselves, so FastAPI does not know its schema.
-INFER: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(InferRequest)}}},
-    "responses": {
-        "200": {"description": "The answer", "content": {"application/json": {"schema": _inlined(InferResponse)}}}
-    },
-}
-
-
 class GenerateResponse(BaseModel):
     """Answer of .../generate: an output of one element is a value, one of several a list of them."""
 
@@ -208,45 +201,37 @@ class GenerateResponse(BaseModel):
     id: str | None = None
 
 
-_FLAT: dict[str, Any] = {
-    "required": True,
-    "content": {
-        "application/json": {"schema": {"type": "object", "description": "Inputs by name, id, and parameters"}}
-    },
-}
-GENERATE: dict[str, Any] = {
-    "requestBody": _FLAT,
-    "responses": {
-        "200": {"description": "The answer", "content": {"application/json": {"schema": _inlined(GenerateResponse)}}}
-    },
-}
-EVENTS: dict[str, Any] = {
-    "requestBody": _FLAT,
-    "responses": {
-        "200": {
-            "description": "An event for each answer",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
-}
+# Schemas of bodies that are not models here, as the table of operations names them.
+INPUTS, EVENTS, TEXT = "Inputs", "Events", "Text"
+IN_WORDS = {INPUTS: "inputs by name", EVENTS: "server-sent events", TEXT: "text"}
+_FLAT = {"type": "object", "description": "Inputs by name, id, and parameters"}
 
-# The routes read the version from the path themselves, too.
-VERSION: dict[str, Any] = {
-    "parameters": [{"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}]
-}
 
-REGION: dict[str, Any] = {
-    "parameters": [{"name": "region", "in": "path", "required": True, "schema": {"type": "string"}}]
-}
-REGISTER: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(Registration)}}}
-}
-REGISTER_CUDA: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(CudaRegistration)}}}
-}
-LOGGING: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(LogSettings)}}}
-}
+def response_model(operation: Operation) -> Any:
+    """Return the model of an answer, or None."""
+    kind, _, inner = operation.response.partition("[")
+    if operation.handler is None or not kind:
+        return None
+    return list[globals()[inner.rstrip("]")]] if inner else globals()[kind]  # type: ignore[misc]
+
+
+def extra(operation: Operation) -> dict[str, Any]:
+    """Return what FastAPI cannot know, as endpoints read bodies themselves, and inference writes its answers itself."""
+    found: dict[str, Any] = {}
+    if operation.request:
+        content = _FLAT if operation.request == INPUTS else _inlined(globals()[operation.request])
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": content}}}
+    if operation.handler is None and operation.response not in ("", TEXT):
+        found["responses"] = {"200": _answer(operation.response)}
+    return found
+
+
+def _answer(name: str) -> dict[str, Any]:
+    if name == EVENTS:
+        events = {"text/event-stream": {"schema": {"type": "string"}}}
+        return {"description": "An event for each answer", "content": events}
+    return {"description": "The answer", "content": {"application/json": {"schema": _inlined(globals()[name])}}}
+
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Refusal, "description": "The request cannot be answered"},

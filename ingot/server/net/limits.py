@@ -29,14 +29,14 @@ _REMEMBERED_CLIENTS = 1024
 _TIMES_FREE = 7
 
 
-def check_size(size: int, limit: int) -> None:
+def check_size(size: int, limit: int, end: str = "; see --max-body-mb") -> None:
     """Refuse a body over the limit.
 
     Raises:
-        TooLarge: names both sizes and the setting.
+        TooLarge: names both sizes, and ends with ``end``.
     """
     if size > limit:
-        raise TooLarge(f"the request body has {size} bytes, over the limit of {limit}; see --max-body-mb")
+        raise TooLarge(f"the request body has {size} bytes, over the limit of {limit}{end}")
 
 
 def bodies_budget(max_bodies_bytes: int) -> Budget:

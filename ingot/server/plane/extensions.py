@@ -1,4 +1,4 @@
-"""Triton's extensions of the protocol: statistics and configurations of models, as JSON."""
+"""What describes models, as JSON: metadata, and Triton's extensions for statistics and configurations."""
 
 from __future__ import annotations
 
@@ -21,6 +21,29 @@ def models(plane: DataPlane) -> dict[str, Any]:
         for model in plane.repository
     ]
     return {"models": listed}
+
+
+def metadata(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
+    """Return the metadata of a model.
+
+    Raises:
+        NotFound: no such model or version is served.
+        Unavailable: it is still loading.
+    """
+    found = plane.model_metadata(name, version)
+    return {
+        "name": found.name,
+        "versions": list(found.versions),
+        "platform": found.platform,
+        "inputs": [_tensor(spec) for spec in found.inputs],
+        "outputs": [_tensor(spec) for spec in found.outputs],
+        **({"properties": dict(found.properties)} if found.properties else {}),
+        **({"labels": list(found.labels)} if found.labels else {}),
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.dtype.value, "shape": spec.wire_shape}
 
 
 def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str, Any]:

@@ -30,6 +30,7 @@ from ingot.server.access.auth_file import AuthFile, revoke_key
 from ingot.server.access.gate import MAX_HEADER_BYTES, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
+from ingot.server.operations import OPERATIONS
 from tests.server.access.served import BODY, DAY, NOW, Served, make_key, served
 from tests.server.http.test_fast_path import connect
 from tests.server.outside import affine, wait_until
@@ -82,11 +83,21 @@ def status_of(server: Served, key: str | None) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details()
 
 
-@pytest.mark.parametrize("path", ["/v2/models/affine", "/v2", "/metrics", "/v2/models/stats", "/nowhere"])
-def test_every_path_but_health_needs_a_key(server: Served, path: str) -> None:
-    answer = server.get(path)
-    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ingot"')
-    assert "send 'authorization: Bearer KEY'" in answer.json()["error"]
+def test_every_path_but_health_needs_a_key(server: Served) -> None:
+    """The page is open too: its files are the same for everyone."""
+    opened = {"/v2/health/live", "/v2/health/ready", "/", "/ui", "/ui/{file}"}
+    assert opened == {route.split()[1] for each in OPERATIONS if not each.scope for route in each.http}
+    routes = [route.split() for operation in OPERATIONS for route in operation.http]
+    with httpx.Client(base_url=server.http, trust_env=False, timeout=60) as client:
+        for method, path in [*routes, ("GET", "/nowhere"), ("GET", "/openapi.json")]:
+            given = path.format(model="affine", version="1", region="r", repository="r", file="page.js")
+            answer = client.request(method, given)
+            if path in opened:
+                assert answer.status_code in (200, 307, 404), path
+            else:
+                challenge = (answer.status_code, answer.headers["www-authenticate"])
+                assert challenge == (401, 'Bearer realm="ingot"'), path
+                assert "send 'authorization: Bearer KEY'" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])

@@ -13,7 +13,11 @@ import httpx
 import pytest
 
 import ingot
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.server.grpc import as_json
+from ingot.server.http.parser import LIVE, READY, read_head
 from ingot.server.main import RunningServer
+from ingot.server.operations import METHODS, OPERATIONS
 from tests import onnx_models
 
 
@@ -32,6 +36,33 @@ def test_each_parameter_of_a_path_is_described(server: RunningServer) -> None:
             named = {item["name"] for item in operation.get("parameters", ()) if item["in"] == "path"}
             assert named == set(re.findall(r"{(\w+)}", path)), path
             assert {"4XX", "5XX"} <= set(operation["responses"]), path
+
+
+def test_each_operation_is_stated_once_and_served() -> None:
+    """The parts of a protocol that are not generated from the table agree with it."""
+    routes = [route for operation in OPERATIONS for route in operation.http]
+    assert len(routes) == len({*routes})
+    assert METHODS.keys() == {method.name for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
+    converted = {name for name, operation in METHODS.items() if operation.handler is not None}
+    assert as_json.READ.keys() == converted
+    assert as_json.WRITE.keys() <= converted
+    by_name = {operation.name: operation for operation in OPERATIONS}
+    assert (by_name["live"].http, by_name["ready"].http) == ((f"GET {LIVE.decode()}",), (f"GET {READY.decode()}",))
+    for route in by_name["infer"].http:
+        url = route.split()[1].format(model="m", version="7").encode()
+        head = read_head(b"POST", url, "1.1", [(b"host", b"x"), (b"content-length", b"2")], 64, keep_alive=True)
+        assert head.infer is not None
+        assert (head.infer.model, head.infer.version) == ("m", "7" if b"versions" in url else "")
+
+
+def test_bodies_of_settings_are_small(server: RunningServer) -> None:
+    """They are decoded in the event loop, where a large one would delay all other requests."""
+    small = [each for each in OPERATIONS if each.handler is not None and each.request is not None]
+    with httpx.Client(base_url=server.http_url, trust_env=False) as client:
+        for path in [route.removeprefix("POST ") for operation in small for route in operation.http]:
+            answer = client.post(path.format(model="m", region="r", repository="r"), content=bytes((1 << 20) + 1))
+            assert answer.status_code == 413, path
+            assert answer.json()["error"].endswith("over the limit of 1048576 for this operation")
 
 
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.long)])

@@ -1,0 +1,208 @@
+"""The operations of a server, each stated once: HTTP, gRPC, OpenAPI, access rules and the reference read this table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ingot.server import handlers
+from ingot.server.access.gate import INFER, METRICS
+from ingot.server.handlers import Call
+from ingot.server.plane.dataplane import DataPlane
+
+if TYPE_CHECKING:
+    from ingot.serving.control import Control
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+class Condition(NamedTuple):
+    """What an operation needs to work: as the reference says it, and as a check of a listener."""
+
+    text: str
+    holds: Callable[[DataPlane, Control | None], bool]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: as in the OpenAPI document.
+        http: each method and path; none for an operation of gRPC only.
+        grpc: the method; empty for an operation of HTTP only.
+        handler: returns the answer as JSON; None if each protocol serves the operation itself, as bodies are not JSON
+            objects: inference, its streams, files, metrics.
+        scope: the right that a client needs; empty for none. The management listener asks for ``manage`` instead.
+        needs: when it works; otherwise OpenAPI leaves it out, and it answers with an error.
+        request: the schema of the body (``http/schema.py``); empty for any JSON object, None if no body is read.
+        response: the schema of the answer; empty for any JSON.
+        hidden: paths that the OpenAPI document leaves out.
+        probe: whether HTTP answers 503 with ``"ready": false``.
+    """
+
+    name: str
+    http: tuple[str, ...] = ()
+    grpc: str = ""
+    handler: Handler | None = None
+    _: KW_ONLY
+    scope: str = INFER
+    needs: Condition | None = None
+    request: str | None = None
+    response: str = ""
+    hidden: tuple[str, ...] = ()
+    probe: bool = False
+
+    def holds(self, plane: DataPlane, control: Control | None) -> bool:
+        """Return whether it works on a listener."""
+        return self.needs is None or self.needs.holds(plane, control)
+
+
+MANAGED = Condition("the management listener", lambda plane, control: control is not None)
+_SHARED = Condition("`--shared-memory`", lambda plane, control: plane.reader is not None)
+_CUDA = Condition("`--shared-memory` and a GPU", lambda plane, control: plane.shares_cuda)
+_LOGGED = Condition(
+    "`--log-control`, or the management listener",
+    lambda plane, control: plane.logs.changeable or control is not None,
+)
+_PAGE = Condition("`--page`", lambda plane, control: False)  # for people: OpenAPI never lists it
+
+
+def _of_model(method: str, end: str = "") -> tuple[str, str]:
+    """Return an operation's paths for a model, and for one of its versions."""
+    return f"{method} /v2/models/{{model}}{end}", f"{method} /v2/models/{{model}}/versions/{{version}}{end}"
+
+
+def _managed(name: str, route: str, handler: Handler, grpc: str = "", *, alias: bool = False) -> Operation:
+    """Return an operation of management; ``alias`` is whether Triton's path with a repository's name works too."""
+    method, end = route.split()
+    hidden = (f"{method} /v2/repository/{{repository}}{end}",) if alias else ()
+    return Operation(
+        name,
+        (f"{method} /v2/repository{end}", *hidden),
+        grpc,
+        handler,
+        needs=MANAGED,
+        request="" if method == "POST" else None,
+        hidden=hidden,
+    )
+
+
+_SYSTEM, _CUDA_REGION = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+
+OPERATIONS = (
+    Operation("live", ("GET /v2/health/live",), "ServerLive", handlers.live, scope="", response="Live"),
+    Operation(
+        "ready", ("GET /v2/health/ready",), "ServerReady", handlers.ready, scope="", response="Ready", probe=True
+    ),
+    Operation(
+        "server_metadata",
+        ("GET /v2", "GET /v2/"),
+        "ServerMetadata",
+        handlers.server_metadata,
+        response="ServerMetadata",
+        hidden=("GET /v2/",),
+    ),
+    Operation("models", ("GET /v2/models",), "", handlers.models, response="Models"),
+    Operation("all_statistics", ("GET /v2/models/stats",), "", handlers.statistics, response="ModelStatistics"),
+    Operation(
+        "statistics", _of_model("GET", "/stats"), "ModelStatistics", handlers.statistics, response="ModelStatistics"
+    ),
+    Operation(
+        "configuration",
+        _of_model("GET", "/config"),
+        "ModelConfig",
+        handlers.configuration,
+        response="ModelConfiguration",
+    ),
+    Operation("model_metadata", _of_model("GET"), "ModelMetadata", handlers.model_metadata, response="ModelMetadata"),
+    Operation(
+        "model_ready", _of_model("GET", "/ready"), "ModelReady", handlers.model_ready, response="ModelReady", probe=True
+    ),
+    Operation("infer", _of_model("POST", "/infer"), "ModelInfer", request="InferRequest", response="InferResponse"),
+    Operation("stream_infer", (), "ModelStreamInfer"),
+    Operation("generate_one", _of_model("POST", "/generate"), request="Inputs", response="GenerateResponse"),
+    Operation("generate_stream", _of_model("POST", "/generate_stream"), request="Inputs", response="Events"),
+    Operation("log_settings", ("GET /v2/logging",), "LogSettings", handlers.log_settings, response="LogSettings"),
+    Operation(
+        "change_log_settings",
+        ("POST /v2/logging",),
+        "",
+        handlers.change_log_settings,
+        needs=_LOGGED,
+        request="LogSettings",
+    ),
+    _managed("index", "POST /index", handlers.index, "RepositoryIndex", alias=True),
+    _managed("load", "POST /models/{model}/load", handlers.load, "RepositoryModelLoad", alias=True),
+    _managed("unload", "POST /models/{model}/unload", handlers.unload, "RepositoryModelUnload", alias=True),
+    _managed("status", "GET /status", handlers.status),
+    _managed("trial", "POST /models/{model}/trial", handlers.trial),
+    _managed("stop_trial", "DELETE /models/{model}/trial", handlers.stop_trial),
+    _managed("reload", "POST /reload", handlers.reload),
+    Operation("root", ("GET /",), scope="", needs=_PAGE),
+    Operation("page", ("GET /ui", "GET /ui/{file}"), scope="", needs=_PAGE),
+    Operation(
+        "memory_status",
+        (f"GET {_SYSTEM}/status", f"GET {_SYSTEM}/region/{{region}}/status"),
+        "SystemSharedMemoryStatus",
+        handlers.memory_status,
+        needs=_SHARED,
+        response="list[Region]",
+    ),
+    Operation(
+        "register_memory",
+        (f"POST {_SYSTEM}/region/{{region}}/register",),
+        "SystemSharedMemoryRegister",
+        handlers.register_memory,
+        needs=_SHARED,
+        request="Registration",
+    ),
+    Operation(
+        "unregister_memory",
+        (f"POST {_SYSTEM}/unregister", f"POST {_SYSTEM}/region/{{region}}/unregister"),
+        "SystemSharedMemoryUnregister",
+        handlers.unregister_memory,
+        needs=_SHARED,
+    ),
+    Operation(
+        "cuda_memory_status",
+        (f"GET {_CUDA_REGION}/status", f"GET {_CUDA_REGION}/region/{{region}}/status"),
+        "CudaSharedMemoryStatus",
+        handlers.cuda_memory_status,
+        needs=_CUDA,
+        response="list[CudaRegion]",
+    ),
+    Operation(
+        "register_cuda_memory",
+        (f"POST {_CUDA_REGION}/region/{{region}}/register",),
+        "CudaSharedMemoryRegister",
+        handlers.register_cuda_memory,
+        needs=_CUDA,
+        request="CudaRegistration",
+    ),
+    Operation(
+        "unregister_cuda_memory",
+        (f"POST {_CUDA_REGION}/unregister", f"POST {_CUDA_REGION}/region/{{region}}/unregister"),
+        "CudaSharedMemoryUnregister",
+        handlers.unregister_cuda_memory,
+        needs=_CUDA,
+    ),
+    Operation("metrics", ("GET /metrics",), scope=METRICS, response="Text"),
+)
+
+METHODS: Mapping[str, Operation] = {operation.grpc: operation for operation in OPERATIONS if operation.grpc}
+"""The operations by their methods of gRPC."""
+
+_PATHS = [
+    (re.compile(re.sub(r"\{\w+\}", "[^/]*", route.split()[1])), operation.scope)
+    for operation in OPERATIONS
+    for route in operation.http
+    if operation.scope != INFER
+]
+
+
+def scope_of_path(path: str) -> str:
+    """Return the right that a request to a path needs; a path without an operation needs that of inference."""
+    return next((scope for pattern, scope in _PATHS if pattern.fullmatch(path)), INFER)
