@@ -26,8 +26,9 @@ PAGES = {
     "guides/serve/write-an-engine.md": ['"platform":"reference_onnx"', "logits float32 [1, 10]"],
     "guides/deploy/behind-a-proxy.md": ["logits float32 [1, 10]"],
     "guides/operate/rotate-keys.md": ["is revoked; use another"],
-    "get-started/first-model.md": ["held-out images are right", "digits:2", "0 requests failed", "rollback"],
 }
+# Each continues the one before it, in one folder.
+GET_STARTED = [f"get-started/{name}.md" for name in ("first-model", "quantize", "serve", "new-version")]
 # Pages whose sections are independent.
 SECTIONS = {
     "guides/operate/tasks.md": {
@@ -63,7 +64,7 @@ def sections(page: str) -> dict[str, str]:
 
 def test_every_page_with_commands_is_run() -> None:
     with_commands = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "```bash" in path.read_text()}
-    assert with_commands == {*PAGES, *SECTIONS, "guides/deploy/registry.md"}
+    assert with_commands == {*PAGES, *SECTIONS, *GET_STARTED, "guides/deploy/registry.md"}
     assert {page: sorted(sections(page)) for page in SECTIONS} == {page: sorted(SECTIONS[page]) for page in SECTIONS}
 
 
@@ -85,6 +86,12 @@ def test_the_commands_of_a_page_run(
     if "digits:1` in the store" in text:
         succeeded(run_ingot("copy", digits_fp32, "digits:1"))
     check(text, PAGES[page], tmp_path, require_tool)
+
+
+@pytest.mark.matrix
+def test_getting_started_runs(tmp_path: Path, require_tool: RequireTool) -> None:
+    text = "\n".join((DOCS / page).read_text() for page in GET_STARTED)
+    check(text, ["held-out images are right", "digits:2", "0 requests failed", "rollback"], tmp_path, require_tool)
 
 
 @pytest.mark.matrix
