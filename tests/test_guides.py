@@ -39,7 +39,6 @@ SECTIONS = {
             "instances: 1 -> 2",
             "restart: http_port: 8000 -> 8080",
         ],
-        "Trace requests for a while": ['"trace_count":"1"', "COMPUTE_START"],
         "Log more without a restart": ['"log_verbose_level":1', '"log_info":false'],
         "Add a model to a running server": ['"name":"other"'],
         "Serve more models than fit in memory": ['"model_name":"first"', "memory budget", 'evictions_total{model="'],
