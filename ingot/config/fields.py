@@ -331,7 +331,7 @@ class Fields:
     threads: int | None = _field(
         None,
         "CPU threads for one engine call",
-        more="By default [as many as are worthwhile](../concepts/batching.md#threads).",
+        more="By default [as many as are worthwhile](../guides/serve/tune.md#threads).",
         group=BATCHING,
         unset="as many as are worthwhile",
         least=1,
@@ -400,7 +400,7 @@ class Fields:
     max_connections: int | None = _field(
         None,
         "Maximum number of open connections, of both protocols together; more are refused",
-        more="See [limits on clients](../concepts/batching.md#limits-on-clients).",
+        more="See [limits on clients](../guides/operate/limits-on-clients.md).",
         group=LIMITS,
         unset="as many as there are file descriptors",
         least=1,
@@ -408,7 +408,7 @@ class Fields:
     max_in_flight: int | None = _field(
         None,
         "Maximum number of unanswered requests per client; more are refused",
-        more="See [limits on clients](../concepts/batching.md#limits-on-clients).",
+        more="See [limits on clients](../guides/operate/limits-on-clients.md).",
         group=LIMITS,
         unset="no limit",
         least=1,
@@ -416,7 +416,7 @@ class Fields:
     max_rate: float | None = _field(
         None,
         "Maximum number of requests per second and client; more are refused",
-        more="See [limits on clients](../concepts/batching.md#limits-on-clients).",
+        more="See [limits on clients](../guides/operate/limits-on-clients.md).",
         group=LIMITS,
         unset="no limit",
         above=0,
@@ -498,7 +498,7 @@ class Fields:
     cache: str | None = _field(
         None,
         "Memory per model for responses that are sent again to equal requests, such as 64MB",
-        more="See [response cache](../concepts/batching.md#response-cache).",
+        more="See [response cache](../guides/serve/response-cache.md).",
         group=MODELS,
         unset="none",
         pattern=r"\d+(\.\d+)? ?[KMGT]i?B",
