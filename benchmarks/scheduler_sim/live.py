@@ -30,6 +30,7 @@ from ingot.capacity import traces
 from ingot.capacity.simulation import Result, Simulation
 from ingot.errors import IngotError
 from ingot.runtime.engine import BaseEngine, Engine
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.loader import load_engine
@@ -214,7 +215,7 @@ def main() -> None:
             else:
                 path = Path(folder) / f"{name}.onnx"
                 onnx.save(perceptron(name, (_WIDTH, 3072, 3072, 3072, 10)), path)
-                engine = load_engine(path, device="cpu", threads=1)
+                engine = load_engine(EngineSpec(path, device="cpu", threads=1))
             print("\n".join(compare(name, engine, slo, loads, options.seconds)), flush=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.scheduler_sim.profiles import MEASURED, PROFILES
 from ingot.errors import InvalidArgument
 from ingot.runtime import devices
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.loader import load_engine
 
@@ -29,7 +30,7 @@ def measure(models: Iterable[str], path: Path = MEASURED) -> None:
         name, _, file = model.partition("=")
         if name not in names or not file:
             raise InvalidArgument(f"'{model}' is not NAME=FILE with a name of {', '.join(names)}")
-        engine = load_engine(Path(file), device="cpu", threads=1)
+        engine = load_engine(EngineSpec(Path(file), device="cpu", threads=1))
         found[name] = dict(warmup.measure(engine, engine.signature, [], _MOST, _BUDGET).known)
         engine.close()
     document = {"generated": "python -m benchmarks.scheduler_sim --measure", "machine": devices.describe()}

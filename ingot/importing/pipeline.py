@@ -136,7 +136,7 @@ def _load(found: Imported) -> nn.Module | Path:
 
 def _declared(found: Imported) -> tuple[Sequence[TensorSpec], tuple[str, ...]]:
     """Return the inputs that the source declares, with an ONNX graph's names for dimensions, and notes."""
-    from ingot.runtime import load_engine
+    from ingot.runtime import EngineSpec, load_engine
 
     if found.format != "onnx":
         notes = [
@@ -148,7 +148,7 @@ def _declared(found: Imported) -> tuple[Sequence[TensorSpec], tuple[str, ...]]:
         return specs(inner), tuple(notes)
     if not found.inputs:
         return (), ()
-    with contextlib.closing(load_engine(found.file, device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(found.file, device="cpu"))) as engine:
         known = engine.signature.inputs
     names = {spec.name for spec in known}
     fixed = [item.name for item in found.inputs if item.optional and item.name not in names]

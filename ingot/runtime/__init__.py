@@ -7,6 +7,7 @@ from ingot.runtime.acceptor import State
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.signature_check import CheckedInputs
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
@@ -18,6 +19,7 @@ __all__ = [
     "Cancellable",
     "CheckedInputs",
     "Engine",
+    "EngineSpec",
     "Entry",
     "Limits",
     "Metrics",

@@ -15,6 +15,7 @@ from typing import Any
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.model_store import Variant
 from ingot.runtime.engines import ort_session
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading.loader import engine_of, load_engine
 from ingot.runtime.profile import repeat, zeros
 from ingot.tensors import Array
@@ -156,11 +157,13 @@ class Profiler:
 
     def _in_torch(self, run: _Run) -> Profile:
         engine = load_engine(
-            self._variant.path(),
-            format=self._variant.serving.format,
-            device="cpu",
-            threads=self._threads,
-            allow_code=self._allow_code,
+            EngineSpec(
+                self._variant.path(),
+                format=self._variant.serving.format,
+                device="cpu",
+                threads=self._threads,
+                allow_code=self._allow_code,
+            )
         )
         from torch.profiler import ProfilerActivity, profile
 

@@ -16,7 +16,7 @@ from benchmarks.model_store.processes import check
 from benchmarks.model_store.wire import Wire
 from benchmarks.model_store.worker import WAYS
 from ingot.model_store import BlobFolder
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 
 SMALL = Layers(megabytes=1, width=256)
 MEDIUM = Layers(megabytes=20, width=1024)  # large enough for the derived cache
@@ -27,7 +27,8 @@ def test_the_archive_and_the_file_hold_the_same_model(tmp_path: Path) -> None:
     archive.check_own()
     x = SMALL.inputs(3)
     answers = [
-        load_engine(path).run({"x": x})["y"] for path in (SMALL.save(tmp_path / "m.onnx"), archive.variant().path())
+        load_engine(EngineSpec(path)).run({"x": x})["y"]
+        for path in (SMALL.save(tmp_path / "m.onnx"), archive.variant().path())
     ]
     np.testing.assert_array_equal(answers[0], answers[1])
     np.testing.assert_allclose(answers[0], SMALL.answer(x), rtol=1e-3, atol=1e-4)

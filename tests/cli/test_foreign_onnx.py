@@ -16,7 +16,7 @@ import ingot
 from ingot.errors import InvalidArgument
 from ingot.export import export_model
 from ingot.model_store import Archive
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests import onnx_models
 from tests.support import RunIngot, refused, succeeded
 
@@ -102,7 +102,7 @@ def test_accuracy_is_measured_where_the_file_has_another_name_for_the_batch_of_i
     archive = export_model(tensorflow(tmp_path))
     archive.save(tmp_path / "a.ingot")
     ids = np.random.default_rng(1).integers(0, 50, (60, 8)).astype(np.int32)
-    with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
         labels = engine.run({"ids:0": ids})["label:0"].argmax(1)
     arrays: dict[str, Any] = {"ids:0": ids, "labels": labels}
     np.savez(tmp_path / "data.npz", **arrays)
@@ -238,7 +238,7 @@ class TestZipMap:
             "output_label:int64[batch]",
             "probabilities:float32[batch,3]",
         ]
-        with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+        with contextlib.closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
             assert engine.run({"X": self.ROWS})["probabilities"].tolist() == np.eye(3).tolist()
 
     def test_a_list_that_cannot_be_cut_off_is_named(self, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from ingot.cli.main import app
 from ingot.errors import AlreadyExists, IngotError
 from ingot.model_store import Archive, Store
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.export.models import Net
@@ -68,7 +68,7 @@ def refused(*arguments: str) -> str:
 
 def answers(archive: Archive, inputs: dict[str, Array]) -> list[Array]:
     unpacked = archive.unpacked()
-    with closing(load_engine(unpacked.variant().path(), device="cpu")) as engine:
+    with closing(load_engine(EngineSpec(unpacked.variant().path(), device="cpu"))) as engine:
         return list(engine.run(inputs).values())
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from ingot.deploy.ray.replica import Ingress
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import runnable
 from ingot.runtime.loading.loader import load_engine
 from ingot.tensors import Array
@@ -24,8 +25,8 @@ class SleepingReplica(Ingress):
         await super().reconfigure(user_config)
 
 
-def _load_sleeping(path: Path, **options: Any) -> Engine:
-    return _Sleeping(load_engine(path, **options))
+def _load_sleeping(spec: EngineSpec, isolation: Isolation | None) -> Engine:
+    return _Sleeping(load_engine(spec, isolation))
 
 
 class _Sleeping:

@@ -15,7 +15,7 @@ from ingot.export.program import Eager, Program
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.engine import Engine
 from ingot.tensors import parse_spec
 
@@ -37,7 +37,7 @@ class Lowered(NamedTuple):
 
     def engine(self, device: str = "cpu", threads: int | None = 1) -> Engine:
         path = self.blobs.path(self.packed.graph)
-        return load_engine(path, format=self.packed.format, device=device, threads=threads, allow_code=True)
+        return load_engine(EngineSpec(path, format=self.packed.format, device=device, threads=threads, allow_code=True))
 
     def errors(self) -> dict[str, float]:
         """Return the largest error of each output over all sizes; fail beyond the tolerance."""

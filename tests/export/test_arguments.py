@@ -14,7 +14,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export import export_model
 from ingot.export.arguments import from_example, from_names
 from ingot.model_store import Archive
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 
 
@@ -41,7 +41,7 @@ X = torch.arange(6.0).reshape(3, 2)
 
 
 def ask(archive: Archive, **inputs: Array) -> dict[str, Array]:
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     try:
         return engine.run(inputs)
     finally:

@@ -23,7 +23,7 @@ from ingot.export.rewrite import rules
 from ingot.export.rewrite.passes.manager import OnnxPass, PassManager
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import onnx_graph
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
@@ -86,7 +86,7 @@ class Case:
 
     def serve(self, path: Path) -> None:
         """Run a packed model in the engine and check its outputs."""
-        engine = load_engine(path, device="cpu", threads=2)
+        engine = load_engine(EngineSpec(path, device="cpu", threads=2))
         for index, (inputs, _) in enumerate(self.data):
             names = [spec.name for spec in engine.signature.inputs]
             outputs = engine.run(dict(zip(names, inputs, strict=True)))

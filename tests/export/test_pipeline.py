@@ -16,7 +16,7 @@ from ingot.errors import ExportError, InvalidArgument, ParityError
 from ingot.export import export_model, load_source
 from ingot.export.lower import onnx as lower_onnx
 from ingot.model_store import Archive
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array, DType, Range
 from tests.export import models
 from tests.export.source.test_imported import torchscript
@@ -31,7 +31,7 @@ ROWS = ["x:float32[batch,4]"]
 
 
 def ask(archive: Archive, **inputs: Array) -> dict[str, Array]:
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     try:
         return engine.run(inputs)
     finally:

@@ -16,7 +16,7 @@ from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, unbatchable
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.export.models import Function
 
@@ -103,7 +103,7 @@ def test_a_submodule_may_be_called_module() -> None:
 
     module = Wrapping()
     archive = export_model(module, inputs="x:float32[batch,2]")
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     x = np.ones((3, 2), np.float32)
     assert np.allclose(engine.run({"x": x})["output"], module(torch.tensor(x)).detach().numpy(), atol=1e-6)
     engine.close()
@@ -182,7 +182,7 @@ def test_tiny_answers_are_compared_relative_to_their_size(function: Callable[[to
     except ParityError:
         return
     x = torch.tensor([[0.5, -1.0, 2.0]])
-    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), function(x), rtol=1e-3, atol=0)
 
 
@@ -235,7 +235,7 @@ def test_a_slice_that_small_sizes_do_not_reach_stays_in_the_graph(
     archive = export_model(Function(function), inputs=inputs)
     (spec,) = archive.signature.inputs
     rows = {"batch": 2} if len(archive.signature.symbols) > 1 else {}
-    with contextlib.closing(load_engine(archive.variants[0].path())) as engine:
+    with contextlib.closing(load_engine(EngineSpec(archive.variants[0].path()))) as engine:
         for size in (150, 200, 201, 1000):
             x = torch.randn([rows.get(dim, size) if isinstance(dim, str) else dim for dim in spec.shape])
             (actual,) = engine.run({"x": x.numpy()}).values()

@@ -17,7 +17,7 @@ from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.snapshot import untouched
 from ingot.model_store import Archive
-from ingot.runtime import Engine, load_engine
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.tensors import Array, parse_spec
 from tests.export import fingerprint, models
 from tests.export.stateful import CASES, Case
@@ -61,7 +61,7 @@ def test_a_lifted_state_follows_the_module_over_several_calls() -> None:
     assert [spec.name for spec in archive.signature.inputs] == ["x", "count", "mean"]
     assert [spec.name for spec in archive.signature.outputs] == ["output", "count_next", "mean_next"]
     assert archive.signature.batch is None  # a state belongs to one caller
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     first = archive.variant().goldens()[0].inputs
     state = {"count": first["count"], "mean": first["mean"]}  # the state that the module was exported with
     for seed in range(4):
@@ -82,7 +82,7 @@ def test_the_export_leaves_the_state_of_the_module_alone() -> None:
 def test_an_overwritten_input_becomes_an_output() -> None:
     archive = export_model(models.Function(lambda x: x.add_(1) * 2), inputs=ROWS, lift_state=True)
     assert [spec.name for spec in archive.signature.outputs] == ["output", "x_next"]
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     answer = engine.run({"x": np.zeros((1, 4), np.float32)})
     engine.close()
     assert answer["output"].tolist() == [[2, 2, 2, 2]]
@@ -192,7 +192,7 @@ def test_a_module_is_served_as_it_answers_or_refused_and_stays_as_it_was(title: 
     after = fingerprint.of_module(module), fingerprint.of_process()
     assert before == after
     if archive is not None:
-        with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+        with contextlib.closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
             for order in _ORDERS:
                 _check_served(engine, archive, case, order)
 

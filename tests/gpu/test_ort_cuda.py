@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import TooLarge
-from ingot.runtime import devices, load_engine
+from ingot.runtime import EngineSpec, devices, load_engine
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.tensors import Array, DType
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def engine_of(path: Path) -> OrtEngine:
-    engine = load_engine(path, device="cuda")
+    engine = load_engine(EngineSpec(path, device="cuda"))
     assert isinstance(engine, OrtEngine)
     assert engine.device.startswith("cuda:")
     return engine
@@ -46,7 +46,7 @@ def test_inputs_are_allocated_in_pinned_memory(tmp_path: Path) -> None:
 
 def test_lanes_in_threads_answer_as_the_cpu(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    engine, cpu = engine_of(path), load_engine(path, device="cpu")
+    engine, cpu = engine_of(path), load_engine(EngineSpec(path, device="cpu"))
     lanes = [engine, *engine.more_lanes(2)]
     inputs = [{"x": np.random.default_rng(seed).standard_normal((64, 3)).astype(np.float32)} for seed in range(300)]
 
@@ -71,7 +71,7 @@ def test_a_batch_without_memory_fails_alone(tmp_path: Path) -> None:
 
 def test_answers_are_the_cpus_at_any_batch_size(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    gpu, cpu = engine_of(path), load_engine(path, device="cpu")
+    gpu, cpu = engine_of(path), load_engine(EngineSpec(path, device="cpu"))
     outcomes = []
     for rows in (1, 7, 32, 2):
         inputs = {"x": np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)}
@@ -88,8 +88,8 @@ def test_only_text_does_without_a_pipeline(tmp_path: Path) -> None:
 
 def test_captured_batches_answer_as_the_cpu(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    gpu = load_engine(path, device="cuda", graphs=GraphOptions(most=8, batch=None, padded=False))
-    cpu = load_engine(path, device="cpu")
+    gpu = load_engine(EngineSpec(path, device="cuda", graphs=GraphOptions(most=8, batch=None, padded=False)))
+    cpu = load_engine(EngineSpec(path, device="cpu"))
     assert gpu.settings["cuda_graphs"] == "1,2,4,8"
     for seed in range(3):
         for rows in (8, 1, 3, 4):

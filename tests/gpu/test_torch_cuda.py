@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import TooLarge
-from ingot.runtime import devices, load_engine
+from ingot.runtime import EngineSpec, devices, load_engine
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.tensors import Array, DType
 
@@ -35,8 +35,8 @@ def test_lanes_in_threads_answer_as_the_cpu(tmp_path: Path, name: str, graphs: G
 
     spec, path = specs(small=True)[name], tmp_path / "model.pt2"
     write_program(spec, path, DType.FP32)
-    cpu = load_engine(path, format="pt2", device="cpu", allow_code=True)
-    engine = load_engine(path, format="pt2", device="cuda", allow_code=True, graphs=graphs)
+    cpu = load_engine(EngineSpec(path, format="pt2", device="cpu", allow_code=True))
+    engine = load_engine(EngineSpec(path, format="pt2", device="cuda", allow_code=True, graphs=graphs))
     lanes = [engine, *engine.more_lanes(2)]
     assert len(lanes) == 3
     random = np.random.default_rng(1)
@@ -71,7 +71,7 @@ def test_a_batch_without_memory_fails_alone(tmp_path: Path) -> None:
 
     path = tmp_path / "model.pt2"
     write_program(Spec(Wide, (1,)), path, DType.FP32, most=1 << 20)
-    engine = load_engine(path, format="pt2", device="cuda", allow_code=True)
+    engine = load_engine(EngineSpec(path, format="pt2", device="cuda", allow_code=True))
     with pytest.raises(TooLarge):
         engine.run({"x": np.ones((1 << 20, 1), np.float32)})
     assert engine.run({"x": np.ones((3, 1), np.float32)})["y"].tolist() == [[3], [3], [3]]

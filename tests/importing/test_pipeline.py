@@ -17,7 +17,7 @@ import ingot
 from ingot.errors import IngotError, InvalidArgument
 from ingot.importing import Consent, candidates, convert
 from ingot.model_store import Archive
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.export.models import Net
@@ -46,7 +46,7 @@ def path_as_before() -> Iterator[None]:
 
 
 def answers(archive: Archive, inputs: dict[str, Array]) -> list[Array]:
-    with closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+    with closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
         return list(engine.run(inputs).values())
 
 

@@ -23,7 +23,7 @@ from ingot.quant.report.records import Audit
 from ingot.quant.schemes import plan as plans
 from ingot.quant.schemes import static
 from ingot.quant.schemes.plan import Plan
-from ingot.runtime import Engine, load_engine
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.tensors import Array
 
 
@@ -65,7 +65,7 @@ def loaded(model: ir.Model) -> Iterator[tuple[Engine, Path]]:
     """Yield the engine of a model, and its file. ``model`` stays as it is, but for large weights."""
     blobs = BlobFolder.scratch()
     path = blobs.path(onnx_graph.pack(model.clone(), blobs)[0])
-    with contextlib.closing(load_engine(path, device="cpu", threads=1)) as engine:
+    with contextlib.closing(load_engine(EngineSpec(path, device="cpu", threads=1))) as engine:
         yield engine, path
 
 
@@ -87,7 +87,7 @@ def source_of(model: ir.Model) -> Source:
     """Return a model as a variant of an archive, as it is: nothing is rewritten as an export would."""
     blobs = BlobFolder.scratch()
     packed, weights = onnx_graph.pack(model.clone(), blobs)
-    with contextlib.closing(load_engine(blobs.path(packed), device="cpu", threads=1)) as engine:
+    with contextlib.closing(load_engine(EngineSpec(blobs.path(packed), device="cpu", threads=1))) as engine:
         signature = engine.signature
     serving = Serving(
         name="test",

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.model_store import Archive, BatchLatency, ServingDefaults
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array, Signature
 from tests import onnx_models
 
@@ -138,7 +138,7 @@ def _import(path: Path) -> Archive:
 def run(archive: Archive, variant: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return a variant's answers."""
     unpacked = archive.unpacked()  # its folder goes with it
-    engine = load_engine(unpacked.variant(variant).path(), device="cpu")
+    engine = load_engine(EngineSpec(unpacked.variant(variant).path(), device="cpu"))
     try:
         return engine.run(inputs)
     finally:

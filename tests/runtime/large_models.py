@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant
 from ingot.model_store.format import onnx_graph
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array, Range, Signature
 from tests import onnx_models
 
@@ -101,10 +101,10 @@ def push(store: Store, build: Build = layers, **options: int) -> Archive:
     with TemporaryDirectory() as folder:
         path = build(Path(folder), **options)
         name = path.stem
-        signature = load_engine(path).signature
+        signature = load_engine(EngineSpec(path)).signature
         graph, weights = onnx_graph.pack(onnx_graph.load(path), blobs)
         x = inputs(signature, 2)
-        answers = load_engine(path).run(x)
+        answers = load_engine(EngineSpec(path)).run(x)
     signature = Signature(signature.inputs, signature.outputs, "batch", {"batch": Range(1, 64)})
     serving = Serving(
         name=name,

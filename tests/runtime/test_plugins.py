@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import load_engine, plugins
+from ingot.runtime import EngineSpec, load_engine, plugins
 from tests import onnx_models
 from tests.runtime import variants
 from tests.runtime.variants import Made
@@ -99,8 +99,8 @@ def test_outputs_that_do_not_fit_the_signature_are_errors_of_the_model(
 def test_a_format_that_only_a_plug_in_reads(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Unsupported, match="--allow-code"):
-        load_engine(path, format="reference")
-    engine = load_engine(path, format="reference", allow_code=True)
+        load_engine(EngineSpec(path, format="reference"))
+    engine = load_engine(EngineSpec(path, format="reference", allow_code=True))
     assert engine.run({"x": X})["y"].tolist() == (2 * X + 1).tolist()
     engine.close()
 
@@ -110,31 +110,31 @@ def test_faults_of_plug_ins_name_them(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     assert plugins.names("ingot.engines") == ["broken", "faulty", "reference"]
     with pytest.raises(Unsupported, match=r"'broken' of ingot.engines \(ingot_reference:missing\) cannot be loaded"):
-        load_engine(path, engine="broken")
+        load_engine(EngineSpec(path, engine="broken"))
     with pytest.raises(Unsupported, match="there is no slate:2"):
-        load_engine(path, engine="reference", device="slate:2")
+        load_engine(EngineSpec(path, engine="reference", device="slate:2"))
     with pytest.raises(Unsupported, match="unknown device 'stone:0'; there are cpu, cuda, paper, slate"):
-        load_engine(path, engine="reference", device="stone:0")
+        load_engine(EngineSpec(path, engine="reference", device="stone:0"))
     with pytest.raises(
         Unsupported, match="'none'; there are onnxruntime, openvino, tensorrt, broken, faulty, reference"
     ):
-        load_engine(path, engine="none")
+        load_engine(EngineSpec(path, engine="none"))
     with pytest.raises(InvalidArgument, match=r"no device 'slate:0'.*--engine"):
-        load_engine(path, device="slate:0")
+        load_engine(EngineSpec(path, device="slate:0"))
     (tmp_path / "text.onnx").write_text("hello")
     with pytest.raises(InvalidArgument, match=r"'reference' cannot load text\.onnx"):
-        load_engine(tmp_path / "text.onnx", engine="reference", device="slate:0")
+        load_engine(EngineSpec(tmp_path / "text.onnx", engine="reference", device="slate:0"))
 
 
 def test_an_engine_of_another_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "find", lambda group, name: lambda path, **options: path)
     remedy = "opens an object of the class PosixPath.*derive the class from ingot.runtime.engine.BaseEngine"
     with pytest.raises(Unsupported, match=remedy):
-        load_engine(onnx_models.affine(tmp_path), engine="plain")
+        load_engine(EngineSpec(onnx_models.affine(tmp_path), engine="plain"))
 
 
 def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Unsupported, match="unknown engine 'reference'"):
-        load_engine(path, engine="reference")
+        load_engine(EngineSpec(path, engine="reference"))
     assert plugins.find("ingot.engines", "reference") is None

@@ -15,6 +15,8 @@ from typing import Any
 
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engine import Engine
+from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import runnable
 from ingot.runtime.loading.loader import load_engine
 from ingot.tensors import Array
@@ -67,9 +69,9 @@ def hold(gate: Path, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Make the engines of this process wait at a gate. A test passes ``monkeypatch.setattr``."""
     run = Worker.run
 
-    def load_held(path: Path, **options: Any) -> Engine:
-        engine = load_engine(path, **options)
-        return _Held(engine, gate) if path.stem == "held" else engine
+    def load_held(spec: EngineSpec, isolation: Isolation | None) -> Engine:
+        engine = load_engine(spec, isolation)
+        return _Held(engine, gate) if spec.path.stem == "held" else engine
 
     def run_without_the_wait(self: Worker, entries: Any) -> Any:
         # Otherwise the scheduler learns that the model is slow, and refuses requests that have a deadline.

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
-from ingot.runtime import Entry, load_engine
+from ingot.runtime import EngineSpec, Entry, load_engine
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.server.main import RunningServer
@@ -127,7 +127,7 @@ def test_a_sentence_encoder_answers_the_same_among_sentences_of_other_lengths(tm
     for length in (3, 5, 9, 17, 20, 40, 60, 64):
         ids = rng.integers(1000, 20000, (1, length))
         sentences.append({"input_ids": ids, "attention_mask": np.ones_like(ids)})
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     alone = [engine.run(item) for item in sentences]
     mixer = PaddingPolicy(Padder(archive.signature, archive.variant().serving.padding), math.inf, sentences[0])
     batcher = Batcher(engine, archive.signature, mixer)

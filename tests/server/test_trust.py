@@ -21,7 +21,7 @@ from ingot.model_store.registry import Registry
 from ingot.model_store.trust import cosign, oms, signing
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.model_store.trust.policy import Policy
-from ingot.runtime import Settings, load_engine
+from ingot.runtime import EngineSpec, Settings, load_engine
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.serving import Repository
@@ -198,7 +198,7 @@ def test_unsigned_derived_files_are_not_served_under_a_policy(
     with ingot.serve("layers:1", store=store, trust=policy, **FREE) as server, Client(server.http_url) as client:
         answer = client.infer("layers", x)["y"]
         assert "ingot_derived_cache_total{" not in client.metrics()
-    np.testing.assert_array_equal(answer, load_engine(honest).run(x)["y"])
+    np.testing.assert_array_equal(answer, load_engine(EngineSpec(honest)).run(x)["y"])
 
 
 @pytest.mark.parametrize("source", ["team/double:1", "team/double:1#int8"])

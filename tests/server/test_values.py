@@ -22,7 +22,7 @@ from ingot.errors import TooLarge
 from ingot.faultlog import RateLimitFilter
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, arrays
 from tests import onnx_models
@@ -144,7 +144,7 @@ def test_a_request_beyond_the_engines_memory_is_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("Expand", ["x", "shape"], ["y"])]
     inputs = [("x", TensorProto.FLOAT, ("n", 1)), ("shape", TensorProto.INT64, (2,))]
     path = onnx_models.save(tmp_path / "m.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("p", "q"))])
-    engine = load_engine(path)
+    engine = load_engine(EngineSpec(path))
     with pytest.raises(TooLarge, match="the model needs more memory for this input than there is: Expand"):
         engine.run({"x": np.ones((1, 1), np.float32), "shape": np.array([1 << 31, 1 << 20])})
 
@@ -159,7 +159,7 @@ def test_faults_that_repeat_are_logged_a_few_times(
 
     loaded: list[bool] = []
     engine = FunctionEngine(fail)
-    monkeypatch.setattr("ingot.runtime.loading.runnable.load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr("ingot.runtime.loading.runnable.load_engine", lambda *_: engine)
     x = {"x": np.ones((1, 2), np.float32)}
     source = f"m={onnx_models.identity(folder, DType.FP32)}"
     with ingot.serve(source, http_port=0, grpc_port=0) as running:

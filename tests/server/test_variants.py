@@ -16,6 +16,8 @@ import pytest
 import ingot
 from ingot.client.blocking import Client
 from ingot.errors import InvalidArgument, NotFound, Unsupported
+from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import comparison, runnable
 from ingot.runtime.loading.loader import load_engine
 from ingot.server.main import RunningServer
@@ -32,9 +34,9 @@ def work_is_time() -> Iterator[None]:
     """Set an engine's time to the number of its graph's nodes, regardless of this machine."""
     cost: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-    def loaded(path: Path, **options: Any) -> Any:
-        engine = load_engine(path, **options)
-        cost[engine] = len(onnx.load(path, load_external_data=False).graph.node)
+    def loaded(spec: EngineSpec, isolation: Isolation | None) -> Any:
+        engine = load_engine(spec, isolation)
+        cost[engine] = len(onnx.load(spec.path, load_external_data=False).graph.node)
         return engine
 
     def measured(engines: Sequence[Any], *_: Any) -> list[dict[int, float]]:

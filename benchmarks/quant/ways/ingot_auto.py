@@ -18,7 +18,7 @@ from ingot.cli.output import seconds
 from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder
 from ingot.quant import QuantConfig, run
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.loading.loader import precision_of
 
 ARCHIVE = "model.ingot"
@@ -53,5 +53,7 @@ def load(case: CaseFolder, folder: Path, way: str, threads: int) -> Run:
     if variant.serving.requires["engine"] == "onnxruntime":
         return ort.load_file(variant.path(), threads)
     precision = precision_of(variant)
-    engine = load_engine(variant.path(), device="cpu", threads=threads, engine="openvino", precision=precision)
+    engine = load_engine(
+        EngineSpec(variant.path(), device="cpu", threads=threads, engine="openvino", precision=precision)
+    )
     return lambda inputs: list(engine.run(inputs).values())

@@ -15,7 +15,7 @@ from ingot.export.program import Eager
 from ingot.export.torch_internals import TorchDispatchMode, is_functorch_wrapped, pytree
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import onnx_graph
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.engines.torch_arrays import from_torch
 from ingot.tensors import Array, DType
 
@@ -137,5 +137,5 @@ def run_onnx(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run an ONNX model in ONNX Runtime and return its outputs."""
     blobs = BlobFolder.scratch()
     descriptor, _ = onnx_graph.pack(model.clone(), blobs)
-    with contextlib.closing(load_engine(blobs.path(descriptor), device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(blobs.path(descriptor), device="cpu"))) as engine:
         return engine.run(inputs)

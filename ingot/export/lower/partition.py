@@ -25,7 +25,7 @@ from ingot.model_store import BlobFolder
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import manifest, onnx_graph
 from ingot.model_store.format.partition import PartitionPlan, Segment
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 
 
 def pack(
@@ -138,7 +138,7 @@ def _pack_onnx(program: Program, blobs: BlobFolder, opset: int | None, translati
     with _no_pending_sizes(program.exported):
         model = lower_onnx.lower(program, opset, translations)
     graph, weights = onnx_graph.pack(model, blobs)
-    load_engine(blobs.path(graph), device="cpu").close()
+    load_engine(EngineSpec(blobs.path(graph), device="cpu")).close()
     requires = {"engine": "onnxruntime", "opset": str(model.opset_imports.get("", 0))}
     return Packed(graph, weights, "onnx", requires)
 

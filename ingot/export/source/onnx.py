@@ -20,7 +20,7 @@ from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import Remembered, unrepeated
 from ingot.export.source import onnx_sizes
 from ingot.model_store.format import onnx_graph
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.engines import ort_zipmap
 from ingot.runtime.engines.torch_arrays import from_torch
 from ingot.tensors import Array, Range, Signature, TensorSpec, dim_name
@@ -48,7 +48,7 @@ def read(path: Path, example_inputs: object, inputs: Sequence[TensorSpec], range
     """
     if not path.is_file():
         raise NotFound(f"there is no file {path}")
-    engine = load_engine(path, device="cpu")
+    engine = load_engine(EngineSpec(path, device="cpu"))
     cut = ort_zipmap.cut(path)
     model = onnx_graph.load(path) if cut is None else ir.serde.deserialize_model(onnx.load_model_from_string(cut.graph))
     signature = _renamed(engine.signature, inputs)

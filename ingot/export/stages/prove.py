@@ -18,7 +18,7 @@ from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
 from ingot.model_store import BoundsEvidence, CallBytes, Evidence, Golden
 from ingot.model_store.format.evidence import UNBATCHED
-from ingot.runtime import Engine, call_memory, devices, load_engine, profile
+from ingot.runtime import Engine, EngineSpec, call_memory, devices, load_engine, profile
 from ingot.tensors import Signature, check_inputs
 from ingot.tensors.padding import Padding, declared
 
@@ -158,7 +158,9 @@ def _load(context: Context, packed: Packed) -> Engine:
     path = context.blobs.path(packed.graph)
     device = "cpu" if packed.format == "onnx" else context.options.device
     try:
-        return load_engine(path, format=packed.format, device=device, allow_code=True)  # this export made it
+        return load_engine(
+            EngineSpec(path, format=packed.format, device=device, allow_code=True)
+        )  # this export made it
     except InvalidArgument as error:
         reason = str(error).replace(f" {path.name}", "")
         advice = misdeclared.as_int64(context.examples) if "tensor(int32)" in reason else ""

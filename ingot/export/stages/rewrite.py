@@ -20,7 +20,7 @@ from ingot.export.source.subject import Subject
 from ingot.export.stages.capture import prove_captured
 from ingot.export.stages.context import Context
 from ingot.model_store.format import onnx_graph
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Signature
 
 # Examples that each rule is proved on; the end of a stage is proved on all.
@@ -101,6 +101,6 @@ def prove_onnx(context: Context, signature: Signature, graph: ir.Model, most: in
         ExportError: it does not load, or differs.
     """
     descriptor, _ = onnx_graph.pack(graph.clone(), context.blobs)
-    with contextlib.closing(load_engine(context.blobs.path(descriptor), device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(context.blobs.path(descriptor), device="cpu"))) as engine:
         parity, _ = context.prove(engine, signature, most)
     return max(item.error for item in parity)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import onnx_graph
 from ingot.quant.data.samples import Samples
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 
 Method = Literal["minmax", "percentile", "entropy", "mse"]
@@ -173,7 +173,7 @@ def observe(
     blobs = BlobFolder.scratch()
     watching = _with_outputs(model, [name for name in names if name not in inputs])
     path = blobs.path(onnx_graph.pack(watching, blobs, shared)[0])
-    with contextlib.closing(load_engine(path, device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(path, device="cpu"))) as engine:
         done = 0
         size = _rows_at_once(engine.run(next(samples.batches(1)).inputs))
         for batch in samples.batches(size):

@@ -20,7 +20,7 @@ from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
 from ingot.quant.report import words
 from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
-from ingot.runtime import Engine, devices, load_engine, profile
+from ingot.runtime import Engine, EngineSpec, devices, load_engine, profile
 from ingot.runtime.loading.loader import engine_of, precision_of
 from ingot.tensors import Dim, Range, Signature, TensorSpec
 from ingot.tensors.values import ValueRange
@@ -171,11 +171,13 @@ def _unpacked(variant: Variant) -> Variant:
 def _engine(model: _Model, options: Mapping[str, Any]) -> Iterator[Engine]:
     try:
         engine = load_engine(
-            model.variant.path(),
-            format=model.variant.serving.format,
-            engine=engine_of(model.variant),
-            precision=precision_of(model.variant),
-            **options,
+            EngineSpec(
+                model.variant.path(),
+                format=model.variant.serving.format,
+                engine=engine_of(model.variant),
+                precision=precision_of(model.variant),
+                **options,
+            )
         )
     except (Unsupported, InvalidArgument) as error:
         raise type(error)(f"{model.label} cannot be run here: {error}") from error

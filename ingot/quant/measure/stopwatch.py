@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ingot.errors import IngotError, QuantizationError
 from ingot.model_store import BatchLatency
-from ingot.runtime import load_engine, profile
+from ingot.runtime import EngineSpec, load_engine, profile
 from ingot.tensors import Array, Signature
 
 
@@ -78,7 +78,7 @@ class Race:
             engines = [
                 stack.enter_context(
                     contextlib.closing(
-                        load_engine(path, format=kind, device="cpu", threads=self.threads, allow_code=True)
+                        load_engine(EngineSpec(path, format=kind, device="cpu", threads=self.threads, allow_code=True))
                     )
                 )
                 for path, kind in self.models

@@ -25,7 +25,7 @@ from ingot.quant.report.records import Audit
 from ingot.quant.report.words import mean
 from ingot.quant.schemes import plan, static
 from ingot.quant.schemes.plan import EngineName, Plan
-from ingot.runtime import Engine, load_engine, profile
+from ingot.runtime import Engine, EngineSpec, load_engine, profile
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,9 @@ class Built:
 
     def load(self, threads: int | None = None) -> Engine:
         return load_engine(
-            self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine, precision=self.compute
+            EngineSpec(
+                self.blobs.path(self.graph), device="cpu", threads=threads, engine=self.engine, precision=self.compute
+            )
         )
 
 
@@ -180,7 +182,7 @@ class TrialRunner(Runner):
         self._known: dict[tuple[str, ...], Trial] = {}
         super().__init__(
             source.variant,
-            lambda: load_engine(source.path, device="cpu", threads=threads),
+            lambda: load_engine(EngineSpec(source.path, device="cpu", threads=threads)),
             calibration=calibration,
             evaluation=evaluation,
             metric=metric,

@@ -27,7 +27,7 @@ from ingot.quant.schemes import edit, weight_only
 from ingot.quant.schemes.edit import Operation
 from ingot.quant.schemes.plan import DTYPES, Plan
 from ingot.quant.schemes.rounding import Affine, along, channel_scales, to_int8
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 
 # Rows for the ranking. The effect is measured on numbers, not by a metric, so few rows suffice.
@@ -84,7 +84,7 @@ def rank(
     path = blobs.path(onnx_graph.pack(model, blobs, source.blobs)[0])
     batches = [batch.inputs for batch in samples.take(_ROWS, seed).batches(_ROWS)]
     noises: list[Noise] = []
-    with contextlib.closing(load_engine(path, device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(path, device="cpu"))) as engine:
         closed = {twin.gate: np.zeros((), bool) for twin in twins.values()}
         expected = [engine.run({**inputs, **closed}) for inputs in batches]
         for name, twin in twins.items():

@@ -26,7 +26,7 @@ from ingot.quant.report.records import Audit, Candidate, Layer, Report, Score
 from ingot.quant.variants import packing
 from ingot.quant.variants.packing import Job
 from ingot.quant.variants.programs import graph, half, pt2e
-from ingot.runtime import Engine, devices, load_engine
+from ingot.runtime import Engine, EngineSpec, devices, load_engine
 
 # Compilers of other releases, and other processors, sum in another order.
 _GOLDEN_TOLERANCE = 0.1
@@ -89,7 +89,9 @@ def name_of(recipe: Recipe) -> str:
 
 def load(variant: Variant, threads: int | None) -> Engine:
     """Return the engine of a variant whose code may be run."""
-    return load_engine(variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True)
+    return load_engine(
+        EngineSpec(variant.path(), format=variant.serving.format, device="cpu", threads=threads, allow_code=True)
+    )
 
 
 def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str], None]) -> Attempt:
@@ -108,7 +110,7 @@ def attempt(job: Job, program: Variant, recipe: Recipe, progress: Callable[[str]
     packed = aoti.pack(made.program, job.blobs, freeze=True)
     path = job.blobs.path(packed.graph)
     with contextlib.closing(
-        load_engine(path, format="aoti", device="cpu", threads=config.threads, allow_code=True)
+        load_engine(EngineSpec(path, format="aoti", device="cpu", threads=config.threads, allow_code=True))
     ) as engine:
         progress("Measuring")
         comparison, outputs = runner.compare(engine)

@@ -22,7 +22,7 @@ from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
 from ingot.quant.variants import packing
 from ingot.quant.variants.packing import GraphJob
-from ingot.runtime import devices, load_engine
+from ingot.runtime import EngineSpec, devices, load_engine
 
 # Sums in half precision depend on the order in which a GPU adds.
 _GOLDEN_TOLERANCE = 0.1
@@ -53,7 +53,7 @@ def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> t
     graph, weights = onnx_graph.pack(model, job.blobs)
     emulation = BlobFolder.scratch()
     path = _on_cpu(recipe, job, job.blobs.path(graph), emulation)
-    with contextlib.closing(load_engine(path, device="cpu")) as engine:
+    with contextlib.closing(load_engine(EngineSpec(path, device="cpu"))) as engine:
         progress("Measuring")
         comparison, outputs = job.runner.compare(engine)
         goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens()]
@@ -123,7 +123,9 @@ def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
         return _Times(notes=("made for GPUs and not timed, as this machine has none",))
     with contextlib.ExitStack() as stack:
         engines = [
-            stack.enter_context(contextlib.closing(load_engine(item, device=device, threads=job.config.threads)))
+            stack.enter_context(
+                contextlib.closing(load_engine(EngineSpec(item, device=device, threads=job.config.threads)))
+            )
             for item in (job.runner.source.path, path)
         ]
         baseline, latency = job.runner.time(engines, _TIMING)

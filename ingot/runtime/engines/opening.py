@@ -2,153 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
 
 from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
-from ingot.model_store.format.manifest import Division
 from ingot.runtime import devices, plugins
 from ingot.runtime.engine import BaseEngine, Engine
-from ingot.runtime.gpu.graphs import GraphOptions
+from ingot.runtime.engines.spec import EngineSpec
 
 ENGINES = ("onnxruntime", "openvino", "tensorrt")
 """Engines for graphs of format ``onnx``; the first is the default."""
+_TORCH_FORMATS = ("aoti", "pt2", "partitioned")
 
 
-class EngineOptions(TypedDict, total=False):
-    """The options of :func:`open_engine`."""
-
-    format: str
-    device: str
-    threads: int | None
-    allow_code: bool
-    ort_library: Path | None
-    engine: str
-    precision: str
-    optimized: bool
-    packed: bool
-    graphs: GraphOptions | None
-    cache: Path | None
-    max_batch: int
-    shards: int
-    plan: Mapping[str, Division] | None
-    batchable: bool
-
-
-def open_engine(
-    path: Path,
-    *,
-    format: str = "onnx",  # noqa: A002 - as the documents of an archive call it
-    device: str = "auto",
-    threads: int | None = None,
-    allow_code: bool = False,
-    ort_library: Path | None = None,
-    engine: str = "onnxruntime",
-    precision: str = "f32",
-    optimized: bool = False,
-    packed: bool = True,
-    graphs: GraphOptions | None = None,
-    cache: Path | None = None,
-    max_batch: int = 64,
-    shards: int = 1,
-    plan: Mapping[str, Division] | None = None,
-    batchable: bool = True,
-) -> Engine:
+def open_engine(spec: EngineSpec) -> Engine:
     """Load a model file.
-
-    Args:
-        path: the graph, with its external data or parts next to it.
-        format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
-        device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, ``auto`` for a GPU if there is one, ``auto:1`` for the
-            second if it can be used, or a plug-in's.
-        threads: CPU threads per call; by default one per usable core, or PyTorch's own default.
-        allow_code: load formats that can run their author's code: all but ``onnx``.
-        ort_library: native library of custom operators, which ONNX Runtime loads for every graph.
-        engine: one of :data:`ENGINES`, or a plug-in's, for a graph of format ``onnx``; other formats have one each.
-        precision: of the computation: ``f32``; on a GPU also ``tf32``, in OpenVINO ``bf16``, in TensorRT ``fp16``.
-        optimized: as for :class:`~ingot.runtime.engines.ort.OrtEngine`.
-        packed: as for the same.
-        graphs: batches that are to be captured as CUDA graphs on a GPU; None for none.
-        cache: a folder in which TensorRT keeps what it compiled; None for none.
-        max_batch: samples of the largest batch, for which TensorRT compiles the graph.
-        shards: number of processes over which the model is divided, this one included; more than one needs the format
-            ``pt2``, and :func:`ingot.runtime.engines.sharded.join` in each of them.
-        plan: as for :class:`~ingot.runtime.engines.sharded.ShardedEngine`.
-        batchable: as for the same.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
             needs ``allow_code``.
         InvalidArgument: the file is not a model that the engine can run.
     """
+    path, device, threads = spec.path, spec.device, spec.threads
     # An engine's package is imported only when it is used.
-    if format == "onnx":
-        if engine == "onnxruntime" and precision in ("f32", "tf32"):
-            from ingot.runtime.engines.ort import OrtEngine
-
-            return OrtEngine(
-                path,
-                device=device,
-                threads=threads,
-                library=ort_library,
-                optimized=optimized,
-                packed=packed,
-                precision=precision,
-                graphs=graphs,
-            )
-        if engine == "tensorrt" and precision in ("f32", "tf32", "fp16"):
-            from ingot.runtime.engines.tensorrt import TensorRtEngine
-
-            return TensorRtEngine(
-                path,
-                device=device,
-                threads=threads,
-                library=ort_library,
-                precision=precision,
-                cache=cache,
-                max_batch=max_batch,
-            )
-        if (plugin := _plugin(engine)) is not None:
-            return plugin(path, device=device, threads=threads)
-        return _open_openvino(path, engine, precision, device, threads)
-    plugin = None if format in ("aoti", "pt2", "partitioned") else _plugin(format)
-    if plugin is None and format not in ("aoti", "pt2", "partitioned"):
-        raise Unsupported(f"no engine of this version runs models of format '{format}'")
-    if not allow_code:
+    if spec.format == "onnx":
+        return _open_onnx(spec)
+    plugin = None if spec.format in _TORCH_FORMATS else _plugin(spec.format)
+    if plugin is None and spec.format not in _TORCH_FORMATS:
+        raise Unsupported(f"no engine of this version runs models of format '{spec.format}'")
+    if not spec.allow_code:
         raise Unsupported(
-            f"a model of format '{format}' can run its author's code; {ALLOW_CODE}, or use a variant of format 'onnx'"
+            f"a model of format '{spec.format}' can run its author's code; {ALLOW_CODE}, or use a variant of format "
+            "'onnx'"
         )
     if plugin is not None:
         return plugin(path, device=device, threads=threads)
-    if format == "partitioned":
+    if spec.format == "partitioned":
         from ingot.runtime.engines.partitioned import PartitionedEngine
 
-        return PartitionedEngine(
-            path,
-            lambda part, kind: open_engine(
-                part, format=kind, device=device, threads=threads, allow_code=True, ort_library=ort_library
-            ),
-        )
-    try:
-        if format == "aoti":
-            from ingot.runtime.engines.aoti import AotiEngine
-
-            return AotiEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)
-        if shards > 1:
-            from ingot.runtime.engines.sharded import ShardedEngine
-
-            return ShardedEngine(
-                path, device=device, threads=threads, precision=precision, plan=plan or {}, batchable=batchable
+        def open_part(part: Path, kind: str) -> Engine:
+            library = spec.ort_library
+            return open_engine(
+                EngineSpec(part, format=kind, device=device, threads=threads, allow_code=True, ort_library=library)
             )
-        from ingot.runtime.engines.torch_program import TorchProgramEngine
 
-        return TorchProgramEngine(path, device=device, threads=threads, graphs=graphs, precision=precision)
+        return PartitionedEngine(path, open_part)
+    try:
+        return _open_torch(spec)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise missing_package("torch", f"running models of format '{format}'", "export") from error
+        raise missing_package("torch", f"running models of format '{spec.format}'", "export") from error
+
+
+def _open_onnx(spec: EngineSpec) -> Engine:
+    path, device, threads, precision = spec.path, spec.device, spec.threads, spec.precision
+    if spec.engine == "onnxruntime" and precision in ("f32", "tf32"):
+        from ingot.runtime.engines.ort import OrtEngine
+
+        return OrtEngine(
+            path,
+            device=device,
+            threads=threads,
+            library=spec.ort_library,
+            optimized=spec.optimized,
+            packed=spec.packed,
+            precision=precision,
+            graphs=spec.graphs,
+        )
+    if spec.engine == "tensorrt" and precision in ("f32", "tf32", "fp16"):
+        from ingot.runtime.engines.tensorrt import TensorRtEngine
+
+        return TensorRtEngine(
+            path,
+            device=device,
+            threads=threads,
+            library=spec.ort_library,
+            precision=precision,
+            cache=spec.cache,
+            max_batch=spec.max_batch,
+        )
+    if (plugin := _plugin(spec.engine)) is not None:
+        return plugin(path, device=device, threads=threads)
+    return _open_openvino(path, spec.engine, precision, device, threads)
+
+
+def _open_torch(spec: EngineSpec) -> Engine:
+    path, device, threads, precision = spec.path, spec.device, spec.threads, spec.precision
+    if spec.format == "aoti":
+        from ingot.runtime.engines.aoti import AotiEngine
+
+        return AotiEngine(path, device=device, threads=threads, graphs=spec.graphs, precision=precision)
+    if spec.shards > 1:
+        from ingot.runtime.engines.sharded import ShardedEngine
+
+        plan = spec.plan or {}
+        return ShardedEngine(
+            path, device=device, threads=threads, precision=precision, plan=plan, batchable=spec.batchable
+        )
+    from ingot.runtime.engines.torch_program import TorchProgramEngine
+
+    return TorchProgramEngine(path, device=device, threads=threads, graphs=spec.graphs, precision=precision)
 
 
 def check_engine(name: str) -> None:

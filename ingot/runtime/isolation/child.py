@@ -18,10 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
-
-import orjson
 
 from ingot import foreign
 from ingot.errors import IngotError, InternalError, TooLarge
@@ -32,6 +29,7 @@ from ingot.runtime.engines import ort_arena
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.isolation import confinement, description
 from ingot.runtime.isolation.link import Kind, Link
+from ingot.runtime.isolation.spec import ProcessSpec
 from ingot.runtime.memory import Sweeper
 
 # Words in the errors of engines that mean a lack of memory.
@@ -87,27 +85,20 @@ def serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join
         os._exit(0)
 
 
-def confine(how: dict[str, Any], parent: int, join: Join | None) -> list[str]:
+def confine(spec: ProcessSpec, parent: int, join: Join | None) -> list[str]:
     """Confine this process as the server asks for it; return the measures in force."""
-    return confinement.before_loading(
-        parent, _limit(how), gpu=how["gpu"], unpacks=confinement.may_unpack(how), join=join
-    )
-
-
-def _limit(how: dict[str, Any]) -> int | None:
-    memory: int | None = how["memory_mb"]
-    return None if memory is None else memory << 20
+    return confinement.before_loading(parent, spec.memory, gpu=spec.gpu, unpacks=spec.unpacks, join=join)
 
 
 def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None) -> None:
     link = links[0]
     kept = _Kept()
     logging.getLogger().addHandler(kept)
-    how: dict[str, Any] = orjson.loads(link.receive()[1])
-    measures = confine(how, parent, join)
-    calls = _EngineCalls(_limit(how))
+    spec = ProcessSpec.loads(link.receive()[1])
+    measures = confine(spec, parent, join)
+    calls = _EngineCalls(spec.memory)
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
-    opened = calls.attempt(lambda: calls.open(how), "loading it")
+    opened = calls.attempt(lambda: calls.open(spec), "loading it")
     if isinstance(opened, IngotError):
         link.send(Kind.ERROR, dump_error(opened))
         return
@@ -173,18 +164,14 @@ class _EngineCalls:
         self._limit = limit
         self._setting = "its engine process may have", "--engine-memory-mb"
 
-    def open(self, how: dict[str, Any]) -> Engine:
-        options = how["options"]
-        for name in ("ort_library", "cache"):
-            if options.get(name) is not None:
-                options[name] = Path(options[name])
+    def open(self, spec: ProcessSpec) -> Engine:
         ort_arena.share(math.inf)
-        engine = open_engine(Path(how["path"]), **options)
-        self.lanes = [*map(_Lane, lanes_of(engine, how["lanes"]))]
+        engine = open_engine(spec.engine)
+        self.lanes = [*map(_Lane, lanes_of(engine, spec.lanes))]
         self.sweeper.check(time.monotonic(), idle=True)
-        graph = options.get("format", "onnx") == "onnx"  # the memory of other formats is their author's decision
-        if graph and how["call_mb"] is not None and self._limit is None and engine.device == "cpu":
-            self._limit = how["call_mb"] << 20
+        graph = spec.engine.format == "onnx"  # the memory of other formats is their author's decision
+        if graph and spec.call_mb is not None and self._limit is None and engine.device == "cpu":
+            self._limit = spec.call_mb << 20
             self._setting = "a call may take", "--max-call-mb"
             confinement.limit_calls(self._limit)
         return engine

@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ingot.runtime.isolation import system_calls
 
@@ -65,11 +64,6 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     # Namespaces can be left only by a process with one thread, and numpy's library would start others.
     kept["OPENBLAS_NUM_THREADS"] = "1"
     return {**kept, "PYTHONPATH": os.pathsep.join(item or str(Path.cwd()) for item in sys.path)}
-
-
-def may_unpack(how: Mapping[str, Any]) -> bool:
-    """Return whether loading a model may write temporary files; ``how`` is what the server sends to open its engine."""
-    return bool(how["options"].get("format", "onnx") != "onnx")
 
 
 def before_loading(

@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError, write_error
 from ingot.ipc import arena
@@ -30,6 +28,7 @@ from ingot.ipc.records import load_error
 from ingot.runtime.isolation import confinement
 from ingot.runtime.isolation.description import Description
 from ingot.runtime.isolation.link import Kind, Link, arena_size
+from ingot.runtime.isolation.spec import ProcessSpec
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -71,18 +70,18 @@ class EngineProcess:
     It ends with the thread that starts it, so that must be one that stays.
 
     Args:
-        how: the file and the options of :func:`ingot.runtime.engines.opening.open_engine`, and the memory limit.
+        spec: the engine, and the limits of the process.
         inputs: an arena for the inputs of each call that may run at a time, which the server writes.
         handles: the file descriptors of these arenas.
     """
 
-    def __init__(self, how: Mapping[str, Any], inputs: Sequence[Outgoing], handles: Sequence[int]):
-        self._how = how
+    def __init__(self, spec: ProcessSpec, inputs: Sequence[Outgoing], handles: Sequence[int]):
+        self._spec = spec
         self._killed = ""
         self._channels: list[_Channel] = []
         self._reaping = threading.Lock()
         self.ending = ""
-        self._folder = _temporary_folder() if confinement.may_unpack(how) else None
+        self._folder = _temporary_folder() if spec.unpacks else None
         self._control, control = socket.socketpair()
         self._errors, errors = os.pipe()
         for end in (self._errors, errors):
@@ -102,14 +101,14 @@ class EngineProcess:
                 passed.callback(os.close, outputs)
                 self._channels.append(_Channel(ours, written, outputs))
                 given += (theirs.fileno(), outputs, handle)
-            if (shards := how["options"].get("shards", 1)) > 1:
+            if (shards := spec.engine.shards) > 1:
                 socket.send_fds(self._control, [b"h"], given)
-                written_how = os.memfd_create("ingot-engine")  # an argument has at most 128 KiB
-                passed.callback(os.close, written_how)
-                with open(written_how, "wb", closefd=False) as file:
-                    file.write(orjson.dumps(how))
-                arguments = ["group", os.getpid(), shards, written_how]
-                self._process = self._start(arguments, errors, stdin=control.fileno(), pass_fds=[written_how])
+                written_spec = os.memfd_create("ingot-engine")  # an argument has at most 128 KiB
+                passed.callback(os.close, written_spec)
+                with open(written_spec, "wb", closefd=False) as file:
+                    file.write(spec.dumps())
+                arguments = ["group", os.getpid(), shards, written_spec]
+                self._process = self._start(arguments, errors, stdin=control.fileno(), pass_fds=[written_spec])
             else:
                 given.append(control.fileno())
                 self._process = self._start(["child", os.getpid(), *given], errors, pass_fds=given)
@@ -123,7 +122,7 @@ class EngineProcess:
             IngotError: the engine cannot be opened.
         """
         first = self._channels[0]
-        kind, body = self._exchange(first, lambda: first.link.send(Kind.OPEN, orjson.dumps(self._how)), timeout)
+        kind, body = self._exchange(first, lambda: first.link.send(Kind.OPEN, self._spec.dumps()), timeout)
         if kind != Kind.OPENED:
             raise self._error(body)
         try:

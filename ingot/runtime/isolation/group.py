@@ -1,9 +1,9 @@
-"""An engine in several processes: ``python -m ingot.runtime.isolation.group PARENT SHARDS HOW``.
+"""An engine in several processes: ``python -m ingot.runtime.isolation.group PARENT SHARDS SPEC``.
 
 This process runs torchrun, which starts SHARDS processes of this module and ends them all when one ends. The first is
 the engine process that the server knows. The control socket is the standard input of all of them, as torchrun passes on
-no other file descriptor; the others arrive over it. HOW is the file descriptor of what a server sends to open an
-engine, in memory.
+no other file descriptor; the others arrive over it. SPEC is the file descriptor of a file in memory, with
+the :class:`ProcessSpec`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from ingot import foreign
 from ingot.runtime.isolation import child, confinement
+from ingot.runtime.isolation.spec import ProcessSpec
 
 HANDLES = 3
 """File descriptors that arrive over the control socket: the connection, and the arenas to write and to read."""
@@ -37,7 +35,7 @@ def main() -> None:
         _launch(*map(int, sys.argv[1:]))
 
 
-def _launch(parent: int, shards: int, how: int) -> None:
+def _launch(parent: int, shards: int, spec: int) -> None:
     confinement.before_starting_group(parent)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -54,7 +52,7 @@ def _launch(parent: int, shards: int, how: int) -> None:
     ]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, with a warning; engines set their own number
     os.environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}
-    program = ["-m", "ingot.runtime.isolation.group", str(os.getpid()), str(store), str(how)]
+    program = ["-m", "ingot.runtime.isolation.group", str(os.getpid()), str(store), str(spec)]
     try:
         run(parse_args([f"--nproc-per-node={shards}", "--log-dir=/dev/null", *rendezvous, *program]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -78,16 +76,16 @@ def _take_part(agent: int, store: int, description: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which torchrun ends this process
-    how: dict[str, Any] = orjson.loads(Path(f"/proc/{agent}/fd/{description}").read_bytes())
+    spec = ProcessSpec.loads(Path(f"/proc/{agent}/fd/{description}").read_bytes())
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     handle = os.open(f"/proc/{agent}/fd/{store}", os.O_RDWR)
-    join = partial(_join, f"/proc/self/fd/{handle}", rank, count, how["options"].get("device", "auto"))
+    join = partial(_join, f"/proc/self/fd/{handle}", rank, count, spec.engine.device)
     if rank == 0:
         control = socket.socket(fileno=0)
         connection, written, read = socket.recv_fds(control, _GREETING, HANDLES)[1]
         child.serve([child.link_of(connection, written, read)], control, agent, join)
     else:
-        _follow(agent, how, join)
+        _follow(agent, spec, join)
     os._exit(0)  # without waiting for PyTorch's threads
 
 
@@ -97,13 +95,13 @@ def _join(store: str, rank: int, count: int, device: str) -> None:
     sharded.join(store, rank, count, device)
 
 
-def _follow(agent: int, how: dict[str, Any], join: child.Join) -> None:
+def _follow(agent: int, spec: ProcessSpec, join: child.Join) -> None:
     """Run the part of the engine in another process than the first."""
-    child.confine(how, agent, join)
+    child.confine(spec, agent, join)
     from ingot.runtime.engines.opening import open_engine
     from ingot.runtime.engines.sharded import ShardedEngine
 
-    engine = foreign.attempt(lambda: open_engine(Path(how["path"]), **how["options"]))
+    engine = foreign.attempt(lambda: open_engine(spec.engine))
     confinement.after_loading()
     if isinstance(engine, ShardedEngine):  # otherwise the first process reports why not
         engine.follow()

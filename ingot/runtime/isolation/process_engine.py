@@ -6,15 +6,15 @@ import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ingot.errors import EngineLost, EngineTimeout
 from ingot.runtime import devices
 from ingot.runtime.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.isolation.engine_process import Ended
+from ingot.runtime.isolation.spec import ProcessSpec
 from ingot.runtime.isolation.supervisor import Supervision, Supervisor
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
@@ -47,8 +47,7 @@ class ProcessEngine(BaseEngine):
     and used in its place.
 
     Args:
-        path: the model file.
-        options: those of :func:`ingot.runtime.engines.opening.open_engine`.
+        spec: the model file, and how the engine opens it.
         isolation: why, and the limits.
 
     Raises:
@@ -57,15 +56,13 @@ class ProcessEngine(BaseEngine):
         DeadlineExceeded: opening takes longer than the limit.
     """
 
-    def __init__(self, path: Path, options: Mapping[str, Any], isolation: Isolation):
+    def __init__(self, spec: EngineSpec, isolation: Isolation):
         self.isolation = isolation
-        written = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        device = options.get("device", "auto")
-        gpu = devices.has_cuda() if devices.kind_of(device) == "auto" else device != "cpu"
-        limits = {"memory_mb": isolation.memory_mb, "call_mb": isolation.call_mb}
-        lanes = isolation.lanes if gpu and options.get("shards", 1) == 1 else 1
-        how = {"path": str(path), "options": written, "gpu": gpu, "lanes": lanes, **limits}
-        self._supervisor = Supervisor(how, isolation.load_timeout)
+        gpu = devices.has_cuda() if devices.kind_of(spec.device) == "auto" else spec.device != "cpu"
+        lanes = isolation.lanes if gpu and spec.shards == 1 else 1
+        memory_mb, call_mb = isolation.memory_mb, isolation.call_mb
+        process = ProcessSpec(engine=spec, gpu=gpu, lanes=lanes, memory_mb=memory_mb, call_mb=call_mb)
+        self._supervisor = Supervisor(process, isolation.load_timeout)
         self._supervisor.start()
         described = self._supervisor.description
         self.signature: Signature = described.signature

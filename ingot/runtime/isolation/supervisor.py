@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineLost, Unavailable
@@ -21,6 +20,7 @@ from ingot.ipc.arena import Outgoing
 from ingot.runtime.isolation.description import Description
 from ingot.runtime.isolation.engine_process import Ended, EngineProcess
 from ingot.runtime.isolation.link import arena_size
+from ingot.runtime.isolation.spec import ProcessSpec
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Supervisor:
     """The thread that starts the processes of one engine. They end with it, so it stays until :meth:`close`.
 
     Args:
-        how: as for :class:`EngineProcess`.
+        spec: as for :class:`EngineProcess`.
         limit: seconds until calls fail, counted from now; None is unlimited. The limit ends with :meth:`supervise`.
 
     Attributes:
@@ -68,13 +68,13 @@ class Supervisor:
         description: the engine's, once it has started.
     """
 
-    def __init__(self, how: Mapping[str, Any], limit: float | None):
+    def __init__(self, spec: ProcessSpec, limit: float | None):
         self.down = ""
         self.failed = False
         self.description: Description
-        self._how = how
+        self._spec = spec
         with _address_space():
-            self._handles = [arena.create(arena_size()) for _ in range(how["lanes"])]
+            self._handles = [arena.create(arena_size()) for _ in range(spec.lanes)]
             self.inputs = [*map(Outgoing, self._handles)]
         self._end = None if limit is None else time.monotonic() + limit
         self._start_limit = _START_SECONDS
@@ -250,7 +250,7 @@ class Supervisor:
             OSError: the process cannot be started.
         """
         with _address_space():
-            process = EngineProcess(self._how, self.inputs, self._handles)
+            process = EngineProcess(self._spec, self.inputs, self._handles)
         with contextlib.ExitStack() as on_error:
             on_error.callback(process.release)
             on_error.callback(process.wait)

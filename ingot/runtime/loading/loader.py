@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from importlib import metadata
 from pathlib import Path
-from typing import Unpack
 
 from ingot.errors import Unsupported
 from ingot.model_store import Variant
@@ -13,7 +12,8 @@ from ingot.model_store.store.derived import DerivedCache
 from ingot.runtime import devices
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines import ort_session
-from ingot.runtime.engines.opening import ENGINES, EngineOptions, open_engine
+from ingot.runtime.engines.opening import ENGINES, open_engine
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
 from ingot.runtime.settings import Settings
@@ -21,13 +21,12 @@ from ingot.runtime.settings import Settings
 log = logging.getLogger(__name__)
 
 
-def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Unpack[EngineOptions]) -> Engine:
+def load_engine(spec: EngineSpec, isolation: Isolation | None = None) -> Engine:
     """Load a model file.
 
     Args:
-        path: the graph, with its external data or parts next to it.
+        spec: the file, and how an engine opens it.
         isolation: why and how it runs in a separate process; by default it runs in this one.
-        options: those of :func:`ingot.runtime.engines.opening.open_engine`.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
@@ -37,14 +36,14 @@ def load_engine(path: Path, *, isolation: Isolation | None = None, **options: Un
         DeadlineExceeded: its process was not ready within the limit of ``isolation``.
     """
     if isolation is None:
-        return open_engine(path, **options)
+        return open_engine(spec)
     try:
-        return ProcessEngine(path, options, isolation)
+        return ProcessEngine(spec, isolation)
     except Unsupported as error:
         if isolation.required:
             raise
-        engine = open_engine(path, **options)  # which fails alike unless this program defines what is missing there
-        log.warning("%s runs in this process, since an engine process cannot open it: %s", path.name, error)
+        engine = open_engine(spec)  # which fails alike unless this program defines what is missing there
+        log.warning("%s runs in this process, since an engine process cannot open it: %s", spec.path.name, error)
         return engine
 
 

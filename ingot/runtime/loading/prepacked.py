@@ -24,6 +24,7 @@ from ingot.model_store.store.derived import CacheEntry, DerivedCache
 from ingot.runtime import devices
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading.loader import engine_of, load_engine
 from ingot.runtime.settings import Settings
@@ -111,13 +112,10 @@ class Prepacked:
 
     def _open(self, path: Path, threads: int, *, optimized: bool = False, packed: bool = True) -> Engine:
         return load_engine(
-            path,
-            isolation=self.isolation,
-            device="cpu",
-            threads=threads,
-            ort_library=self.library,
-            optimized=optimized,
-            packed=packed,
+            EngineSpec(
+                path, device="cpu", threads=threads, ort_library=self.library, optimized=optimized, packed=packed
+            ),
+            self.isolation,
         )
 
     def build(self, entry: CacheEntry) -> bool:

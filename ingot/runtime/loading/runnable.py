@@ -16,6 +16,7 @@ from ingot.errors import InternalError
 from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.runtime.engine import Engine
 from ingot.runtime.engines.opening import ENGINES
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.isolation.policy import check_shards, doubt_of, isolation_of
 from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import warmup
@@ -88,22 +89,16 @@ class Runnable:
         doubt = doubt_of(settings, "onnx", bounds)
         isolation = isolation_of(settings, doubt)
         size = path.stat().st_size
+        engine, graphs = settings.engine or ENGINES[0], graphs_for("onnx", None, settings)
+        spec = EngineSpec(path, engine=engine, graphs=graphs, max_batch=settings.limits.max_batch)
         return cls(
-            lambda device, threads: load_engine(
-                path,
-                device=device,
-                threads=threads,
-                engine=settings.engine or ENGINES[0],
-                isolation=isolation,
-                graphs=graphs_for("onnx", None, settings),
-                max_batch=settings.limits.max_batch,
-            ),
+            lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
             isolation=isolation,
             doubt=doubt,
             bounds=bounds,
             size=size,
             graph=path,
-            needed=lambda: _need("onnx", settings.engine or ENGINES[0], weights=size, own=isolation is None),
+            needed=lambda: _need("onnx", engine, weights=size, own=isolation is None),
         )
 
     @classmethod
@@ -138,25 +133,22 @@ class Runnable:
                 own=isolation is None,
             )
 
+        spec = EngineSpec(
+            variant.path(),
+            format=form,
+            allow_code=settings.allow_code,
+            ort_library=settings.ort_library,
+            engine=engine_of(variant, settings.engine),
+            precision=precision_of(variant),
+            graphs=graphs_for(form, variant.signature.batch, settings, padded=variant.serving.batchable),
+            cache=tensorrt_cache(variant, settings),
+            max_batch=settings.limits.max_batch,
+            shards=settings.shards,
+            plan=plan,
+            batchable=variant.serving.batchable,
+        )
         return cls(
-            # The closure holds the variant, and so the temporary folder that an archive file was unpacked to.
-            lambda device, threads: load_engine(
-                variant.path(),
-                isolation=isolation,
-                format=form,
-                device=device,
-                threads=threads,
-                allow_code=settings.allow_code,
-                ort_library=settings.ort_library,
-                engine=engine_of(variant, settings.engine),
-                precision=precision_of(variant),
-                graphs=graphs_for(form, variant.signature.batch, settings, padded=variant.serving.batchable),
-                cache=tensorrt_cache(variant, settings),
-                max_batch=settings.limits.max_batch,
-                shards=settings.shards,
-                plan=plan,
-                batchable=variant.serving.batchable,
-            ),
+            lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
             goldens,
             tolerance=variant.serving.golden_tolerance,
             variant=variant.name,

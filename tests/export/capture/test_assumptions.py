@@ -16,7 +16,7 @@ from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.capture.counterexamples import Assumption, search
 from ingot.export.pipeline import Capture
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Range
 from tests.export.models import Function
 
@@ -92,7 +92,7 @@ def test_the_side_of_a_condition_that_is_right_for_all_sizes_is_captured() -> No
     module = Truncated().eval()
     archive = export_model(module, inputs="x:float32[batch,seq,4]")
     assert archive.signature.batch == "batch"
-    engine = load_engine(archive.variants[0].path())
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
     for size in (1, 16, 17, 39, 40, 41, 300):
         x = torch.randn(2, size, 4)
         torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), module(x).detach())
@@ -240,7 +240,7 @@ def test_a_step_makes_multiples_of_a_dimension() -> None:
     assert archive.signature.ranges == {"height": Range(4, 64, 4), "width": Range(8, None, 4)}
     assert archive.signature.outputs[0].shape == ("batch", 6, "height", "width")
     x = torch.randn(2, 3, 40, 16)
-    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), module(x).detach())
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 
 IMAGE = "x:float32[batch,3,height,width]"
 VOLUME = "x:float32[batch,2,depth,height,width]"
@@ -22,7 +22,7 @@ def equal(module: nn.Module, inputs: Sequence[str], *shapes: Sequence[int]) -> N
     tensors = [torch.randn(*shape) for shape in shapes]
     names = [spec.name for spec in archive.signature.inputs]
     feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-    (actual,) = load_engine(archive.variants[0].path()).run(feed).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run(feed).values()
     torch.testing.assert_close(torch.from_numpy(actual), module(*tensors), atol=1e-5, rtol=1e-4)
 
 

@@ -11,7 +11,7 @@ from torch.nn.utils import rnn
 
 from ingot.errors import ParityError
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 
 
@@ -38,7 +38,7 @@ class Packed(nn.Module):
 
 def exported(module: nn.Module, example: dict[str, Tensor], inputs: list[str]) -> Any:
     archive = export_model(module, example, inputs=inputs)
-    return load_engine(archive.variants[0].path())
+    return load_engine(EngineSpec(archive.variants[0].path()))
 
 
 def check(engine: Any, module: nn.Module, **inputs: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.export.models import Function
 
 WEIGHTS = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
@@ -64,7 +64,7 @@ def test_it_equals_the_model(function: Callable[[Tensor], Tensor]) -> None:
 
     archive = export_model(Function(whole), inputs="x:float32[batch,3,2]", rewrite="none", batch_dim="batch")
     x = torch.randn(4, 3, 2)
-    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), whole(x))
 
 
@@ -76,6 +76,6 @@ def test_parts_whose_squares_overflow_or_vanish() -> None:
     archive = export_model(Function(whole), inputs="x:float32[batch,2]")
     values = torch.tensor([0.0, -0.0, 2.5, 1e-25, -1e30, torch.inf, torch.nan])
     x = torch.cartesian_prod(values, values)
-    outputs = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
+    outputs = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()})
     for actual, expected in zip(outputs.values(), whole(x), strict=True):
         torch.testing.assert_close(torch.from_numpy(actual), expected, equal_nan=True, atol=0, rtol=1e-5)

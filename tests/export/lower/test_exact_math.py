@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.support import matrix
 
 INF, NAN = float("inf"), float("nan")
@@ -211,7 +211,9 @@ def check(
     """
     module = OfOne(functions) if len(inputs) == 1 else OfTwo(functions)
     archive = export_model(module, inputs=declared)
-    outputs = load_engine(archive.variants[0].path()).run({name: value.numpy() for name, value in inputs.items()})
+    outputs = load_engine(EngineSpec(archive.variants[0].path())).run(
+        {name: value.numpy() for name, value in inputs.items()}
+    )
     wrong = {}
     for (name, function), actual in zip(functions.items(), outputs.values(), strict=True):
         expected = function(*inputs.values())
@@ -289,7 +291,7 @@ def test_a_model_that_computes_in_half_precision_is_rounded_as_in_pytorch() -> N
     module = Narrow().eval()
     archive = export_model(module, inputs=["x:float32[n,4]"])
     x = torch.randn(50, 4)
-    outputs = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
+    outputs = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()})
     for expected, actual in zip(module(x)[:3], outputs.values(), strict=False):
         torch.testing.assert_close(torch.from_numpy(actual), expected.detach(), rtol=0, atol=0)
     assert {item.tolerance for item in archive.variant().serving.evidence.parity} == {0.04}

@@ -20,7 +20,7 @@ from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.export.lower import missing_forms
 from ingot.export.lower import onnx as lower
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.export.models import Function
 
 SDPA = functional.scaled_dot_product_attention
@@ -29,7 +29,7 @@ SDPA = functional.scaled_dot_product_attention
 def check(function: Callable[[Tensor], Any], inputs: str, *examples: Tensor) -> None:
     """Export a function of one tensor, and compare it with the graph in ONNX Runtime at the test's sizes."""
     archive = export_model(Function(function), inputs=inputs, rewrite="none")
-    engine = load_engine(archive.variants[0].path())
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
     for x in examples:
         actual = [torch.from_numpy(array) for array in engine.run({"x": x.numpy()}).values()]
         expected = function(x)
@@ -206,7 +206,7 @@ def test_torchvisions_suppression_becomes_the_graphs() -> None:
 
 def test_parts_whose_number_depends_on_a_size_are_joined() -> None:
     archive = export_model(GhostNorm().eval(), inputs="x:float32[batch,4]")
-    engine = load_engine(archive.variants[0].path())
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
     x = torch.randn(7, 4)
     torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), GhostNorm().eval()(x))
     engine.close()

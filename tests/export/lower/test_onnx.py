@@ -18,7 +18,7 @@ from ingot.export import export_model
 from ingot.export.capture import ladder
 from ingot.export.lower.onnx import lower, outside
 from ingot.export.program import Program, quiet
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import DType, Signature, TensorSpec
 from tests.export.models import Function
 from tests.export.rewrite.ops import operators
@@ -86,7 +86,7 @@ def test_a_number_less_a_tensor(dtype: str) -> None:
 
     archive = export_model(Function(functions), inputs=[f"x:{dtype}[batch,4]"], rewrite="none")
     x = torch.arange(8).reshape(2, 4).to(getattr(torch, dtype))
-    actual = load_engine(archive.variants[0].path()).run({"x": x.numpy()})
+    actual = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()})
     for expected, array in zip(functions(x), actual.values(), strict=True):
         torch.testing.assert_close(torch.from_numpy(array), expected)
 
@@ -106,7 +106,7 @@ def test_logarithms_of_exponentials_do_not_overflow(function: Callable[[Tensor],
     archive = export_model(Function(function), inputs="x:float32[batch,4]")
     assert not [note for note in archive.variant().serving.provenance.notes if "50 times" in note]
     x = torch.tensor([[-100.0, -90, -20, 5], [0, 100, 60, -3]])
-    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), function(x))
 
 
@@ -128,7 +128,7 @@ def test_wide_integers_are_exact(function: Callable[[Tensor], Tensor]) -> None:
     archive = export_model(Function(function), inputs="x:int64[batch,4]")
     assert not [note for note in archive.variant().serving.provenance.notes if "integers" in note]
     x = torch.tensor([[2**31, -(2**31) - 5, 1700000000123, -3], [0, 7, -1700000000123, 2**62]])
-    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), function(x))
 
 
@@ -170,7 +170,7 @@ def test_sizes_below_zero_are_divided_as_python_does() -> None:
 )
 def test_quotients_of_sizes_are_rounded_down(divided: Callable[[int], int]) -> None:
     archive = export_model(Function(lambda x: x[0] * 0 + divided(x.shape[0])), inputs="x:float32[n=1..64,2]")
-    with contextlib.closing(load_engine(archive.variants[0].path())) as engine:
+    with contextlib.closing(load_engine(EngineSpec(archive.variants[0].path()))) as engine:
         for n in range(1, 12):
             found = engine.run({"x": np.zeros((n, 2), np.float32)})["output"]
             assert found.tolist() == [divided(n)] * 2

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.export.lower import optimizer
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 from tests.export.models import Function
 
@@ -63,7 +63,7 @@ def test_numbers_near_zero_or_one_are_kept() -> None:
 
     archive = export_model(Function(divide), inputs="x:float32[batch,4]")
     rows = torch.tensor([[0.0] * 4, [1e-9, 0, 0, 0], [1, 2, 3, 4]])
-    engine = load_engine(archive.variants[0].path())
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
     np.testing.assert_allclose(engine.run({"x": rows.numpy()})["output"], divide(rows).numpy(), rtol=1e-6)
     engine.close()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.export.lower.test_exact_math import INF, NAN, OfOne
 
 Functions = Mapping[str, Callable[[Tensor], Tensor]]
@@ -68,7 +68,7 @@ RESIZED: Functions = {
 
 def check(functions: Functions, declared: str, *inputs: Tensor, close: float = 1e-6) -> None:
     archive = export_model(OfOne(functions), inputs=declared)
-    engine = load_engine(archive.variants[0].path())
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
     for x in inputs:
         outputs = engine.run({"x": x.numpy()})
         for (name, function), actual in zip(functions.items(), outputs.values(), strict=True):

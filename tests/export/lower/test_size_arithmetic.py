@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.export.models import Function
 
 
@@ -45,7 +45,7 @@ def points(x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("function", [floats, ranges, sizes, points])
 def test_it_equals_the_model(function: Callable[[Tensor], list[Tensor]]) -> None:
     archive = export_model(Function(function), inputs="x:float32[2,n=2..400]")
-    engine = load_engine(archive.variants[0].path())
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
     for size in (50, 100, 110, 199):  # where a product with 0.3 or 0.1 in single precision rounds up
         x = torch.rand(2, size)
         for expected, actual in zip(function(x), engine.run({"x": x.numpy()}).values(), strict=True):
@@ -63,5 +63,5 @@ def test_batches_that_are_joined_and_split_again_keep_batching() -> None:
     archive = export_model(Function(guided), inputs="x:float32[batch,4]")
     assert archive.signature.batch == "batch"
     x = torch.randn(5, 4)
-    (actual,) = load_engine(archive.variants[0].path()).run({"x": x.numpy()}).values()
+    (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run({"x": x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(actual), guided(x))

@@ -12,7 +12,7 @@ from torch import nn
 
 from ingot.errors import ExportError
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.support import RunIngot, refused, succeeded
 
 
@@ -96,7 +96,7 @@ def test_a_buffer_filled_by_the_first_call_is_a_constant(empty: bool) -> None:
         archive.variant().serving.provenance.notes
     )
     assert module.positions is before
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     for rows in (1, 5):
         x = torch.randn(rows, 4, 6, 6)
         torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), module(x))
@@ -120,7 +120,7 @@ def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
         export_model(kept, inputs=inputs)
     assert f"computed for one size of {dims}: declare {dims} as fixed" in str(caught.value)
     archive = export_model(kept, inputs=f"x:float32[batch,{','.join(map(str, shape))}]")
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     x = torch.randn(2, *shape)
     torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), kept(x))
     engine.close()
@@ -172,7 +172,7 @@ class Kinds(nn.Module):
 def test_a_branch_on_a_tensor_that_never_changes_is_a_constant(registered: bool) -> None:
     module = Kinds(registered).eval()
     archive = export_model(module, inputs="x:float32[batch,3]")
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     for rows in (1, 6):
         x = 4 * torch.rand(rows, 3)
         torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), module(x))

@@ -15,7 +15,7 @@ from torch import nn
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export import export_model, load_source
 from ingot.export.source.subject import describe
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.export import models
 from tests.support import RunIngot
 
@@ -127,7 +127,7 @@ class TestLightning:
         archive = export_model(module)
         assert str(archive.signature.inputs[0]) == "x:float32[batch,5]"
         x = np.ones((2, 5), np.float32)
-        engine = load_engine(archive.variant().path(), device="cpu")
+        engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
         assert np.allclose(engine.run({"x": x})["output"], original(torch.tensor(x)).detach().numpy(), atol=1e-6)
         engine.close()
 
@@ -183,7 +183,7 @@ class TestTransformers:
         }
         with torch.no_grad():
             expected = module(**{name: torch.tensor(array) for name, array in inputs.items()})["logits"].numpy()
-        with contextlib.closing(load_engine(archive.variant().path(), device="cpu")) as engine:
+        with contextlib.closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
             assert np.allclose(engine.run(inputs)["logits"], expected, atol=1e-5)
         assert not any("is left out" in note for note in archive.variant().serving.provenance.notes)
 

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.export import export_model
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import DType, Range
 from tests import onnx_models
 
@@ -26,7 +26,7 @@ def test_a_file_of_any_datatype(tmp_path: Path, dtype: DType) -> None:
 
 def test_the_archive_answers_as_the_file_does(tmp_path: Path) -> None:
     archive = export_model(onnx_models.affine(tmp_path), name="team/affine")
-    engine = load_engine(archive.variant().path(), device="cpu")
+    engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     assert engine.run({"x": np.array([[1, 2, 3]], np.float32)})["y"].tolist() == [[3, 5, 7]]
     engine.close()
     assert archive.name == "team/affine"

@@ -16,7 +16,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.format import onnx_wire
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from tests.model_store.outside import (
     EXTERNAL,
     HEAD,
@@ -45,7 +45,7 @@ def engine_opens(content: bytes, folder: Path) -> bool | None:
 
 def loads(path: Path) -> bool:
     try:
-        load_engine(path, device="cpu", threads=1).close()
+        load_engine(EngineSpec(path, device="cpu", threads=1)).close()
     except InvalidArgument:
         return False
     return True

@@ -11,7 +11,7 @@ from ingot.quant.schemes import plan as plans
 from ingot.quant.schemes.plan import Plan, Scheme
 from ingot.quant.search import sensitivity
 from ingot.quant.search.sensitivity import Noise
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 from tests.quant import graphs
 from tests.quant.graphs import random, sqnr
@@ -125,8 +125,8 @@ def test_without_effects_it_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = chain([1, 30, 3])
     calls: list[int] = []
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        engine = load_engine(*arguments, **options)
+    def counted(spec: EngineSpec) -> Any:
+        engine = load_engine(spec)
         run = engine.run
 
         def one(inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -20,7 +20,7 @@ from ingot.quant import BFloat16, Float16, PT2EInt8, QuantConfig, quantize
 from ingot.quant.config import Recipe
 from ingot.quant.measure.stopwatch import Race
 from ingot.quant.report.records import Report
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array
 from tests.export.models import net
 from tests.quant.variants.test_pt2e import Net
@@ -46,7 +46,7 @@ def joined(*archives: Archive) -> Archive:
 
 def answer(archive: Archive, name: str, inputs: dict[str, Array]) -> Array:
     variant = archive.variant(name)
-    engine = load_engine(variant.path(), format=variant.serving.format, device="cpu", allow_code=True)
+    engine = load_engine(EngineSpec(variant.path(), format=variant.serving.format, device="cpu", allow_code=True))
     try:
         return next(iter(engine.run(inputs).values()))
     finally:

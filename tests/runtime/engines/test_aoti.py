@@ -14,7 +14,7 @@ from torch import nn
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.lower import aoti
 from ingot.model_store import BlobFolder, Store
-from ingot.runtime import Settings, load_engine
+from ingot.runtime import EngineSpec, Settings, load_engine
 from ingot.serving import Repository
 from tests.export.programs import Lowered, Returning, archive, capture, shared
 from tests.support import RequireTool, run_python
@@ -68,8 +68,8 @@ def test_the_package_declares_its_inputs_outputs_and_requirements(lookup: Lowere
 
 def test_it_runs_without_the_models_source(lookup: Lowered) -> None:
     path = lookup.blobs.path(lookup.packed.graph)
-    code = "import numpy as np, pathlib, sys; from ingot.runtime import load_engine\n"
-    code += f"engine = load_engine(pathlib.Path({str(path)!r}), format='aoti', allow_code=True)\n"
+    code = "import numpy as np, pathlib, sys; from ingot.runtime import EngineSpec, load_engine\n"
+    code += f"engine = load_engine(EngineSpec(pathlib.Path({str(path)!r}), format='aoti', allow_code=True))\n"
     code += "answer = engine.run({'ids': np.zeros((2, 3), np.int64), 'shift': np.ones(2, np.float32)})\n"
     code += "print(answer['logits'].shape, 'tests' in sys.modules, 'ingot.export' in sys.modules)"
     assert run_python(code) == "(2, 3, 3) False False\n"
@@ -145,9 +145,9 @@ class TestDamagedFiles:
         path = tmp_path / "model"
         path.write_bytes(b"no package")
         with pytest.raises(InvalidArgument, match="is not an AOTInductor package"):
-            load_engine(path, format="aoti", allow_code=True)
+            load_engine(EngineSpec(path, format="aoti", allow_code=True))
         with pytest.raises(InvalidArgument, match="there is no model file"):
-            load_engine(tmp_path / "none", format="aoti", allow_code=True)
+            load_engine(EngineSpec(tmp_path / "none", format="aoti", allow_code=True))
 
     def test_a_package_of_another_maker_is_reported(self, lookup: Lowered, tmp_path: Path) -> None:
         path = tmp_path / "model"
@@ -155,4 +155,4 @@ class TestDamagedFiles:
             for name in made.namelist():
                 other.writestr(name, made.read(name).replace(b'"ingot"', b'"other"'))
         with pytest.raises(InvalidArgument, match="was not made by ingot export"):
-            load_engine(path, format="aoti", allow_code=True)
+            load_engine(EngineSpec(path, format="aoti", allow_code=True))

@@ -19,7 +19,7 @@ from ingot.client.blocking import Client
 from ingot.demo.digits import Data, Digits
 from ingot.errors import InternalError, InvalidArgument, Unsupported
 from ingot.model_store import Archive
-from ingot.runtime import Engine, Settings, load_engine
+from ingot.runtime import Engine, EngineSpec, Settings, load_engine
 from ingot.runtime.loading.choice import obstacle
 from ingot.tensors import Array, DType
 from tests import onnx_models
@@ -47,7 +47,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(path: Path, **options: Any) -> Engine:
-    return load_engine(path, engine="openvino", **options)
+    return load_engine(EngineSpec(path, engine="openvino", **options))
 
 
 class TestWhatItTakesAndGives:
@@ -156,7 +156,9 @@ class TestPrecision:
         path = Archive.open(digits_archive).unpacked()  # its folder goes with it
         graph = path.variant("int8").path()
         images = {"image": digits[2].images[:200]}
-        mine, theirs = (load_engine(graph, device="cpu", engine=name) for name in ("openvino", "onnxruntime"))
+        mine, theirs = (
+            load_engine(EngineSpec(graph, device="cpu", engine=name)) for name in ("openvino", "onnxruntime")
+        )
         answer, expected = mine.run(images)["logits"], theirs.run(images)["logits"]
         assert (answer.argmax(1) == expected.argmax(1)).mean() > 0.98
         assert np.abs(answer - expected).mean() < 0.02 * np.abs(expected).mean()
@@ -199,7 +201,7 @@ class TestFailures:
         with pytest.raises(Unsupported, match="OpenVINO runs models on the CPU"):
             load(path, device="cuda")
         with pytest.raises(Unsupported, match="'tensorflow'; there are onnxruntime, openvino"):
-            load_engine(path, engine="tensorflow")
+            load_engine(EngineSpec(path, engine="tensorflow"))
 
     @pytest.mark.usefixtures("missing")
     def test_it_is_not_installed(self, tmp_path: Path) -> None:
@@ -286,9 +288,9 @@ def test_two_engines_at_once(tmp_path: Path) -> None:
 
 def test_it_is_imported_when_used_and_reports_nothing_to_its_maker(tmp_path: Path) -> None:
     code = "import sys, pathlib, ingot.server.main, ingot.quant\n"
-    code += "from ingot.runtime import load_engine\n"
+    code += "from ingot.runtime import EngineSpec, load_engine\n"
     code += "print('openvino' in sys.modules)\n"
-    code += f"load_engine(pathlib.Path({str(onnx_models.affine(tmp_path))!r}), engine='openvino')\n"
+    code += f"load_engine(EngineSpec(pathlib.Path({str(onnx_models.affine(tmp_path))!r}), engine='openvino'))\n"
     code += "print([name for name in sys.modules if name.startswith('openvino_telemetry')], 'torch' in sys.modules)"
     assert run_python(code).split("\n") == ["False", "[] False", ""]
 

@@ -13,7 +13,7 @@ import pytest
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan, Segment
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.engine import Engine
 from ingot.tensors import DType, Signature, TensorSpec
 from tests import onnx_models
@@ -59,7 +59,7 @@ def _unchecked(**changes: Any) -> Segment:
 
 
 def load(path: Path) -> Engine:
-    return load_engine(path, format="partitioned", device="cpu", threads=1, allow_code=True)
+    return load_engine(EngineSpec(path, format="partitioned", device="cpu", threads=1, allow_code=True))
 
 
 def test_values_flow_from_part_to_part_and_out(folder: Path) -> None:
@@ -124,4 +124,4 @@ def test_a_missing_part_is_reported(folder: Path) -> None:
 
 def test_a_plan_is_loaded_only_where_code_is_allowed(folder: Path) -> None:
     with pytest.raises(Unsupported, match="format 'partitioned' can run its author's code"):
-        load_engine(plan(folder), format="partitioned")
+        load_engine(EngineSpec(plan(folder), format="partitioned"))

@@ -17,6 +17,7 @@ from ingot.errors import InvalidArgument
 from ingot.export.lower import program as lower_program
 from ingot.runtime.engines import sharded, tensor_parallel, torch_engine
 from ingot.runtime.engines.opening import open_engine
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.engines.stages import stages_of
 from tests.export import decoders
 from tests.export.programs import capture
@@ -94,5 +95,5 @@ def test_a_divided_model_on_gpus_is_computed_in_the_precision_of_its_variant(
         monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
     options: dict[str, Any] = {"format": "pt2", "shards": 2, "allow_code": True, "device": "cuda"}
     for precision in ("f32", "tf32"):
-        assert open_engine(path, precision=precision, **options).device == "cuda:1"
+        assert open_engine(EngineSpec(path, precision=precision, **options)).device == "cuda:1"
     assert used == ["f32", "tf32"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineTimeout
-from ingot.runtime import Engine, load_engine
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.runtime.loading.engine_swap import Replaceable
 from tests import onnx_models
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
@@ -23,7 +23,7 @@ THREE = {"n": np.array([3])}
 
 
 def plain(path: Path) -> Engine:
-    return load_engine(path, device="cpu", threads=1)
+    return load_engine(EngineSpec(path, device="cpu", threads=1))
 
 
 def by_value(path: Path) -> Engine:
@@ -80,7 +80,9 @@ def test_without_a_call_it_has_no_effect(tmp_path: Path) -> None:
 def test_openvino_ends_between_operators(tmp_path: Path) -> None:
     if importlib.util.find_spec("openvino") is None:
         pytest.skip("the package 'openvino' is not installed")
-    engine = load_engine(onnx_models.slow(tmp_path, repeats=1000), device="cpu", threads=1, engine="openvino")
+    engine = load_engine(
+        EngineSpec(onnx_models.slow(tmp_path, repeats=1000), device="cpu", threads=1, engine="openvino")
+    )
     x = {"x": np.ones((64, 1024), np.float32)}
     with pytest.raises(EngineTimeout), ended_by_another_thread(engine):
         engine.run(x)

@@ -18,7 +18,7 @@ from ingot.export.capture import recurrent
 from ingot.export.lower import program as lower_program
 from ingot.export.lower.packed import precision_of
 from ingot.model_store import BlobFolder
-from ingot.runtime import Settings, load_engine
+from ingot.runtime import EngineSpec, Settings, load_engine
 from ingot.serving import Repository
 from ingot.tensors import DType
 from tests.export.programs import Lowered, Returning, archive, capture, shared
@@ -174,8 +174,8 @@ class TestOwnOperators:
         assert made.packed.requires == {"engine": "torch", "torch": made.packed.requires["torch"]}
         assert made.errors()["output"] == 0
         path = made.blobs.path(made.packed.graph)
-        code = "import numpy as np, pathlib; from ingot.runtime import load_engine\n"
-        code += f"engine = load_engine(pathlib.Path({str(path)!r}), format='pt2', allow_code=True)\n"
+        code = "import numpy as np, pathlib; from ingot.runtime import EngineSpec, load_engine\n"
+        code += f"engine = load_engine(EngineSpec(pathlib.Path({str(path)!r}), format='pt2', allow_code=True))\n"
         code += "print(engine.run({'x': np.ones(2, np.float32)})['output'])"
         assert run_python(code) == "[1.5 1.5]\n"
 
@@ -186,8 +186,8 @@ class TestOwnOperators:
         assert made.packed.requires["operators"] == "ingot_tests::sorted"
         assert "imported the code that defines ingot_tests::sorted" in made.packed.notes[0]
         path = made.blobs.path(made.packed.graph)
-        code = "import pathlib; from ingot.runtime import load_engine\n"
-        code += f"load_engine(pathlib.Path({str(path)!r}), format='pt2', allow_code=True)"
+        code = "import pathlib; from ingot.runtime import EngineSpec, load_engine\n"
+        code += f"load_engine(EngineSpec(pathlib.Path({str(path)!r}), format='pt2', allow_code=True))"
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
         assert "Unsupported: the model needs the operator ingot_tests::sorted" in result.stderr
 
@@ -242,17 +242,17 @@ class TestRefusals:
         path = tmp_path / "model"
         path.write_bytes(many.blobs.path(many.packed.graph).read_bytes()[:length])
         with pytest.raises(InvalidArgument, match="is not a PyTorch program, or is damaged"):
-            load_engine(path, format="pt2", allow_code=True)
+            load_engine(EngineSpec(path, format="pt2", allow_code=True))
 
     def test_a_program_of_another_maker_is_reported(self, tmp_path: Path, many: Lowered) -> None:
         path = tmp_path / "model.pt2"
         torch.export.save(many.case.program.exported, path)
         with pytest.raises(InvalidArgument, match="was not made by ingot export"):
-            load_engine(path, format="pt2", allow_code=True)
+            load_engine(EngineSpec(path, format="pt2", allow_code=True))
 
     def test_a_missing_file_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="there is no model file"):
-            load_engine(tmp_path / "none", format="pt2", allow_code=True)
+            load_engine(EngineSpec(tmp_path / "none", format="pt2", allow_code=True))
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_a_missing_device_is_reported(self, many: Lowered) -> None:
@@ -264,7 +264,7 @@ class TestRefusals:
 
     def test_a_format_that_nothing_runs_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match="no engine of this version runs models of format 'tflite'"):
-            load_engine(tmp_path, format="tflite", allow_code=True)
+            load_engine(EngineSpec(tmp_path, format="tflite", allow_code=True))
 
 
 class Weighted(nn.Module):
@@ -280,10 +280,10 @@ class Weighted(nn.Module):
 def test_a_device_that_a_plug_in_adds_to_pytorch() -> None:
     """In another process, since PyTorch has one such backend."""
     made = lowered(Weighted(), "x:float32[batch,3]")
-    code = "import pathlib, sys, numpy as np; from ingot.runtime import load_engine\n"
+    code = "import pathlib, sys, numpy as np; from ingot.runtime import EngineSpec, load_engine\n"
     code += f"sys.path.append({str(ROOT / 'tests' / 'runtime' / 'plugin')!r})\n"
     code += f"path = pathlib.Path({str(made.blobs.path(made.packed.graph))!r})\n"
-    code += "engine = load_engine(path, format='pt2', device='paper:0', allow_code=True)\n"
+    code += "engine = load_engine(EngineSpec(path, format='pt2', device='paper:0', allow_code=True))\n"
     code += "print(engine.device, engine.run({'x': np.array([[1, 2, 3]], np.float32)})['output'].tolist())\n"
     code += "import ingot_paper; print(ingot_paper.calls)"
     assert run_python(code) == "paper:0 [[2.0, 5.0, 10.0]]\n['mul', 'add']\n"

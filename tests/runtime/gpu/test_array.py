@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime import Limits, Model, Settings, device_tensors, load_engine
+from ingot.runtime import EngineSpec, Limits, Model, Settings, device_tensors, load_engine
 from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, TargetedInputs, reachable
 from ingot.runtime.gpu.driver import CudaDevice
 from ingot.runtime.gpu.graphs import GraphOptions
@@ -132,7 +132,7 @@ def test_a_captured_batch_reads_and_writes_tensors_on_the_device(tmp_path: Path)
         engine.run(inputs, {"y": [Range(0, None, place)]})
         device.touch(span_of(memory), writes=False)
         assert place.done
-        assert values(memory) == load_engine(path, device="cpu").run({"x": given})["y"].reshape(-1).tolist()
+        assert values(memory) == load_engine(EngineSpec(path, device="cpu")).run({"x": given})["y"].reshape(-1).tolist()
     assert engine._session.runs == [1, 1, -1, 1]
     assert device.acrosses == 8  # each input and each output: none was copied over the host
     del inputs, place
@@ -269,7 +269,7 @@ Load = Callable[..., Model]
 
 @pytest.fixture
 def load(device: SessionDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    monkeypatch.setattr(loader, "open_engine", lambda path, **_: pipelined(path, device))
+    monkeypatch.setattr(loader, "open_engine", lambda spec: pipelined(spec.path, device))
     models: list[Model] = []
 
     def make(path: Path, **settings: Any) -> Model:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import ingot
 from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.gpu.nvml import Gpus
 from ingot.runtime.loading import loader
 from tests import onnx_models
@@ -134,8 +135,8 @@ def test_without_the_package_the_log_names_the_extra(
 def test_a_server_reads_it_only_with_a_model_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library, device: str
 ) -> None:
-    def open_engine(path: Path, **options: Any) -> OrtEngine:
-        engine = OrtEngine(path, device="cpu", threads=options["threads"])
+    def open_engine(spec: EngineSpec) -> OrtEngine:
+        engine = OrtEngine(spec.path, device="cpu", threads=spec.threads)
         engine.device = device
         return engine
 

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.engines import ort_arena
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.engines.ort_lane import OrtLane
@@ -27,7 +27,7 @@ def values(seed: int) -> dict[str, Array]:
 
 def test_lanes_of_one_session_answer_as_a_plain_one(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    engine, plain = pipelined(path, SessionDevice()), load_engine(path, device="cpu")
+    engine, plain = pipelined(path, SessionDevice()), load_engine(EngineSpec(path, device="cpu"))
     lanes = [engine, *engine.more_lanes(2)]
     assert lanes[0] is engine
     assert engine.settings["pipeline"] == "on"
@@ -78,7 +78,7 @@ def test_inputs_are_assembled_in_pinned_memory(tmp_path: Path) -> None:
 
 
 def test_an_engine_on_the_cpu_has_one_lane_and_allocates_ordinary_memory(tmp_path: Path) -> None:
-    engine = load_engine(onnx_models.affine(tmp_path), device="cpu")
+    engine = load_engine(EngineSpec(onnx_models.affine(tmp_path), device="cpu"))
     assert isinstance(engine, OrtEngine)
     assert engine.more_lanes(2) == []
     array = engine.allocate(engine.signature.inputs[0], (2, 3))
@@ -168,7 +168,7 @@ def test_an_array_at_an_odd_address_or_in_fortran_order_is_copied(tmp_path: Path
     path = onnx_models.affine(tmp_path)
     odd = np.frombuffer(b"." + np.arange(6, dtype=np.float32).tobytes(), np.float32, offset=1).reshape(2, 3)
     turned = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    for engine in (load_engine(path, device="cpu"), pipelined(path, SessionDevice())):
+    for engine in (load_engine(EngineSpec(path, device="cpu")), pipelined(path, SessionDevice())):
         for array in (odd, turned):
             assert engine.run({"x": array})["z"].tolist() == [[0, -1, -2], [-3, -4, -5]]
 
@@ -188,7 +188,7 @@ def runs_of(engine: OrtEngine) -> list[int]:
 def test_batches_of_captured_sizes_have_fixed_addresses(tmp_path: Path) -> None:
     device, path = SessionDevice(), onnx_models.affine(tmp_path)
     memory = device.memory
-    engine, plain = pipelined(path, device, GRAPHS), load_engine(path, device="cpu")
+    engine, plain = pipelined(path, device, GRAPHS), load_engine(EngineSpec(path, device="cpu"))
     assert engine.settings["cuda_graphs"] == "1,2,4"
     assert engine.capabilities.captured == (1, 2, 4)
     assert engine.more_lanes(2) == []
@@ -204,7 +204,7 @@ def test_batches_of_captured_sizes_have_fixed_addresses(tmp_path: Path) -> None:
 
 def test_a_capture_that_fails_is_logged_and_the_batch_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = onnx_models.affine(tmp_path)
-    engine, plain = pipelined(path, SessionDevice(), GRAPHS), load_engine(path, device="cpu")
+    engine, plain = pipelined(path, SessionDevice(), GRAPHS), load_engine(EngineSpec(path, device="cpu"))
     engine._session.refusing = True
     for seed in range(3):
         np.testing.assert_array_equal(engine.run(fed(seed, 2))["y"], plain.run(fed(seed, 2))["y"])

@@ -16,7 +16,7 @@ import pytest
 import ingot
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Evidence, MemoryEvidence
-from ingot.runtime import Settings, devices, load_engine
+from ingot.runtime import EngineSpec, Settings, devices, load_engine
 from ingot.runtime.engines import ort_session, pipelined
 from ingot.runtime.engines.ort import OrtEngine
 from ingot.runtime.gpu import nvml
@@ -183,7 +183,9 @@ def test_tensorrt_compiles_for_all_batches_and_keeps_the_result(
 ) -> None:
     found = Opened(monkeypatch)
     path, cache = onnx_models.affine(tmp_path), tmp_path / "store" / "trt"
-    engine = load_engine(path, engine="tensorrt", device="cuda:1", precision="fp16", cache=cache, max_batch=32)
+    engine = load_engine(
+        EngineSpec(path, engine="tensorrt", device="cuda:1", precision="fp16", cache=cache, max_batch=32)
+    )
     assert (engine.device, engine.platform) == ("cuda:1", "onnxruntime_tensorrt")
     assert cache.is_dir()
     (name, options), (second, _), last = found.providers[-1]
@@ -210,21 +212,21 @@ def test_without_tensorrt_its_models_are_refused(tmp_path: Path, monkeypatch: py
     path = onnx_models.affine(tmp_path)
     for device in ("cpu", "auto"):
         with pytest.raises(Unsupported, match=r"'tensorrt' is not available on device.*pip install tensorrt"):
-            load_engine(path, engine="tensorrt", device=device)
+            load_engine(EngineSpec(path, engine="tensorrt", device=device))
     found = Opened(monkeypatch, lacking="TensorrtExecutionProvider")
     with pytest.raises(Unsupported, match=r"could not load TensorRT.*pip install tensorrt"):
-        load_engine(path, engine="tensorrt", device="cuda:0")
+        load_engine(EngineSpec(path, engine="tensorrt", device="cuda:0"))
     assert not found.device._streams
     with pytest.raises(Unsupported, match="precision 'int3' with 'tensorrt'"):
-        load_engine(path, engine="tensorrt", device="cuda:0", precision="int3")
+        load_engine(EngineSpec(path, engine="tensorrt", device="cuda:0", precision="int3"))
 
 
 def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Unsupported, match="only a GPU computes in tf32"):
-        load_engine(path, device="cpu", precision="tf32")
+        load_engine(EngineSpec(path, device="cpu", precision="tf32"))
     found = Opened(monkeypatch)
-    engine = load_engine(path, device="cuda:0", precision="tf32")
+    engine = load_engine(EngineSpec(path, device="cuda:0", precision="tf32"))
     assert engine.settings["precision"] == "tf32"
     assert found.providers[-1][0][1]["use_tf32"] == "1"
     engine.close()
@@ -234,12 +236,12 @@ def test_a_session_that_cannot_capture_is_opened_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found, path = Opened(monkeypatch), onnx_models.affine(tmp_path)
-    engine = load_engine(path, device="cuda:0", graphs=GraphOptions(most=4, batch=None, padded=True))
+    engine = load_engine(EngineSpec(path, device="cuda:0", graphs=GraphOptions(most=4, batch=None, padded=True)))
     assert isinstance(engine, OrtEngine)
     assert (engine.settings["cuda_graphs"], engine.more_lanes(2)) == ("1,2,4", [])
     engine.close()
     found.failing = "This session cannot use the graph capture feature as requested by the user"
-    engine = load_engine(path, device="cuda:0", graphs=GraphOptions(most=4, batch=None, padded=True))
+    engine = load_engine(EngineSpec(path, device="cuda:0", graphs=GraphOptions(most=4, batch=None, padded=True)))
     assert isinstance(engine, OrtEngine)
     assert engine.settings["cuda_graphs"] == "off"
     assert len(engine.more_lanes(2)) == 2
@@ -448,11 +450,11 @@ def test_a_server_places_its_models_and_shows_it(
     gpu = list(management.gpus)[1]
     wanted: list[str] = []
 
-    def open_engine(path: Path, **options: Any) -> OrtEngine:
-        engine = OrtEngine(path, device="cpu", threads=options["threads"])
-        wanted.append(options["device"])
+    def open_engine(spec: EngineSpec) -> OrtEngine:
+        engine = OrtEngine(spec.path, device="cpu", threads=spec.threads)
+        wanted.append(spec.device)
         if usable:
-            engine.device = options["device"].replace("auto", "cuda")
+            engine.device = spec.device.replace("auto", "cuda")
             management.gpus[gpu] = (57 * GIB, 23 * GIB)
         return engine
 

@@ -16,6 +16,7 @@ import pytest
 import ingot
 from ingot.errors import EngineLost, TooLarge, Unavailable
 from ingot.runtime import Limits, Model, Settings
+from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import loader
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
@@ -40,8 +41,8 @@ def devices() -> list[SessionDevice]:
 def opened(devices: list[SessionDevice], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines run on the fake devices, by the index of the setting."""
 
-    def open_engine(path: Path, *, device: str, **_: Any) -> Any:
-        return pipelined(path, devices[int(device.partition(":")[2])])
+    def open_engine(spec: EngineSpec) -> Any:
+        return pipelined(spec.path, devices[int(spec.device.partition(":")[2])])
 
     monkeypatch.setattr(loader, "open_engine", open_engine)
 
@@ -193,7 +194,7 @@ def test_an_engine_behind_a_proxy_stays_there(
             calls.append(len(inputs["x"]))
             return self._engine.run(inputs)
 
-    monkeypatch.setattr(loader, "open_engine", lambda path, **_: Proxy(pipelined(path, devices[0])))
+    monkeypatch.setattr(loader, "open_engine", lambda spec: Proxy(pipelined(spec.path, devices[0])))
     settings = Settings(warm_time=0, isolate="none", lanes=2, limits=Limits(max_batch=4))
     model = Model("m", "1", only(Runnable.of_file(onnx_models.affine(tmp_path), settings), settings), settings=settings)
     model.load()

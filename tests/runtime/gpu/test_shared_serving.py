@@ -35,7 +35,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SessionDevice]:
     made = SessionDevice()
     monkeypatch.setattr(devices, "has_cuda", lambda: True)
     monkeypatch.setattr(devices, "gpu_count", lambda: 1)
-    monkeypatch.setattr(loader, "open_engine", lambda path, **_: pipelined(path, made))
+    monkeypatch.setattr(loader, "open_engine", lambda spec: pipelined(spec.path, made))
     for module in (cuda_memory, device_tensors):
         monkeypatch.setattr(module, "open_device", lambda name: made)
     yield made

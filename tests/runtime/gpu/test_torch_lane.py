@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 import ingot
 from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
-from ingot.runtime import Limits, Model, Settings, load_engine
+from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
 from ingot.runtime.engines import opening, torch_engine
 from ingot.runtime.engines.torch_engine import TorchEngine
 from ingot.runtime.engines.torch_lane import TorchLane
@@ -160,8 +161,10 @@ def test_a_model_without_a_batch_has_one_graph() -> None:
 def test_larger_models_answer_as_the_cpu(tmp_path: Path, name: str) -> None:
     spec, path = specs(small=True)[name], tmp_path / "model.pt2"
     write_program(spec, path, DType.FP32)
-    engine = pipelined(load_engine(path, format="pt2", device="cpu", threads=1, allow_code=True), FakeDevice(), GRAPHS)
-    plain = load_engine(path, format="pt2", device="cpu", threads=1, allow_code=True)
+    engine = pipelined(
+        load_engine(EngineSpec(path, format="pt2", device="cpu", threads=1, allow_code=True)), FakeDevice(), GRAPHS
+    )
+    plain = load_engine(EngineSpec(path, format="pt2", device="cpu", threads=1, allow_code=True))
     lanes = [engine, *engine.more_lanes(1)]
     random = np.random.default_rng(1)
     for number in range(8):
@@ -385,8 +388,8 @@ def test_a_model_whose_captures_fail_shows_that_it_has_no_graphs(
     caplog.set_level(logging.INFO)
     opened = opening.open_engine
 
-    def open_engine(path: Path, *, graphs: GraphOptions | None, **_: Any) -> TorchEngine:
-        engine = pipelined(opened(path, format="pt2", allow_code=True, threads=1), FakeDevice(), graphs)
+    def open_engine(spec: EngineSpec) -> TorchEngine:
+        engine = pipelined(opened(replace(spec, device="auto", threads=1, graphs=None)), FakeDevice(), spec.graphs)
         backend_of(engine).failing = RuntimeError("operation not permitted")
         return engine
 
@@ -403,8 +406,10 @@ def test_a_model_whose_captures_fail_shows_that_it_has_no_graphs(
 def test_a_server_captures_the_sizes_of_its_batches(words: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
     device, engines, plain = FakeDevice(), [], words.engine()
 
-    def open_engine(path: Path, *, graphs: GraphOptions | None, **_: Any) -> TorchEngine:
-        engines.append(pipelined(opening.open_engine(path, format="pt2", allow_code=True, threads=1), device, graphs))
+    def open_engine(spec: EngineSpec) -> TorchEngine:
+        engines.append(
+            pipelined(opening.open_engine(replace(spec, device="auto", threads=1, graphs=None)), device, spec.graphs)
+        )
         return engines[-1]
 
     monkeypatch.setattr(loader, "open_engine", open_engine)

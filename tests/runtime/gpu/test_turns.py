@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ingot.errors import TooLarge
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
 from ingot.runtime.gpu.turns import Share, Turn, Turns, turns_of
@@ -192,7 +192,7 @@ def test_models_of_both_engines_take_turns_with_cuda_graphs(tmp_path: Path) -> N
                 np.testing.assert_allclose(answer[name], expected, rtol=1e-5)
 
     lanes: list[Any] = [torch_engine, *torch_engine.more_lanes(1), session]
-    plains: list[Any] = [program.engine(), program.engine(), load_engine(path, device="cpu")]
+    plains: list[Any] = [program.engine(), program.engine(), load_engine(EngineSpec(path, device="cpu"))]
     with ThreadPoolExecutor(len(lanes)) as threads:
         list(threads.map(serve, lanes, plains))
     assert isinstance(torch_engine._backend, fake_torch.FakeTorch)

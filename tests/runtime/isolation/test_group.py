@@ -8,14 +8,13 @@ import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost
 from ingot.export.lower import program as lower_program
-from ingot.runtime import load_engine, memory
+from ingot.runtime import EngineSpec, load_engine, memory
 from ingot.runtime.isolation.process_engine import Isolation
 from tests.export import decoders
 from tests.export.programs import capture
@@ -35,14 +34,16 @@ def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     engine = load_engine(
-        path,
-        isolation=Isolation(why="a test", required=True),
-        format="pt2",
-        device="cpu",
-        threads=1,
-        allow_code=True,
-        shards=2,
-        plan={**decoders.PLAN, **{f"absent.{number}": "colwise" for number in range(20_000)}},
+        EngineSpec(
+            path,
+            format="pt2",
+            device="cpu",
+            threads=1,
+            allow_code=True,
+            shards=2,
+            plan={**decoders.PLAN, **{f"absent.{number}": "colwise" for number in range(20_000)}},
+        ),
+        Isolation(why="a test", required=True),
     )
     with contextlib.closing(engine):
         feeds = {"ids": np.arange(12).reshape(3, 4)}
@@ -60,10 +61,10 @@ def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(
 def test_a_process_that_is_stopped_before_it_is_confined_ends_with_its_group(tmp_path: Path) -> None:
     model = capture(decoders.make(), decoders.INPUT)
     path = lower_program.lower(model.program, tmp_path / "model.pt2")
-    options: dict[str, Any] = {"format": "pt2", "device": "cpu", "threads": 1, "allow_code": True, "shards": 2}
+    spec = EngineSpec(path, format="pt2", device="cpu", threads=1, allow_code=True, shards=2)
     isolation = Isolation(why="a test", required=True, load_timeout=10)
     with ThreadPoolExecutor() as pool:
-        loading = pool.submit(load_engine, path, isolation=isolation, **options)
+        loading = pool.submit(load_engine, spec, isolation)
         wait_until(lambda: len(_ranks()) == 2)
         stopped = _ranks()[1]
         os.kill(stopped, signal.SIGSTOP)

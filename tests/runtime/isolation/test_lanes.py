@@ -15,7 +15,7 @@ import pytest
 import ingot
 from ingot.errors import EngineLost, EngineTimeout
 from ingot.ipc.arena import THRESHOLD
-from ingot.runtime import load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.isolation.engine_process import EngineProcess
 from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
 from ingot.runtime.isolation.supervisor import Supervision
@@ -86,7 +86,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def opened(path: Path, lanes: int) -> Iterator[list[ProcessEngine]]:
     isolation = Isolation(why="a test", lanes=lanes, required=True)
-    engine = load_engine(path, device="pair:0", engine="meeting", threads=1, isolation=isolation)
+    engine = load_engine(EngineSpec(path, device="pair:0", engine="meeting", threads=1), isolation)
     assert isinstance(engine, ProcessEngine)
     engines = [engine, *engine.more_lanes(lanes - 1)]
     try:

@@ -20,7 +20,7 @@ import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge, Unavailable
 from ingot.ipc import arena
-from ingot.runtime import Entry, load_engine
+from ingot.runtime import EngineSpec, Entry, load_engine
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.isolation import supervisor
@@ -40,7 +40,7 @@ HARMLESS = {"x": np.array([[6, 1]]), "d": np.array([[3, 1]])}
 
 @contextlib.contextmanager
 def opened(path: Path, **limits: Any) -> Iterator[ProcessEngine]:
-    engine = load_engine(path, device="cpu", threads=1, isolation=Isolation(why="a test", **limits))
+    engine = load_engine(EngineSpec(path, device="cpu", threads=1), Isolation(why="a test", **limits))
     assert isinstance(engine, ProcessEngine)
     with contextlib.closing(engine):
         yield engine
@@ -68,7 +68,7 @@ class Supervised:
 
 def test_it_describes_itself_and_answers_as_in_this_process(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
-    inside = load_engine(path, device="cpu", threads=1)
+    inside = load_engine(EngineSpec(path, device="cpu", threads=1))
     with opened(path) as engine:
         assert (engine.signature, engine.platform, engine.device) == (inside.signature, inside.platform, inside.device)
         assert engine.settings == {**inside.settings, "memory_arena": "shared", "process": "own"}
@@ -100,7 +100,7 @@ def test_a_file_that_is_not_a_model_is_refused_as_in_this_process(tmp_path: Path
     path = tmp_path / "junk.onnx"
     path.write_bytes(b"junk")
     with pytest.raises(InvalidArgument, match=r"ONNX Runtime cannot load junk\.onnx"):
-        load_engine(path, isolation=Isolation(why="a test"))
+        load_engine(EngineSpec(path), Isolation(why="a test"))
 
 
 @pytest.mark.matrix
@@ -340,11 +340,9 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     program = f"""
 import time
 from pathlib import Path
-from ingot.runtime import Entry, load_engine
-from ingot.runtime.dispatch.batching import Batcher
-from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.isolation.process_engine import Isolation
-engine = load_engine(Path({str(path)!r}), isolation=Isolation(why="a test"))
+engine = load_engine(EngineSpec(Path({str(path)!r})), Isolation(why="a test"))
 print(engine._supervisor._ready._process.pid, flush=True)
 time.sleep(60)
 """

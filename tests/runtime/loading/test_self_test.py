@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import Limits, Model, Settings, load_engine
+from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
 from ingot.runtime.engine import Capabilities
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
@@ -101,9 +101,9 @@ def test_a_model_that_is_ready_has_run_the_sizes_of_its_batches() -> None:
 
 def test_openvino_compiles(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
-    engine = load_engine(onnx_models.affine(tmp_path), engine="openvino", device="cpu")
+    engine = load_engine(EngineSpec(onnx_models.affine(tmp_path), engine="openvino", device="cpu"))
     assert engine.capabilities.compiles
     latency = Latency({1: 0.01, 2: 0.01})
-    signature = load_engine(onnx_models.affine(tmp_path), device="cpu").signature
+    signature = load_engine(EngineSpec(onnx_models.affine(tmp_path), device="cpu")).signature
     assert run_sizes([engine], signature, [], latency, 4, 60) == 0
     assert engine.run({"x": np.ones((3, 3), np.float32)})["y"].tolist() == [[3, 3, 3]] * 3

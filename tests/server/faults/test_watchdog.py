@@ -166,7 +166,7 @@ def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     gate.set()
     load = load_engine
     monkeypatch.setattr(
-        runnable, "load_engine", lambda path, **options: engine if "counting" in path.name else load(path, **options)
+        runnable, "load_engine", lambda spec, *how: engine if "counting" in spec.path.name else load(spec, *how)
     )
     monkeypatch.setattr(watchdog, "_GRACE", 0.1)
     calls_in(monkeypatch, loop=False)

@@ -1,0 +1,48 @@
+"""What an engine process is asked to do when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from ingot.runtime.engines.spec import EngineSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSpec:
+    """An engine in a separate process, and the limits of that process.
+
+    Args:
+        engine: the file, and how it is opened.
+        gpu: whether GPUs are used; their libraries need local sockets.
+        lanes: calls that may run at a time.
+        memory_mb: most private memory of the process in MiB; None is unlimited.
+        call_mb: most MiB that a call may add to what the process holds once it is ready, if ``memory_mb`` is None.
+    """
+
+    engine: EngineSpec
+    gpu: bool
+    lanes: int
+    memory_mb: int | None
+    call_mb: int | None
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether loading the model may write temporary files."""
+        return self.engine.format != "onnx"
+
+    @property
+    def memory(self) -> int | None:
+        """Most private memory of the process in bytes; None is unlimited."""
+        return None if self.memory_mb is None else self.memory_mb << 20
+
+    def dumps(self) -> bytes:
+        """Return its JSON form."""
+        return orjson.dumps(self, default=str)
+
+    @classmethod
+    def loads(cls, content: bytes | memoryview) -> ProcessSpec:
+        """Return the spec of a JSON form; it comes from the server, so its content is not checked."""
+        parts = orjson.loads(content)
+        return cls(**{**parts, "engine": EngineSpec.of_json(parts["engine"])})
