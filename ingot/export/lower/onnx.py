@@ -30,6 +30,8 @@ Translations = Mapping[Any, Callable[..., Any]]
 
 # The exporter writes this opset and later ones; models of an older opset are converted from it.
 _OLDEST = 18
+# From this opset on, GridSample reads volumes, and its mode "bilinear" is called "linear".
+_VOLUMES = 20
 _MODEL = "the model"
 _MODEL_REMEDY = "rewrite that part, or define an operator with ingot.op and its ONNX form"
 _BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
@@ -300,6 +302,9 @@ def _least_opset(node: ir.Node) -> int:
         if not onnx.defs.has(node.op_type, opset, ""):
             continue
         schema = onnx.defs.get_schema(node.op_type, opset, "")
+        mode = node.attributes.get_string("mode", "") if node.op_type == "GridSample" else ""
+        if mode == "linear" and opset < _VOLUMES:
+            continue
         if schema.min_input <= len(node.inputs) <= schema.max_input and set(node.attributes) <= set(schema.attributes):
             return opset
     return 0

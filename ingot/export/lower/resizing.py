@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from onnxscript import ir, opset18
+from onnxscript import ir, opset18, opset20
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.lower.exact_math import like
@@ -112,9 +112,15 @@ def _nearest(*, centered: bool) -> Callable[..., Any]:
 
 
 def grid_sample(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
-    """Express ``aten.grid_sampler``; ONNX Runtime's kernel converts far places to integers, which overflow."""
+    """Express ``aten.grid_sampler``; ONNX Runtime's kernel converts far places to integers, which overflow.
+
+    Volumes need opset 20.
+    """
     if padding_mode != _REFLECTION:  # all places beyond the image are alike
         grid = op.Clip(grid, like(-_FAR, grid), like(_FAR, grid))
+    if len(x.shape) == 5:
+        mode, padding = ("linear", "nearest")[interpolation_mode], ("zeros", "border", "reflection")[padding_mode]
+        return opset20.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
     return core.aten_grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners)
 
 
@@ -129,6 +135,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.upsample_trilinear3d.vec: named("trilinear", _smooth("linear")),
     aten.grid_sampler.default: grid_sample,
     aten.grid_sampler_2d.default: grid_sample,
+    aten.grid_sampler_3d.default: grid_sample,
     aten.upsample_bicubic2d.vec: named("bicubic", _smooth("cubic", cubic_coeff_a=-0.75)),
 }
 """By operator, for :func:`ingot.export.lower.onnx.lower`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.runtime import EngineSpec, load_engine
 from tests.export.lower.test_exact_math import INF, NAN, OfOne
@@ -62,6 +63,12 @@ RESIZED: Functions = {
     "places beyond the image, border": lambda x: functional.grid_sample(
         x, x.permute(0, 2, 3, 1) * 1e9, "nearest", "border", align_corners=True
     ),
+    "volumes": lambda x: functional.grid_sample(
+        x[:, None], torch.stack((x, x.flip(-1), x * 1e9), -1), align_corners=False
+    ),
+    "volumes, reflection": lambda x: functional.grid_sample(
+        x[:, None], torch.stack((x, x.flip(-1), x * 2), -1), "nearest", "reflection", align_corners=True
+    ),
     "nearest-exact": lambda x: functional.interpolate(x, scale_factor=1.3, mode="nearest-exact"),
 }
 
@@ -100,3 +107,9 @@ def test_sizes_and_pixels_of_interpolation() -> None:
     generator = torch.Generator().manual_seed(1)
     images = (torch.randn(1, 2, *shape, generator=generator) for shape in ((180, 50), (7, 10), (33, 21)))
     check(RESIZED, "x:float32[batch,2,height,width]", *images, close=1e-3)
+
+
+def test_samples_of_volumes_need_opset_20() -> None:
+    module = OfOne({"volumes": RESIZED["volumes"]})
+    with pytest.raises(ExportError, match="cannot be expressed in opset 18: GridSample needs opset 20"):
+        export_model(module, inputs="x:float32[batch,2,3,4]", opset=18)
