@@ -86,6 +86,13 @@ def select_scatter(x: Any, source: Any, dim: int, index: int) -> Any:
     return core.aten_select_scatter(x, source, dim % (len(x.shape) - 1), index)
 
 
+def pad(x: Any, places: Sequence[Any], value: float = 0.0) -> Any:
+    """Express ``aten.constant_pad_nd`` with zeros, as a Fourier transform of more points does."""
+    if value:
+        raise ValueError("complex numbers can be padded with zeros only")
+    return core.aten_constant_pad_nd(x, [0, 0, *places])
+
+
 def product(left: Any, right: Any) -> Any:
     """Express ``aten.mm`` and ``aten.bmm``."""
     return _bilinear(op.MatMul, left, right)
@@ -193,6 +200,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.copy.default: copy,
     aten.slice_scatter.default: slice_scatter,
     aten.select_scatter.default: select_scatter,
+    aten.constant_pad_nd.default: pad,
     aten.mm.default: product,
     aten.bmm.default: product,
     aten.einsum.default: einsum,

@@ -91,11 +91,32 @@ def index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include
     return scatter_reduce(x, dim, places, source, reduce, include_self)
 
 
+def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Express ``aten.diagonal_scatter``, which is what an assignment to ``x.diagonal()`` becomes."""
+    rank = len(x.shape)
+    last = [dim1 % rank, dim2 % rank]
+    order = [axis for axis in range(rank) if axis not in last] + last
+    matrices = op.Transpose(x, perm=order)
+    zero, one = (op.Constant(value_int=number) for number in (0, 1))
+    row, column = (
+        op.Range(zero, op.Squeeze(op.Shape(matrices, start=axis, end=axis + 1)), one) for axis in (rank - 2, rank - 1)
+    )
+    row, column = op.Unsqueeze(row, ints(1)), op.Unsqueeze(column, ints(0))
+    chosen = op.Equal(op.Sub(column, row), op.Constant(value_int=offset))
+    # A further element, which no place is given, since a diagonal beyond the matrix has none.
+    more = op.Expand(op.CastLike(zero, x), op.Concat(op.Shape(source, end=rank - 2), ints(1), axis=0))
+    padded, length = op.Concat(source, more, axis=-1), op.Shape(source, start=rank - 2)
+    place = op.Min(op.Squeeze(column if offset < 0 else row, ints(0 if offset < 0 else 1)), length)
+    values = op.Unsqueeze(op.Gather(padded, place, axis=-1), ints(-2 if offset < 0 else -1))
+    return op.Transpose(op.Where(chosen, values, matrices), perm=[order.index(axis) for axis in range(rank)])
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter.src: scatter,
     aten.scatter_add.default: scatter_add,
     aten.scatter_reduce.two: scatter_reduce,
     aten.index_reduce.default: index_reduce,
     aten.put.default: put,
+    aten.diagonal_scatter.default: diagonal_scatter,
 }
 """By operator, for :func:`ingot.export.lower.onnx.lower`."""

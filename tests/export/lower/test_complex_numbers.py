@@ -40,6 +40,7 @@ def assigned(z: Tensor) -> Tensor:
         lambda z: torch.einsum("bi,ij->bj", z, WEIGHTS),
         lambda z: torch.einsum("bi->ib", z),
         lambda z: z[:, torch.tensor([2, 0])],
+        lambda z: torch.fft.ifft(z, n=5),
         assigned,
     ],
     ids=[
@@ -54,6 +55,7 @@ def assigned(z: Tensor) -> Tensor:
         "einsum",
         "einsum-of-one",
         "indices",
+        "fourier-of-more",
         "assignment",
     ],
 )

@@ -58,6 +58,19 @@ def test_attention_with_queries_of_any_rank(leading: tuple[int, ...]) -> None:
     check(attentions, f"x:float32[{dims}]", torch.randn(*leading, 6, 4), more)
 
 
+def test_assignments_to_diagonals() -> None:
+    def model(x: Tensor) -> list[Tensor]:
+        whole, above, below = x.clone(), x.clone(), x.clone()
+        whole.diagonal(dim1=-2, dim2=-1).fill_(-math.inf)
+        above.diagonal(2, 1, 2).copy_(x[:, 0, :3])
+        below.diagonal(-1, 2, 1).mul_(2)
+        products = x[:, 0] @ x[:, 1].T
+        products.diagonal().zero_()
+        return [whole, above, below, products, torch.diagonal_scatter(x[0], x[0, 0, :2], offset=3)]
+
+    check(model, "x:float32[batch,3,5]", torch.randn(2, 3, 5), torch.randn(1, 3, 5))
+
+
 @pytest.mark.matrix
 def test_causal_attention_to_more_keys_than_queries() -> None:
     check(lambda x: SDPA(x[:, 2:], x, x, is_causal=True), "x:float32[batch,seq=3..,4]", torch.randn(2, 7, 4))
