@@ -173,6 +173,18 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_pages_that_code_and_messages_name_exist() -> None:
+    sources = [path for folder in ("ingot", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.py")]
+    named = [
+        (path, page)
+        for path in (*sources, *(ROOT / "examples").rglob("*.*"), ROOT / "Dockerfile", ROOT / "Makefile")
+        if path.suffix not in {".pyc", ".png"} and "node_modules" not in path.parts
+        for page in re.findall(r"\bdocs/[\w/-]+\.(?:md|json)\b", path.read_text())
+    ]
+    assert len(named) > 20
+    assert [f"{path.relative_to(ROOT)}: {page}" for path, page in named if not (ROOT / page).is_file()] == []
+
+
 def test_modules_that_pages_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(rf"`(?:ingot/)?((?:{PACKAGES})/[\w/]*)(?:\.py)?`", page.read_text()):
