@@ -18,7 +18,7 @@ from ingot.protocol import json_codec, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.access.gate import MANAGE
 from ingot.server.http import schema
-from ingot.server.operations import MANAGED, METHODS, OPERATIONS, Operation
+from ingot.server.plane.operations import MANAGED, METHODS, OPERATIONS, Operation
 
 _SETTINGS = "Every [setting](settings.md) of the server is an option too: `max_batch` is `--max-batch`."
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

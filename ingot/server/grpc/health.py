@@ -11,7 +11,7 @@ from ingot.errors import NotFound
 from ingot.protocol.proto_codec import SERVICE as INFERENCE
 from ingot.protocol.proto_codec import parse
 from ingot.server.access.gate import INFER
-from ingot.server.operations import METHODS
+from ingot.server.plane.operations import METHODS
 
 SERVICE = "grpc.health.v1.Health"
 _STATUS = {

@@ -17,11 +17,11 @@ from ingot.protocol import proto_codec
 from ingot.protocol.regions import refuse
 from ingot.protocol.requests import CLIENT, InferRequest, InferResponse
 from ingot.server.grpc import as_json
-from ingot.server.handlers import Call
 from ingot.server.net import compression
-from ingot.server.operations import METHODS, Handler
 from ingot.server.plane import generation
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.handlers import Call
+from ingot.server.plane.operations import METHODS, Handler
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control

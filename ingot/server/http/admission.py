@@ -15,7 +15,7 @@ from ingot.server.access.gate import INFER, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.http.parser import PREFLIGHT, Fault, RequestHead
-from ingot.server.operations import scope_of_path
+from ingot.server.plane.operations import scope_of_path
 
 _TWICE = Refusal(InvalidArgument("the request has several headers 'Authorization'; send one"), "malformed")
 _MAX_AGE = 600  # seconds for which a browser may remember the answer to a preflight

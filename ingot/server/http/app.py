@@ -18,14 +18,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
 from ingot.protocol import json_codec
-from ingot.server.handlers import Call
 from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http import page as page_module
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import InferHead
 from ingot.server.net.limits import Budget, Reservation, bodies_budget, check_size
-from ingot.server.operations import OPERATIONS, Handler, Operation
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.handlers import Call
+from ingot.server.plane.operations import OPERATIONS, Handler, Operation
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control

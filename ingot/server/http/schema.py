@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ingot.server.operations import Operation
+from ingot.server.plane.operations import Operation
 
 
 class Refusal(BaseModel):

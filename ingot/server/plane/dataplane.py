@@ -7,7 +7,6 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ingot._version import __version__
@@ -54,19 +53,6 @@ _EXTENSIONS = (
     "sequence",
     "statistics",
 )
-
-
-@dataclass(frozen=True)
-class ModelMetadata:
-    """The content of the metadata endpoints."""
-
-    name: str
-    versions: tuple[str, ...]
-    platform: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    properties: Mapping[str, str]
-    labels: Sequence[str] = ()
 
 
 Reply = Callable[[InferResponse | IngotError], None]
@@ -160,22 +146,6 @@ class DataPlane:
         if self.recorder is not None:
             failure = f"a response of model {model} could not be recorded"
             attempt(failure, self.recorder.offer, model, version, inputs, outputs)
-
-    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        """Describe a model.
-
-        Raises:
-            NotFound: no such model or version is served.
-            Unavailable: it is still loading.
-        """
-        model = self.repository.get(name, version)
-        versions = (model.version,) if version else tuple(self.repository.versions(name))
-        signature = model.signature
-        values = {f"values.{name}": str(bounds) for name, bounds in signature.values.items()}
-        properties = {**model.properties, **values}
-        return ModelMetadata(
-            name, versions, model.platform, signature.inputs, signature.outputs, properties, model.labels
-        )
 
     def statistics(self, name: str = "", version: str = "") -> list[tuple[Model, Statistics]]:
         """Return the statistics of models: of all without a name, of all versions without a version.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import Unavailable
+from ingot.protocol.documents import ModelMetadata, TensorMetadata
 from ingot.runtime import Model
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.server.plane.dataplane import DataPlane
@@ -23,26 +24,31 @@ def models(plane: DataPlane) -> dict[str, Any]:
     return {"models": listed}
 
 
-def metadata(plane: DataPlane, name: str, version: str = "") -> dict[str, Any]:
+def metadata(plane: DataPlane, name: str, version: str = "") -> ModelMetadata:
     """Return the metadata of a model.
 
     Raises:
         NotFound: no such model or version is served.
         Unavailable: it is still loading.
     """
-    found = plane.model_metadata(name, version)
-    return {
-        "name": found.name,
-        "versions": list(found.versions),
-        "platform": found.platform,
-        "inputs": [_tensor(spec) for spec in found.inputs],
-        "outputs": [_tensor(spec) for spec in found.outputs],
-        **({"properties": dict(found.properties)} if found.properties else {}),
-        **({"labels": list(found.labels)} if found.labels else {}),
+    model = plane.repository.get(name, version)
+    signature = model.signature
+    found: ModelMetadata = {
+        "name": name,
+        "versions": [model.version] if version else [*plane.repository.versions(name)],
+        "platform": model.platform,
+        "inputs": [_metadata(spec) for spec in signature.inputs],
+        "outputs": [_metadata(spec) for spec in signature.outputs],
     }
+    properties = {**model.properties, **{f"values.{name}": str(bounds) for name, bounds in signature.values.items()}}
+    if properties:
+        found["properties"] = properties
+    if model.labels:
+        found["labels"] = [*model.labels]
+    return found
 
 
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
+def _metadata(spec: TensorSpec) -> TensorMetadata:
     return {"name": spec.name, "datatype": spec.dtype.value, "shape": spec.wire_shape}
 
 

@@ -30,7 +30,7 @@ from ingot.server.access.auth_file import AuthFile, revoke_key
 from ingot.server.access.gate import MAX_HEADER_BYTES, Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
-from ingot.server.operations import OPERATIONS
+from ingot.server.plane.operations import OPERATIONS
 from tests.server.access.served import BODY, DAY, NOW, Served, make_key, served
 from tests.server.http.test_fast_path import connect
 from tests.server.outside import affine, wait_until

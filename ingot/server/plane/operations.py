@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingot.server import handlers
 from ingot.server.access.gate import INFER, METRICS
-from ingot.server.handlers import Call
+from ingot.server.plane import handlers
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.handlers import Call
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ingot.errors import InvalidArgument, Unsupported
+from ingot.protocol.documents import ModelMetadata
 from ingot.protocol.json_codec import region_of
 from ingot.server.plane import extensions
 from ingot.server.plane.dataplane import DataPlane
@@ -93,7 +94,7 @@ async def configuration(call: Call) -> dict[str, Any]:
     return extensions.configuration(call.plane, call.model, call.version)
 
 
-async def model_metadata(call: Call) -> dict[str, Any]:
+async def model_metadata(call: Call) -> ModelMetadata:
     """Return a model's versions, platform, inputs, outputs and properties."""
     return extensions.metadata(call.plane, call.model, call.version)
 

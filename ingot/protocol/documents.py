@@ -1,0 +1,89 @@
+"""The documents that servers return about models, as JSON has them."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class TensorMetadata(TypedDict):
+    """An input or output; ``shape`` has -1 for each dynamic dimension."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(TypedDict):
+    """What a model is called, takes and returns.
+
+    ``properties`` has which variant of an archive is served and why, its digest, and as ``values.NAME`` the range of
+    values of an input; ``labels`` the names of classes, over HTTP only. Servers other than Ingot's have neither.
+
+    Examples:
+        >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:
+        ...     with ingot.Client(server.http_url) as client:
+        ...         metadata: ingot.ModelMetadata = client.metadata("net")
+        >>> [(spec["name"], spec["datatype"], spec["shape"]) for spec in metadata["inputs"]]
+        [('x', 'FP32', [-1, 4])]
+    """
+
+    name: str
+    versions: NotRequired[list[str]]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    properties: NotRequired[dict[str, str]]
+    labels: NotRequired[list[str]]
+
+
+class Duration(TypedDict):
+    """How often something happened, and how long it took in all, in nanoseconds."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(TypedDict):
+    """The requests of a model: answered, failed, and by the stages that they passed."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: NotRequired[Duration]
+    cache_miss: NotRequired[Duration]
+
+
+class BatchStatistics(TypedDict):
+    """The batches of one size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class Statistics(TypedDict):
+    """The counts of one version of a model since it was loaded.
+
+    ``last_inference`` is in milliseconds since 1970, ``inference_count`` counts samples, ``execution_count`` batches.
+    ``ingot`` has what only Ingot's servers know, over HTTP only.
+
+    Examples:
+        >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:
+        ...     with ingot.Client(server.http_url) as client:
+        ...         [statistics] = client.statistics("net")
+        >>> statistics["inference_count"], statistics["inference_stats"]["success"]["count"]
+        (0, 0)
+    """
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
+    ingot: NotRequired[dict[str, Any]]
