@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive as Archive
     from ingot.model_store import Store as Store
     from ingot.model_store import Variant as Variant
+    from ingot.protocol.documents import ModelMetadata as ModelMetadata
+    from ingot.protocol.documents import Statistics as Statistics
     from ingot.quant import QuantConfig as QuantConfig
     from ingot.quant import quantize as quantize
     from ingot.quant.measure.comparison import compare as compare
@@ -39,10 +41,12 @@ _PUBLIC = {
     "Client": "ingot.client.blocking",
     "DType": "ingot.tensors",
     "IngotError": "ingot.errors",
+    "ModelMetadata": "ingot.protocol.documents",
     "QuantConfig": "ingot.quant",
     "RunningServer": "ingot.server.main",
     "ServerSettings": "ingot.config.keywords",
     "Signature": "ingot.tensors",
+    "Statistics": "ingot.protocol.documents",
     "Store": "ingot.model_store",
     "TensorSpec": "ingot.tensors",
     "Variant": "ingot.model_store",
@@ -59,10 +63,12 @@ __all__ = [
     "Client",
     "DType",
     "IngotError",
+    "ModelMetadata",
     "QuantConfig",
     "RunningServer",
     "ServerSettings",
     "Signature",
+    "Statistics",
     "Store",
     "TensorSpec",
     "Variant",

@@ -27,8 +27,8 @@ from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics
 from ingot.server.http.app import create_app
-from ingot.server.operations import OPERATIONS
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.operations import OPERATIONS
 from ingot.serving import Repository
 from scripts import reference_text, settings_table
 from tests.support import ROOT

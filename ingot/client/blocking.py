@@ -20,6 +20,7 @@ from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol import arguments, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.addresses import is_loopback
+from ingot.protocol.documents import ModelMetadata, Statistics
 from ingot.protocol.requests import InferRequest
 from ingot.tensors import Array
 
@@ -93,13 +94,13 @@ class Client:
         name = arguments.text("model", model)
         return bool(self._ask(lambda protocol: protocol.ready(name)))
 
-    def metadata(self, model: str, version: str | int = "") -> dict[str, Any]:
+    def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Return a model's name, versions, platform, inputs and outputs, in the form of the protocol.
 
         Ingot's servers add ``properties``: which variant of an archive is served, and why.
         """
         named = arguments.text("model", model), arguments.version_text(version)
-        found: dict[str, Any] = self._ask(lambda protocol: protocol.metadata(*named))
+        found: ModelMetadata = self._ask(lambda protocol: protocol.metadata(*named))
         return found
 
     def infer(
@@ -175,14 +176,14 @@ class Client:
                     raise
                 time.sleep(tries.wait(error))
 
-    def statistics(self, model: str, version: str | int = "") -> list[dict[str, Any]]:
+    def statistics(self, model: str, version: str | int = "") -> list[Statistics]:
         """Return the entries of ``model_stats`` of the statistics extension, one for each version of the model.
 
         Raises:
             IngotError: the error that the server reports; servers need not have the extension.
         """
         named = arguments.text("model", model), arguments.version_text(version)
-        found: list[dict[str, Any]] = self._ask(lambda protocol: protocol.statistics(*named))
+        found: list[Statistics] = self._ask(lambda protocol: protocol.statistics(*named))
         return found
 
     def metrics(self) -> str:

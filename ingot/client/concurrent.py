@@ -22,6 +22,7 @@ from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument
 from ingot.protocol import arguments, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.addresses import is_loopback
+from ingot.protocol.documents import ModelMetadata, Statistics
 from ingot.protocol.requests import InferRequest
 from ingot.tensors import Array
 
@@ -97,10 +98,10 @@ class AsyncClient:
         name = arguments.text("model", model)
         return bool(await self._ask(lambda protocol: protocol.ready(name)))
 
-    async def metadata(self, model: str, version: str | int = "") -> dict[str, Any]:
+    async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Return a model's metadata; see :meth:`ingot.Client.metadata`."""
         named = arguments.text("model", model), arguments.version_text(version)
-        found: dict[str, Any] = await self._ask(lambda protocol: protocol.metadata(*named))
+        found: ModelMetadata = await self._ask(lambda protocol: protocol.metadata(*named))
         return found
 
     async def infer(
@@ -151,14 +152,14 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(tries.wait(error))
 
-    async def statistics(self, model: str, version: str | int = "") -> list[dict[str, Any]]:
+    async def statistics(self, model: str, version: str | int = "") -> list[Statistics]:
         """Return the entries of ``model_stats`` of the statistics extension, one for each version of the model.
 
         Raises:
             IngotError: the error that the server reports; servers need not have the extension.
         """
         named = arguments.text("model", model), arguments.version_text(version)
-        found: list[dict[str, Any]] = await self._ask(lambda protocol: protocol.statistics(*named))
+        found: list[Statistics] = await self._ask(lambda protocol: protocol.statistics(*named))
         return found
 
     async def metrics(self) -> str:

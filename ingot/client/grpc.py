@@ -15,6 +15,7 @@ from ingot.client.access import parsing, too_large, unreachable
 from ingot.errors import IngotError
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
+from ingot.protocol.documents import ModelMetadata, Statistics, TensorMetadata
 from ingot.protocol.requests import InferRequest
 from ingot.tensors import Array
 
@@ -61,7 +62,7 @@ class GrpcProtocol:
             method="ServerReady", request=pb.ServerReadyRequest(), answer=pb.ServerReadyResponse, read=_is_ready
         )
 
-    def metadata(self, model: str, version: str) -> GrpcCall[dict[str, Any]]:
+    def metadata(self, model: str, version: str) -> GrpcCall[ModelMetadata]:
         """Ask for a model's metadata."""
         request = pb.ModelMetadataRequest(name=model, version=version)
         return GrpcCall(method="ModelMetadata", request=request, answer=pb.ModelMetadataResponse, read=_metadata)
@@ -85,7 +86,7 @@ class GrpcProtocol:
         with parsing(self.url):
             return proto_codec.decode_response(answer)
 
-    def statistics(self, model: str, version: str) -> GrpcCall[list[dict[str, Any]]]:
+    def statistics(self, model: str, version: str) -> GrpcCall[list[Statistics]]:
         """Ask for the statistics of a model."""
         return GrpcCall(
             method="ModelStatistics",
@@ -117,10 +118,10 @@ def _is_ready(answer: Any) -> bool:
     return bool(answer.ready)
 
 
-def _statistics(answer: pb.ModelStatisticsResponse) -> list[dict[str, Any]]:
+def _statistics(answer: pb.ModelStatisticsResponse) -> list[Statistics]:
     """Return the statistics as they are over HTTP: numbers of 64 bits are not text there."""
     found = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    entries: list[dict[str, Any]] = _numbers(found.get("model_stats", []))
+    entries: list[Statistics] = _numbers(found.get("model_stats", []))
     return entries
 
 
@@ -132,15 +133,17 @@ def _numbers(value: Any) -> Any:
     return int(value)
 
 
-def _metadata(answer: pb.ModelMetadataResponse) -> dict[str, Any]:
-    def tensors(specs: Any) -> list[dict[str, Any]]:
+def _metadata(answer: pb.ModelMetadataResponse) -> ModelMetadata:
+    def tensors(specs: Any) -> list[TensorMetadata]:
         return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
 
-    return {
+    found: ModelMetadata = {
         "name": answer.name,
         "versions": list(answer.versions),
         "platform": answer.platform,
         "inputs": tensors(answer.inputs),
         "outputs": tensors(answer.outputs),
-        **({"properties": dict(answer.properties)} if answer.properties else {}),
     }
+    if answer.properties:
+        found["properties"] = dict(answer.properties)
+    return found

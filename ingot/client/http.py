@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
@@ -18,6 +18,7 @@ from ingot.client.access import DOCUMENT_BYTES, parsing, unreachable
 from ingot.client.bodies import Lines
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol import json_codec, json_data
+from ingot.protocol.documents import ModelMetadata, Statistics, TensorMetadata
 from ingot.protocol.requests import InferRequest
 from ingot.tensors import Array, DType
 
@@ -60,10 +61,10 @@ class HttpProtocol:
             return HttpCall(method="GET", path=f"{_path(model, '')}/ready", accept=(200, 404, 503), read=_is_ok)
         return HttpCall(method="GET", path="/v2/health/ready", accept=(200, 503), read=_is_ok)
 
-    def metadata(self, model: str, version: str) -> HttpCall[dict[str, Any]]:
+    def metadata(self, model: str, version: str) -> HttpCall[ModelMetadata]:
         """Ask for a model's metadata."""
 
-        def read(response: httpx.Response) -> dict[str, Any]:
+        def read(response: httpx.Response) -> ModelMetadata:
             with parsing(self.url):
                 return _checked_metadata(orjson.loads(response.content))
 
@@ -84,7 +85,7 @@ class HttpProtocol:
         path = f"{_path(request.template.model, request.template.version)}/infer"
         return HttpCall(method="POST", path=path, content=body, headers=headers, read=read, limit=self.limit)
 
-    def stream(self, request: InferRequest, metadata: Mapping[str, Any]) -> tuple[HttpCall[None], Events]:
+    def stream(self, request: InferRequest, metadata: ModelMetadata) -> tuple[HttpCall[None], Events]:
         """Ask for all answers to a request; return how the lines of the response are read.
 
         Raises:
@@ -109,10 +110,10 @@ class HttpProtocol:
         )
         return call, events
 
-    def statistics(self, model: str, version: str) -> HttpCall[list[dict[str, Any]]]:
+    def statistics(self, model: str, version: str) -> HttpCall[list[Statistics]]:
         """Ask for the statistics of a model."""
 
-        def read(response: httpx.Response) -> list[dict[str, Any]]:
+        def read(response: httpx.Response) -> list[Statistics]:
             with parsing(self.url):
                 return _checked_statistics(orjson.loads(response.content)["model_stats"])
 
@@ -155,7 +156,7 @@ class Events:
         limit: bytes of one answer.
     """
 
-    def __init__(self, url: str, specs: Mapping[str, Mapping[str, Any]], outputs: tuple[str, ...], limit: int):
+    def __init__(self, url: str, specs: Mapping[str, TensorMetadata], outputs: tuple[str, ...], limit: int):
         self._url = url
         self._lines = Lines(url, limit)
         self._specs = specs
@@ -190,7 +191,7 @@ class Events:
         return array.reshape(shape) if fits else array
 
 
-def _checked_metadata(metadata: Any) -> dict[str, Any]:
+def _checked_metadata(metadata: Any) -> ModelMetadata:
     """Return a model's metadata as JSON, of which all is read that callers read.
 
     Raises:
@@ -203,11 +204,11 @@ def _checked_metadata(metadata: Any) -> dict[str, Any]:
         _listed(spec.get("shape"), f"the shape of '{spec['name']}'", int)
     if not all(isinstance(value, str) for value in metadata.get("properties", {}).values()):
         raise ValueError("a property of the metadata is not text")
-    found: dict[str, Any] = metadata
+    found: ModelMetadata = metadata
     return found
 
 
-def _checked_statistics(entries: Any) -> list[dict[str, Any]]:
+def _checked_statistics(entries: Any) -> list[Statistics]:
     """Return entries of the statistics extension, of which all is read that callers read.
 
     Raises:
@@ -221,7 +222,7 @@ def _checked_statistics(entries: Any) -> list[dict[str, Any]]:
         for name in ("inference_count", "execution_count"):
             if type(entry.get(name, 0)) is not int:
                 raise ValueError(f"{name} is not a number")
-    return found
+    return cast(list[Statistics], found)
 
 
 def _listed(value: Any, what: str, kind: type = dict) -> list[Any]:
