@@ -1,7 +1,7 @@
 """Functions of PyTorch whose capture would fix a dynamic size, written for any size.
 
 PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid and ``linspace`` as a
-fixed number of points. Layers of transformers branch on the values of their masks.
+fixed number of points. Layers of transformers branch on the values of their masks, and a covariance on its divisor.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ def _replaced() -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
     modules: dict[str, Any] = {name: _OWNERS.get(name, functional) for name in _FUNCTIONS}
     originals = {name: getattr(module, name) for name, module in modules.items()}
+    inherited = {name for name, module in modules.items() if name not in vars(module)}
     for name, make in _FUNCTIONS.items():
         setattr(modules[name], name, functools.wraps(originals[name])(make(originals[name])))
     try:
         yield
     finally:
         for name, original in originals.items():
-            setattr(modules[name], name, original)
+            if name in inherited:
+                delattr(modules[name], name)
+            else:
+                setattr(modules[name], name, original)
 
 
 def _adaptive(
@@ -130,16 +134,56 @@ def _detect_is_causal_mask(original: Callable[..., bool]) -> Callable[..., bool]
     return detect
 
 
+def _fill_diagonal(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def fill(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
+        if x.dim() != 2 or wrap or not _any_dynamic(x.shape):
+            return original(x, fill_value, wrap)
+        x.diagonal().fill_(fill_value)
+        return x
+
+    return fill
+
+
+def _cov(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the covariance without weights: PyTorch branches on the value of the divisor."""
+
+    def cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:  # noqa: A002
+        if fweights is not None or aweights is not None or input.dim() != 2 or not input.is_floating_point():
+            return original(input, correction=correction, fweights=fweights, aweights=aweights)
+        centred = input - input.mean(1, keepdim=True)
+        return centred @ centred.mH / sym_max(input.shape[1] - correction, 0)
+
+    return cov
+
+
+def _corrcoef(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def corrcoef(input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
+        if input.dim() != 2 or not input.is_floating_point():
+            return original(input)
+        covariance = torch.cov(input)
+        deviation = covariance.diagonal().sqrt()
+        return (covariance / deviation[:, None] / deviation[None, :]).clamp(-1, 1)
+
+    return corrcoef
+
+
 def _any_dynamic(sizes: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-_OWNERS: dict[str, Any] = {"linspace": torch, "_detect_is_causal_mask": transformer}
+_OWNERS: dict[str, Any] = {
+    **dict.fromkeys(("linspace", "cov", "corrcoef"), torch),
+    "fill_diagonal_": torch.Tensor,
+    "_detect_is_causal_mask": transformer,
+}
 # Maximum pooling is always replaced: PyTorch's operator has no ONNX form even with fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "_detect_is_causal_mask": _detect_is_causal_mask,
     "affine_grid": _affine_grid,
     "linspace": _linspace,
+    "cov": _cov,
+    "corrcoef": _corrcoef,
+    "fill_diagonal_": _fill_diagonal,
     "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),
     "adaptive_avg_pool2d": functools.partial(_adaptive, 2, _mean, False),
     "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, False),

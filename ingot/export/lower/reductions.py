@@ -200,6 +200,29 @@ def _pooling(form: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _averaging(rank: int, form: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a form of ``aten.avg_pool2d`` or ``aten.avg_pool3d``; the exporter ignores ``divisor_override``."""
+
+    def apply(
+        x: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        kernel, around = (list(sizes) * (rank if len(sizes) == 1 else 1) for sizes in (kernel_size, padding))
+        counts = count_include_pad or divisor_override is not None
+        found = form(x, kernel, stride, around, ceil_mode, counts)
+        if divisor_override is None:
+            return found
+        return op.Mul(found, like(math.prod(kernel) / divisor_override, x))
+
+    apply.__name__ = form.__name__  # the exporter's registry reads it
+    return apply
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.diagonal.default: diagonal,
     aten.diagonal_copy.default: diagonal,
@@ -214,6 +237,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean_of_all,
     aten.mean.dim: mean,
     aten.logsumexp.default: log_sum_exp,
+    aten.avg_pool2d.default: _averaging(2, nn.aten_avg_pool2d),
+    aten.avg_pool3d.default: _averaging(3, nn.aten_avg_pool3d),
     aten.max_pool1d.default: _pooling(nn.aten_max_pool1d),
     aten.max_pool2d.default: _pooling(nn.aten_max_pool2d),
     aten.max_pool3d.default: _pooling(nn.aten_max_pool3d),

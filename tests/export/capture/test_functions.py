@@ -63,6 +63,20 @@ def test_an_encoder_with_a_causal_mask() -> None:
     equal(Causal().eval(), ["x:float32[1,seq,4]"], (1, 7, 4))
 
 
+class Related(nn.Module):
+    """Distances and correlations of rows, without those of a row with itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        products = x @ x.T
+        products.fill_diagonal_(0.5)
+        return torch.stack((products, torch.cov(x), torch.cov(x, correction=0), torch.corrcoef(x)))
+
+
+def test_diagonals_and_covariances() -> None:
+    equal(Related(), ["x:float32[n,size=2..]"], (6, 17))
+    assert "fill_diagonal_" not in vars(Tensor)
+
+
 class Grid(nn.Module):
     def __init__(self, corners: bool) -> None:
         super().__init__()

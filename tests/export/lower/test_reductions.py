@@ -50,6 +50,9 @@ POOLS: Functions = {
     "2-D": lambda x: functional.max_pool2d(x, 3, 2, 1),
     "2-D, indices": lambda x: functional.max_pool2d(x, 2, return_indices=True)[1],
     "3-D": lambda x: functional.max_pool3d(x, 2),
+    "average": lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=2),
+    "average of volumes": lambda x: functional.avg_pool3d(x, 2, padding=1, divisor_override=3),
+    "average without padding": lambda x: functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "after relu": lambda x: functional.max_pool2d(functional.relu(x), 2),
 }
 RESIZED: Functions = {
