@@ -114,7 +114,22 @@ class AsyncClient:
         parameters: Mapping[str, str | float] | None = None,
         binary: bool = True,
     ) -> dict[str, Array]:
-        """Infer; arguments and errors as for :meth:`ingot.Client.infer`."""
+        """Infer.
+
+        Args:
+            model: its name on the server.
+            inputs: an array or a tensor of another library (DLPack) for each input, batch dimension included.
+            version: which version; by default the highest.
+            outputs: which outputs; by default all.
+            parameters: request parameters, such as ``timeout`` in microseconds: flags, numbers and text.
+            binary: send raw tensors; JSON is for servers without the extension, and slower. gRPC is always raw.
+
+        Returns:
+            An array for each output, by name. Arrays are read-only views of the answer.
+
+        Raises:
+            IngotError: as :meth:`ingot.Client.infer` raises it.
+        """
         request = arguments.request(model, inputs, version, outputs, parameters)
         repeatable = arguments.repeatable(request)
         found: dict[str, Array] = await self._ask(
