@@ -151,7 +151,8 @@ def _cov(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if fweights is not None or aweights is not None or input.dim() != 2 or not input.is_floating_point():
             return original(input, correction=correction, fweights=fweights, aweights=aweights)
         centred = input - input.mean(1, keepdim=True)
-        return centred @ centred.mH / sym_max(input.shape[1] - correction, 0)
+        result: Tensor = centred @ centred.mH / sym_max(input.shape[1] - correction, 0)
+        return result
 
     return cov
 
