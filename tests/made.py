@@ -39,7 +39,9 @@ def make_once(kept: Path, folder: Path, name: str, make: Callable[[Path], None])
 @functools.cache
 def sources() -> str:
     """Return a digest of the code and the releases that such files are made with, and of the machine."""
-    from ingot.runtime import devices  # conftest.py imports this module, also where Ingot's dependencies are missing
+    from ingot.runtime.machine import (
+        devices,  # conftest.py imports this module, also where Ingot's dependencies are missing
+    )
 
     paths = [path for path in (ROOT / "ingot").rglob("*.py") if path.relative_to(ROOT).parts[1] not in _NO_SOURCE]
     digest = hashlib.sha256(f"{platform.python_version()} {devices.describe()}".encode())

@@ -121,9 +121,10 @@ def test_broad_excepts_are_found(tmp_path: Path) -> None:
 # Imported when a model of their formats is loaded, and by nothing that an ONNX model needs.
 _DIVIDED = ("collectives", "sharded", "stages", "tensor_parallel")
 _WHOLE = ("aoti", "torch_arrays", "torch_engine", "torch_lane", "torch_program")
-TORCH_ENGINES = {f"ingot.runtime.engines.{name}" for name in (*_WHOLE, *_DIVIDED)}
-TORCH_ENGINES.add("ingot.runtime.isolation.group")  # torchrun, in engine processes only
-TORCH_ENGINES.add("ingot.runtime.operators")  # the profiler, in a command only
+TORCH_ENGINES = {f"ingot.runtime.engines.pytorch.{name}" for name in _WHOLE}
+TORCH_ENGINES |= {f"ingot.runtime.engines.sharding.{name}" for name in _DIVIDED}
+TORCH_ENGINES.add("ingot.runtime.engines.isolation.group")  # torchrun, in engine processes only
+TORCH_ENGINES.add("ingot.runtime.profiling.operators")  # the profiler, in a command only
 
 
 def test_the_runtime_and_the_store_know_neither_torch_nor_the_web() -> None:

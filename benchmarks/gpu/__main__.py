@@ -34,9 +34,8 @@ from ingot._version import __version__
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.payload import Payload
 from ingot.bench.target import Target
-from ingot.runtime import devices
-from ingot.runtime.engines.torch_engine import use_precision
-from ingot.runtime.gpu import nvml
+from ingot.runtime.engines.pytorch.torch_engine import use_precision
+from ingot.runtime.machine import devices, nvml
 from ingot.tensors import Array, DType
 
 COLUMNS = (

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.models import Spec
-from ingot.runtime.engines.torch_arrays import to_torch, torch_dtype
+from ingot.runtime.engines.pytorch.torch_arrays import to_torch, torch_dtype
 from ingot.tensors import DType, TensorSpec
 
 

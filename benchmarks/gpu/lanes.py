@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ingot.errors import InvalidArgument
-from ingot.runtime.engines.ort import OrtEngine
-from ingot.runtime.profile import repeat, zeros
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
+from ingot.runtime.profiling.profile import repeat, zeros
 from ingot.tensors import Array
 
 # Calls of each lane in a row.

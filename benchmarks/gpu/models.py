@@ -14,8 +14,8 @@ from torch.nn import functional
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, Store, add_variant
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import TorchHeader
-from ingot.runtime.engines.torch_arrays import from_torch, to_torch, torch_dtype
-from ingot.runtime.engines.torch_program import HEADER
+from ingot.runtime.engines.pytorch.torch_arrays import from_torch, to_torch, torch_dtype
+from ingot.runtime.engines.pytorch.torch_program import HEADER
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 
 

@@ -15,7 +15,7 @@ from benchmarks.serving.wires import Request
 from ingot.bench.measurement import Bench, Objective, Rule
 from ingot.bench.plan import Plan
 from ingot.bench.target import Target
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 from ingot.tensors import Array
 
 # Seconds in which 99 of 100 requests are to be answered.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 RESULTS = Path(__file__).parent / "results"
 

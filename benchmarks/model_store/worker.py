@@ -21,8 +21,9 @@ import numpy as np
 import onnxruntime
 
 from ingot.model_store import Store
-from ingot.runtime import Settings, devices
+from ingot.runtime import Settings
 from ingot.runtime.loading.prepacked import Prepacked
+from ingot.runtime.machine import devices
 from ingot.serving import Repository
 from ingot.tensors import Array
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.quant import processor, runner, table
 from benchmarks.quant.case import CASES, prepare
 from benchmarks.quant.ways import WAYS
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path.home() / ".cache" / "ingot-benchmark-quant"

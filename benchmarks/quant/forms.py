@@ -25,7 +25,9 @@ from ingot.quant.graph.source import Source
 from ingot.quant.measure.trial import TrialRunner
 from ingot.quant.metric import parse_metric
 from ingot.quant.search.families import families
-from ingot.runtime import Engine, devices, profile
+from ingot.runtime import Engine
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling import profile
 
 BATCHES = (1, 8)
 _CALLS = 12

@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 _SETS = ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni")
 

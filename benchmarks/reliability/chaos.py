@@ -32,7 +32,7 @@ from benchmarks.serving.processes import Process, ask, free_ports
 from benchmarks.serving.wires import OpenBinary, OpenJson
 
 BUILD = Path("build/serving")
-ENGINE = "ingot.runtime.isolation.child"
+ENGINE = "ingot.runtime.engines.isolation.child"
 
 
 @dataclass(frozen=True)

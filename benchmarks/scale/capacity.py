@@ -30,7 +30,7 @@ from ingot.capacity.simulation import Overhead
 from ingot.demo import digits
 from ingot.errors import IngotError
 from ingot.model_store import Store
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 GOAL = 0.15
 _PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploy" / "capacity.md"

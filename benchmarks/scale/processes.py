@@ -25,7 +25,7 @@ from benchmarks.serving.pairs import build_folder
 from benchmarks.serving.processes import DEADLINE, NoAnswer, Process, free_ports
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.target import PROTOCOLS, Target
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 _HTTP = ("binary", "json")
 _PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploy" / "scale.md"

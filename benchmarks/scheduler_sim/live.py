@@ -29,16 +29,16 @@ from benchmarks.serving.graphs import perceptron
 from ingot.capacity import traces
 from ingot.capacity.simulation import Result, Simulation
 from ingot.errors import IngotError
-from ingot.runtime.engine import BaseEngine, Engine
+from ingot.runtime.engines.engine import BaseEngine, Engine
+from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import only
-from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 _WIDTH = 256

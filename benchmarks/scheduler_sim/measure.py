@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks.scheduler_sim.profiles import MEASURED, PROFILES
 from ingot.errors import InvalidArgument
-from ingot.runtime import devices
+from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import warmup
-from ingot.runtime.loading.loader import load_engine
+from ingot.runtime.machine import devices
 
 # Seconds for one model; it ends at the size that would not fit.
 _BUDGET = 30.0

@@ -16,7 +16,7 @@ from benchmarks.serving.loads import missing_tools
 from benchmarks.serving.models import SPECS, model
 from benchmarks.serving.processes import LOAD_CORE
 from benchmarks.serving.rounds import Plan, Run
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 ROUNDS = 3
 BUILD = Path("build/serving")

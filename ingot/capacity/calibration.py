@@ -23,10 +23,10 @@ from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Variant
-from ingot.runtime import profile
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.profiling import profile
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array, check_inputs
 
 # Clients of the closed loops: calls of one sample, of some, and of many.

@@ -10,9 +10,10 @@ from ingot.capacity.server import Server
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument
 from ingot.model_store import Variant
-from ingot.runtime import devices, profile
 from ingot.runtime.loading.choice import devices_of
 from ingot.runtime.loading.threads import TINY_CALL
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling import profile
 from ingot.tensors import Array, symbols
 
 OVERHEADS: Mapping[Protocol, Overhead] = {

@@ -167,7 +167,7 @@ def _measured(
 ) -> tuple[Server, dict[str, Any]]:
     """Return a replica as it is measured on this machine, and the fields of a source."""
     from ingot.capacity import calibration
-    from ingot.runtime import devices
+    from ingot.runtime.machine import devices
 
     where = calibration.Site(
         cores=options.cores or devices.cpu_count(),

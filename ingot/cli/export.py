@@ -159,7 +159,7 @@ def export(
         from ingot.export import export_model, load_source
         from ingot.export.source import load_example
         from ingot.export.source.tensor_plan import AUTO, read_plan
-        from ingot.runtime.defaults import parse_defaults
+        from ingot.runtime.loading.defaults import parse_defaults
 
         serving = parse_defaults(labels, states, repeat, repeat_until)
         _check_opset(opset)

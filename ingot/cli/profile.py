@@ -16,7 +16,7 @@ from ingot.cli.output import duration, note, print_json, printable, progress, st
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.runtime.operators import OperatorTime, Profile
+    from ingot.runtime.profiling.operators import OperatorTime, Profile
 
 _SHOWN = 25
 
@@ -62,7 +62,7 @@ def profile(
         check_apart(trace, model=located.name)
     with progress("Opening") as step:
         variant = located.open().unpacked().variant(located.variant)
-        from ingot.runtime.operators import Profiler
+        from ingot.runtime.profiling.operators import Profiler
 
         profiler = Profiler(variant, threads=threads, calls=calls, allow_code=allow_code)
         profiles = []

@@ -139,12 +139,13 @@ class ServerConfig(Fields):
             Unsupported: there is no such engine.
         """
         # --help does not need these.
-        from ingot.runtime import Limits, Settings, memory
-        from ingot.runtime.canary import Plan
-        from ingot.runtime.dispatch.sequences import SequenceLimits
+        from ingot.runtime import Limits, Settings
         from ingot.runtime.dispatch.states import parse_pairs
         from ingot.runtime.engines.opening import check_engine
-        from ingot.runtime.repeat import Repeat
+        from ingot.runtime.machine import memory
+        from ingot.runtime.settings.canary import Plan
+        from ingot.runtime.settings.repeat import Repeat
+        from ingot.runtime.settings.settings import SequenceLimits
 
         if self.engine is not None:
             check_engine(self.engine)

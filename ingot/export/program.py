@@ -22,7 +22,7 @@ from ingot.errors import ExportError
 from ingot.export.arguments import Arguments, to_torch
 from ingot.export.snapshot import Change, Snapshot, same
 from ingot.export.torch_internals import pytree
-from ingot.runtime.engines.torch_arrays import from_torch
+from ingot.runtime.engines.pytorch.torch_arrays import from_torch
 from ingot.tensors import Array, Signature
 
 NEXT = "_next"

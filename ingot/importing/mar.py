@@ -18,7 +18,7 @@ from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
 from ingot.model_store.references import name_from
-from ingot.runtime.labels import parse_labels
+from ingot.runtime.settings.labels import parse_labels
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20

@@ -20,8 +20,8 @@ from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.format import manifest
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.variant import Variant, add_variant
-from ingot.runtime.defaults import check_defaults
-from ingot.runtime.labels import check_labels
+from ingot.runtime.loading.defaults import check_defaults
+from ingot.runtime.settings.labels import check_labels
 from ingot.tensors import TensorSpec
 
 if TYPE_CHECKING:

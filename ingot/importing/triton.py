@@ -18,7 +18,7 @@ from ingot.importing.pbtxt import CONFIG, Config, read_config
 from ingot.importing.record import Candidate, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
 from ingot.model_store.references import name_from
-from ingot.runtime.labels import parse_labels
+from ingot.runtime.settings.labels import parse_labels
 
 # Triton ignores other folders, those that begin with zero included.
 _VERSION = re.compile(r"[1-9]\d{0,18}")

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 # Threads of a call per core: more only wait for each other, and thousands cannot be started.
 _THREADS = 16

@@ -28,7 +28,7 @@ from ingot.quant.schemes.plan import EngineName
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.search import Found, Search
 from ingot.quant.variants import acceptance, halves, packing
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 log = logging.getLogger(__name__)
 

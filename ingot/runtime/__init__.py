@@ -3,17 +3,17 @@
 Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch its requests, engines/ run them.
 """
 
-from ingot.runtime.acceptor import State
+from ingot.runtime.dispatch.acceptor import State
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.dispatch.signature_check import CheckedInputs
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading.loader import load_engine
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Entry, Request
 from ingot.runtime.scheduling.scheduler import Limits, Scheduler
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 
 __all__ = [
     "Cancellable",

@@ -17,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ingot.runtime.gpu.nvml import Gpus
-from ingot.runtime.memory import resident
+from ingot.runtime.machine.memory import resident
+from ingot.runtime.machine.nvml import Gpus
 
 _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

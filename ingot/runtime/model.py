@@ -15,18 +15,16 @@ from ingot.errors import IngotError, InternalError
 from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
-from ingot.runtime.acceptor import Acceptor, State
-from ingot.runtime.devices import kind_of
+from ingot.runtime.dispatch.acceptor import Acceptor, State
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Accepts, Cancellable
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.gauges import ModelGauges
 from ingot.runtime.gpu.array import Direct
-from ingot.runtime.isolation.process_engine import ProcessEngine
-from ingot.runtime.labels import check_labels, read_labels
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
@@ -34,10 +32,12 @@ from ingot.runtime.loading.engine_set import EngineSet, Learned
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.placement import Placement
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.repeat import Repeat
 from ingot.runtime.scheduling.entry import Outcome, Request
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.labels import check_labels, read_labels
+from ingot.runtime.settings.repeat import Repeat
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from ingot import foreign
 from ingot.errors import EngineTimeout, IngotError, TooLarge
 from ingot.faultlog import rate_limited_logger
 from ingot.report.units import size, written
-from ingot.runtime import memory
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engines import ort_arena
-from ingot.runtime.memory import Sweeper
+from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.machine import memory
+from ingot.runtime.machine.memory import Sweeper
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Entry

@@ -9,8 +9,8 @@ import os
 from ingot._version import __version__
 from ingot.config import ServerConfig
 from ingot.config.exposure import OFF, listed
-from ingot.runtime import memory
-from ingot.runtime.engines import ort_arena
+from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.machine import memory
 from ingot.runtime.watchdog import Watchdog
 from ingot.server.access.audit import check_writable
 from ingot.server.access.auth_file import AuthFile

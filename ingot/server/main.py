@@ -26,7 +26,7 @@ from ingot.model_store import Archive, Store
 from ingot.model_store.blobs.folder import remove_scratch
 from ingot.protocol import arguments
 from ingot.report.units import written
-from ingot.runtime.device_tensors import resident
+from ingot.runtime.gpu.device_tensors import resident
 from ingot.runtime.loading.downloads import Transferring, logged
 from ingot.server.lifecycle import Server
 from ingot.server.listeners import Ports

@@ -14,9 +14,9 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located
 from ingot.model_store.references import is_version
-from ingot.runtime.acceptor import State
+from ingot.runtime.dispatch.acceptor import State
 from ingot.runtime.model import Model
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 
 Result = Literal["ok", "failed", "unchanged", "canary"]
 

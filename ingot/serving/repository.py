@@ -19,7 +19,7 @@ from ingot.runtime.loading.admission import Gate
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.serving.catalog import Catalog
 from ingot.serving.deployment import Deployment, is_onnx, stamp
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from ingot import foreign
 from ingot.errors import IngotError, Unavailable, shortened
 from ingot.report import units
-from ingot.runtime import Metrics, Model, State, devices, memory
-from ingot.runtime.engines import ort_arena
-from ingot.runtime.gpu import nvml
+from ingot.runtime import Metrics, Model, State
+from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.machine import devices, memory, nvml
 from ingot.runtime.scheduling.entry import Request, size_of
 from ingot.serving import Repository
 from ingot.serving.loading import Tasks, in_thread, load_model

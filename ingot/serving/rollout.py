@@ -14,7 +14,7 @@ from ingot.config.model import ModelConfig
 from ingot.errors import IngotError, NotFound, Unavailable, shortened
 from ingot.faults import attempt_async
 from ingot.runtime import Model
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.serving import Repository
 from ingot.serving.aliases import LOOK_SECONDS, follow
 from ingot.serving.deployment import CHANGES, Deployment, Event, Result

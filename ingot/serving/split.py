@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError
-from ingot.runtime.canary import Plan
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
+from ingot.runtime.settings.canary import Plan
 from ingot.serving.comparison import Drift, Side, error_of
 from ingot.tensors import Array
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.runtime import Model, State
-from ingot.runtime.canary import Plan
+from ingot.runtime.settings.canary import Plan
 from ingot.serving.comparison import at_least
 from ingot.serving.deployment import Deployment
 from ingot.serving.split import Split

@@ -12,7 +12,7 @@ from ingot.config import ServerConfig
 from ingot.config.given import nearest
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported
 from ingot.runtime import Metrics, Model
-from ingot.runtime.canary import Plan
+from ingot.runtime.settings.canary import Plan
 from ingot.serving import Repository
 from ingot.serving.deployment import CHANGES, Deployment, Event
 from ingot.serving.loading import Tasks, in_thread

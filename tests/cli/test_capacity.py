@@ -58,7 +58,7 @@ def test_a_plan_for_programs(run_ingot: RunIngot, digits_fp32: Path, tmp_path: P
 def test_latencies_of_another_machine_are_named(
     run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.runtime.devices.cpu_features", lambda: "x86_64 amx_int8")
+    monkeypatch.setattr("ingot.runtime.machine.devices.cpu_features", lambda: "x86_64 amx_int8")
     done = run_ingot("deploy", "capacity", digits_fp32, "--rate", "10", *SLO)
     succeeded(done)
     assert "recorded on another machine" in done.stderr

@@ -30,7 +30,7 @@ Result = subprocess.CompletedProcess[str]
 PROGRAM = """
 import sys
 from ingot.quant.search import search
-from ingot.runtime import profile
+from ingot.runtime.profiling import profile
 from tests.quant.small_models import timing
 profile.measure_together = timing(float(sys.argv[1]), float(sys.argv[2]))
 search.installed = lambda: ("onnxruntime",)

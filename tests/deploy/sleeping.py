@@ -8,11 +8,11 @@ from typing import Any
 from unittest.mock import patch
 
 from ingot.deploy.ray.replica import Ingress
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import runnable
-from ingot.runtime.loading.loader import load_engine
 from ingot.tensors import Array
 
 SECONDS = 0.2

@@ -370,9 +370,9 @@ def is_private(name: str) -> bool:
 def test_no_other_module_uses_a_private_name_of_pytorch() -> None:
     allowed = {
         "export/torch_internals.py": None,
-        "runtime/engines/aoti.py": {"torch._C", "torch._C._aoti"},
-        "runtime/engines/sharded.py": {"torch._ops", "node.target._schema"},
-        "runtime/engines/tensor_parallel.py": {"torch._ops", "torch.utils._pytree"},
+        "runtime/engines/pytorch/aoti.py": {"torch._C", "torch._C._aoti"},
+        "runtime/engines/sharding/sharded.py": {"torch._ops", "node.target._schema"},
+        "runtime/engines/sharding/tensor_parallel.py": {"torch._ops", "torch.utils._pytree"},
     }
     found = {}
     for path in sorted((ROOT / "ingot").rglob("*.py")):

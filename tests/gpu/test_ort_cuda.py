@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import TooLarge
-from ingot.runtime import EngineSpec, devices, load_engine
-from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.runtime.gpu.graphs import GraphOptions
+from ingot.runtime.machine import devices
 from ingot.tensors import Array, DType
 from tests import onnx_models
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import TooLarge
-from ingot.runtime import EngineSpec, devices, load_engine
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.gpu.graphs import GraphOptions
+from ingot.runtime.machine import devices
 from ingot.tensors import Array, DType
 
 torch = pytest.importorskip("torch", reason="needs PyTorch, which is not installed")

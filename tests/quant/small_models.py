@@ -147,12 +147,12 @@ def run(archive: Archive, variant: str, inputs: Mapping[str, Array]) -> dict[str
 
 def make_faster(patch: pytest.MonkeyPatch, speed: float = 2.0) -> None:
     """Make every candidate so many times as fast as the original, on any machine, and try ONNX Runtime alone."""
-    patch.setattr("ingot.runtime.profile.measure_together", timing(speed))
+    patch.setattr("ingot.runtime.profiling.profile.measure_together", timing(speed))
     patch.setattr("ingot.quant.search.search.installed", lambda: ("onnxruntime",))
 
 
 def timing(speed: float, wait: float = 0) -> Callable[..., list[tuple[BatchLatency, ...]]]:
-    """Return the result of :func:`ingot.runtime.profile.measure_together` if all were so much faster."""
+    """Return the result of :func:`ingot.runtime.profiling.profile.measure_together` if all were so much faster."""
 
     def measure(
         engines: Sequence[object],

@@ -151,7 +151,7 @@ class TestVerdicts:
             ]
 
         make_faster(monkeypatch)
-        monkeypatch.setattr("ingot.runtime.profile.measure_together", measure)
+        monkeypatch.setattr("ingot.runtime.profiling.profile.measure_together", measure)
         result = quantize(classifier, {"x": rows()}, config=QuantConfig(batches=(1, 8)))
         assert {item.rejected for item in result.report.candidates} == {"slower at batch 8 (0.80x)"}
         assert result.reason.startswith(

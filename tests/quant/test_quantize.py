@@ -19,7 +19,7 @@ from ingot.quant import run as quantize
 from ingot.quant.config import RECIPES, Recipe
 from ingot.quant.report.records import DOCUMENT, Report
 from ingot.quant.schemes.plan import Plan
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 from ingot.tensors import Array
 from tests.quant import small_models
 from tests.quant.small_models import make_faster, rows, run, sentences

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ingot.runtime import Engine, profile
+from ingot.runtime import Engine
+from ingot.runtime.profiling import profile
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 SIGNATURE = Signature(

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ingot.errors import InternalError, Unavailable
-from ingot.runtime.acceptor import Acceptor, State
+from ingot.runtime.dispatch.acceptor import Acceptor, State
 from ingot.runtime.dispatch.pending import Cancellable
 from ingot.runtime.scheduling.entry import OVER, Request
 

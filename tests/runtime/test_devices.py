@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime import control_group, devices
+from ingot.runtime.machine import cgroup, devices
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,15 @@ def test_the_groups_around_this_process_count(tmp_path: Path) -> None:
         (tmp_path / "cgroup" / name).mkdir(parents=True)
     root = tmp_path / "cgroup"
     around = [root / "a.slice" / "b.service", root / "a.slice", root]
-    assert [*control_group.folders("cpu", root, tmp_path)] == [*around, root / "cpu"]
+    assert [*cgroup.folders("cpu", root, tmp_path)] == [*around, root / "cpu"]
     memory = root / "memory"
-    assert [*control_group.folders("memory", root, tmp_path)] == [*around, memory / "job" / "a", memory / "job", memory]
-    assert [*control_group.folders("memory", root, tmp_path / "absent")] == [root, memory]
+    assert [*cgroup.folders("memory", root, tmp_path)] == [*around, memory / "job" / "a", memory / "job", memory]
+    assert [*cgroup.folders("memory", root, tmp_path / "absent")] == [root, memory]
 
 
 @pytest.mark.parametrize(("share", "cores"), [(0.5, 1), (1.5, 2), (float("inf"), 8), (16.0, 8)])
 def test_a_share_of_time_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, share: float, cores: int) -> None:
-    monkeypatch.setattr("ingot.runtime.devices.os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("ingot.runtime.machine.devices.os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(devices, "quota", lambda: share)
     assert devices.cpu_count() == cores
 

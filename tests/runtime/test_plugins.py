@@ -11,7 +11,9 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, InternalError, InvalidArgument, Unsupported
-from ingot.runtime import EngineSpec, load_engine, plugins
+from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.gpu import opening
+from ingot.runtime.machine import plugins
 from tests import onnx_models
 from tests.runtime import variants
 from tests.runtime.variants import Made
@@ -24,9 +26,9 @@ X = np.array([[1, 2, 3]], np.float32)
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(PACKAGE)
-    plugins.open_device.cache_clear()
+    opening.open_device.cache_clear()
     yield
-    plugins.open_device.cache_clear()
+    opening.open_device.cache_clear()
 
 
 @pytest.mark.usefixtures("installed")
@@ -39,7 +41,7 @@ def test_an_engine_and_a_device_of_a_plug_in_serve_over_http(tmp_path: Path) -> 
         assert client.metadata("affine")["platform"] == "onnx_reference"
         [status] = server.status()
         assert (status["state"], status["device"]) == ("ready", "slate:0")
-        used = [plugins.open_device(f"slate:{index}") for index in range(2)]
+        used = [opening.open_device(f"slate:{index}") for index in range(2)]
         assert all(device.blocks for device in used)  # type: ignore[attr-defined]
     assert not any(device.blocks for device in used)  # type: ignore[attr-defined]
 
@@ -128,7 +130,7 @@ def test_faults_of_plug_ins_name_them(tmp_path: Path) -> None:
 
 def test_an_engine_of_another_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "find", lambda group, name: lambda path, **options: path)
-    remedy = "opens an object of the class PosixPath.*derive the class from ingot.runtime.engine.BaseEngine"
+    remedy = "opens an object of the class PosixPath.*derive the class from ingot.runtime.engines.engine.BaseEngine"
     with pytest.raises(Unsupported, match=remedy):
         load_engine(EngineSpec(onnx_models.affine(tmp_path), engine="plain"))
 

@@ -8,15 +8,16 @@ from typing import Any, cast
 import pytest
 
 from ingot.model_store.format.evidence import speedups
-from ingot.runtime import Engine, profile
+from ingot.runtime import Engine
 from ingot.runtime.loading import comparison
+from ingot.runtime.profiling import profile
 from tests.runtime.clocks import EXAMPLE, SIGNATURE, Machine, Model, bursts, race
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    monkeypatch.setattr("ingot.runtime.profile.time", found)
+    monkeypatch.setattr("ingot.runtime.profiling.profile.time", found)
     return found
 
 

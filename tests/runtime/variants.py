@@ -16,7 +16,7 @@ from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golde
 from ingot.model_store.format import manifest
 from ingot.model_store.format.manifest import Format
 from ingot.model_store.format.variant import add_variant
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 from ingot.tensors import DType, Range, Signature, TensorSpec
 from tests import onnx_models
 

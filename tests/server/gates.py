@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import runnable
-from ingot.runtime.loading.loader import load_engine
 from ingot.tensors import Array
 
 

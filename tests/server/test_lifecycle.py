@@ -282,7 +282,7 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
 
 
 def test_missing_cuda_is_reported(folder: Path) -> None:
-    from ingot.runtime import devices
+    from ingot.runtime.machine import devices
 
     if devices.has_cuda():
         pytest.skip("this machine has a GPU")

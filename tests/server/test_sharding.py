@@ -68,7 +68,7 @@ def processes_of(service: Service) -> list[int]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # it may have ended
-            if b"ingot.runtime.isolation.group" in (folder / "cmdline").read_bytes():
+            if b"ingot.runtime.engines.isolation.group" in (folder / "cmdline").read_bytes():
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     return sorted(number for number, parent in parents.items() if parents.get(parent) == service.process.pid)
 

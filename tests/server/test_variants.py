@@ -16,10 +16,10 @@ import pytest
 import ingot
 from ingot.client.blocking import Client
 from ingot.errors import InvalidArgument, NotFound, Unsupported
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.isolation.process_engine import Isolation
 from ingot.runtime.loading import comparison, runnable
-from ingot.runtime.loading.loader import load_engine
 from ingot.server.main import RunningServer
 from tests.runtime.variants import WRONG, Made, X, archive, timed
 from tests.server.test_lifecycle import running

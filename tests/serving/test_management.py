@@ -28,7 +28,7 @@ from ingot.cli.serve import print_addresses
 from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Store
 from ingot.runtime import Model
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.server.main import RunningServer
 from ingot.serving import Repository
 from ingot.serving.deployment import Deployment

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, Store
-from ingot.runtime.canary import Plan
+from ingot.runtime.settings.canary import Plan
 from ingot.server.main import RunningServer
 from ingot.serving.comparison import Side, at_least, error_of
 from ingot.serving.trials import changed

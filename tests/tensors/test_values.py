@@ -17,8 +17,8 @@ from ingot.export.proof.examples import Examples
 from ingot.model_store.format import manifest
 from ingot.quant.data.samples import Samples
 from ingot.quant.data.synthetic import synthetic
-from ingot.runtime import profile
 from ingot.runtime.dispatch.signature_check import SignatureCheck
+from ingot.runtime.profiling import profile
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
 from ingot.tensors.padding import Padding, declared
 from ingot.tensors.values import ValueRange

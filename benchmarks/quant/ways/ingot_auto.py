@@ -19,7 +19,7 @@ from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder
 from ingot.quant import QuantConfig, run
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.loading.loader import precision_of
+from ingot.runtime.engines.loader import precision_of
 
 ARCHIVE = "model.ingot"
 

@@ -16,7 +16,7 @@ from ingot.export.torch_internals import TorchDispatchMode, is_functorch_wrapped
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.engines.torch_arrays import from_torch
+from ingot.runtime.engines.pytorch.torch_arrays import from_torch
 from ingot.tensors import Array, DType
 
 

@@ -22,7 +22,7 @@ from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.lower.program import foreign_operators, inlined
 from ingot.export.program import Program, quiet
 from ingot.model_store import BlobFolder
-from ingot.runtime.engines.aoti import HEADER, read_metadata
+from ingot.runtime.engines.pytorch.aoti import HEADER, read_metadata
 
 _OPTIONS: dict[str, Any] = {
     # Otherwise the compiler uses all instructions of this processor, whatever the package's metadata says.

@@ -16,7 +16,7 @@ from ingot.export.lower.packed import Packed, header, put, release
 from ingot.export.program import Program, quiet
 from ingot.export.torch_internals import OpOverload, python_body, with_copied_graph
 from ingot.model_store import BlobFolder
-from ingot.runtime.engines.torch_program import HEADER
+from ingot.runtime.engines.pytorch.torch_program import HEADER
 
 _BUILT_IN = ("aten", "prims", "prim", "higher_order", "quantized")
 

@@ -21,8 +21,8 @@ from ingot.export.proof.parity import Remembered, unrepeated
 from ingot.export.source import onnx_sizes
 from ingot.model_store.format import onnx_graph
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.engines import ort_zipmap
-from ingot.runtime.engines.torch_arrays import from_torch
+from ingot.runtime.engines.ort import ort_zipmap
+from ingot.runtime.engines.pytorch.torch_arrays import from_torch
 from ingot.tensors import Array, Range, Signature, TensorSpec, dim_name
 
 

@@ -12,8 +12,8 @@ from ingot.export.program import Runner
 from ingot.export.proof import indices, sizes
 from ingot.export.proof.examples import Examples, Limit
 from ingot.export.proof.probe import output_specs
-from ingot.runtime.engine import Engine
-from ingot.runtime.engines import ort_session
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.ort import ort_session
 from ingot.tensors import Array, Shape, Signature, TensorSpec, symbols
 
 # Operators whose output contains the values of their first input.

@@ -20,7 +20,7 @@ from ingot.export.proof import draws, indices, misdeclared, probe, sizes, states
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.snapshot import Snapshot
 from ingot.export.source import defaults
-from ingot.runtime.engines.torch_arrays import from_torch
+from ingot.runtime.engines.pytorch.torch_arrays import from_torch
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec, symbols
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ingot.errors import InvalidArgument
 from ingot.model_store.format.manifest import Division
-from ingot.runtime.engines.tensor_parallel import division_of
+from ingot.runtime.engines.sharding.tensor_parallel import division_of
 
 AUTO: Final = "auto"
 """The model's own plan, as models of transformers have one."""

@@ -14,7 +14,7 @@ from ingot.export.stages.context import Context
 from ingot.export.stages.prove import Proved
 from ingot.model_store import Archive, Provenance, Serving, add_variant
 from ingot.model_store.format import onnx_graph
-from ingot.runtime.defaults import check_defaults
+from ingot.runtime.loading.defaults import check_defaults
 from ingot.tensors import Signature
 
 

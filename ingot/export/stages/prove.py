@@ -18,7 +18,9 @@ from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
 from ingot.model_store import BoundsEvidence, CallBytes, Evidence, Golden
 from ingot.model_store.format.evidence import UNBATCHED
-from ingot.runtime import Engine, EngineSpec, call_memory, devices, load_engine, profile
+from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling import call_memory, profile
 from ingot.tensors import Signature, check_inputs
 from ingot.tensors.padding import Padding, declared
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ingot.quant.report.records import Audit
 from ingot.quant.schemes.plan import EngineName
-from ingot.runtime.engines.ort_session import package
+from ingot.runtime.engines.ort.ort_session import package
 
 # Operators that compute in integers.
 _INTEGER = frozenset(

@@ -20,8 +20,10 @@ from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
 from ingot.quant.report import words
 from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
-from ingot.runtime import Engine, EngineSpec, devices, load_engine, profile
-from ingot.runtime.loading.loader import engine_of, precision_of
+from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.runtime.engines.loader import engine_of, precision_of
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling import profile
 from ingot.tensors import Dim, Range, Signature, TensorSpec
 from ingot.tensors.values import ValueRange
 

@@ -11,7 +11,8 @@ from ingot.quant.data.samples import Samples
 from ingot.quant.metric import Comparison, Metric
 from ingot.quant.metric.agreement import by_output
 from ingot.quant.metric.base import rows_of
-from ingot.runtime import Engine, profile
+from ingot.runtime import Engine
+from ingot.runtime.profiling import profile
 from ingot.tensors import Array
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from ingot.errors import IngotError, QuantizationError
 from ingot.model_store import BatchLatency
-from ingot.runtime import EngineSpec, load_engine, profile
+from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.profiling import profile
 from ingot.tensors import Array, Signature
 
 

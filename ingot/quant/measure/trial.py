@@ -25,7 +25,8 @@ from ingot.quant.report.records import Audit
 from ingot.quant.report.words import mean
 from ingot.quant.schemes import plan, static
 from ingot.quant.schemes.plan import EngineName, Plan
-from ingot.runtime import Engine, EngineSpec, load_engine, profile
+from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.runtime.profiling import profile
 
 log = logging.getLogger(__name__)
 

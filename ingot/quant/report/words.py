@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant.report.records import Candidate, DataRecord, Report, Score
 from ingot.report.units import number, percent, size
-from ingot.runtime.profile import STEADY
+from ingot.runtime.profiling.profile import STEADY
 
 
 def score(item: Score | None) -> str:

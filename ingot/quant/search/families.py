@@ -8,7 +8,7 @@ from dataclasses import replace
 from ingot.quant.config import DynamicInt8, StaticInt8, WeightInt4, WeightInt8, embeddings
 from ingot.quant.graph.source import Source
 from ingot.quant.schemes.plan import EngineName, Plan, fitting
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 
 def families(source: Source, has_data: bool, engines: Sequence[EngineName] = ("onnxruntime",)) -> Iterator[Plan]:

@@ -25,7 +25,7 @@ from ingot.quant.search.families import families, float_embeddings, refinements
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.ranking import Ranking
 from ingot.quant.search.sensitivity import Noise
-from ingot.runtime import profile
+from ingot.runtime.profiling import profile
 
 log = logging.getLogger(__name__)
 

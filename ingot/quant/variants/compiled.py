@@ -26,7 +26,8 @@ from ingot.quant.report.records import Audit, Candidate, Layer, Report, Score
 from ingot.quant.variants import packing
 from ingot.quant.variants.packing import Job
 from ingot.quant.variants.programs import graph, half, pt2e
-from ingot.runtime import Engine, EngineSpec, devices, load_engine
+from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.runtime.machine import devices
 
 # Compilers of other releases, and other processors, sum in another order.
 _GOLDEN_TOLERANCE = 0.1

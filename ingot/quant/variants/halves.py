@@ -22,7 +22,8 @@ from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
 from ingot.quant.variants import packing
 from ingot.quant.variants.packing import GraphJob
-from ingot.runtime import EngineSpec, devices, load_engine
+from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.machine import devices
 
 # Sums in half precision depend on the order in which a GPU adds.
 _GOLDEN_TOLERANCE = 0.1

@@ -27,7 +27,7 @@ from ingot.quant.schemes.plan import LABELS, Plan
 from ingot.quant.search import sensitivity
 from ingot.quant.search.search import Found
 from ingot.quant.search.sensitivity import Noise
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from ingot.report import units
 from ingot.runtime.dispatch.output_check import OutputCheck
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.suspects import Suspects
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
 from ingot.runtime.gpu.array import Range, TargetedInputs
 from ingot.runtime.scheduling.entry import Entry, Outcome, size_of
 from ingot.tensors import Array, DType, Signature, TensorSpec

@@ -16,7 +16,6 @@ from typing import Any
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.protocol.context import BatchTimes
 from ingot.report.units import duration, size, written
-from ingot.runtime import memory
 from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
 from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
@@ -25,8 +24,9 @@ from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, Sig
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.suspects import Suspects
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
 from ingot.runtime.gpu.array import Direct
+from ingot.runtime.machine import memory
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, Request, size_of
 from ingot.runtime.scheduling.latency_model import Latency

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
-from ingot.runtime.profile import repeat
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.profiling.profile import repeat
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, Signature
 from ingot.tensors.padding import Padder, Padding

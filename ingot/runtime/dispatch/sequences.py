@@ -10,7 +10,6 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
@@ -20,24 +19,8 @@ from ingot.runtime.dispatch.pending import Accepts, Cancellable
 from ingot.runtime.dispatch.states import Arrays, States
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import OVER, Outcome, Reply, Request, size_of
+from ingot.runtime.settings.settings import SequenceLimits
 from ingot.tensors import Signature
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceLimits:
-    """How much state is kept for one model.
-
-    Attributes:
-        sequences: most open ones.
-        nbytes: most bytes of their states.
-        idle: seconds without a request after which a sequence is dropped.
-        waiting: most requests that wait for earlier ones of their sequences.
-    """
-
-    sequences: int = 1024
-    nbytes: int = 256 << 20
-    idle: float = 60.0
-    waiting: int = 1000
 
 
 class Sequences:

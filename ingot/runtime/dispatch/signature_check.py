@@ -16,8 +16,8 @@ from ingot import tensors
 from ingot.errors import TooLarge
 from ingot.protocol.keys import InputKey, key_of
 from ingot.report import units
-from ingot.runtime import memory
 from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.machine import memory
 from ingot.runtime.scheduling.entry import group_of
 from ingot.tensors import Array, Signature
 

@@ -10,7 +10,7 @@ from threading import Thread
 
 from ingot.errors import EngineTimeout, IngotError, InternalError
 from ingot.runtime.dispatch.batching import Batcher, BatchTimings
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
-from ingot.runtime import devices, plugins
-from ingot.runtime.engine import BaseEngine, Engine
+from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.machine import devices, plugins
 
 ENGINES = ("onnxruntime", "openvino", "tensorrt")
 """Engines for graphs of format ``onnx``; the first is the default."""
@@ -59,7 +59,7 @@ def open_engine(spec: EngineSpec) -> Engine:
 def _open_onnx(spec: EngineSpec) -> Engine:
     path, device, threads, precision = spec.path, spec.device, spec.threads, spec.precision
     if spec.engine == "onnxruntime" and precision in ("f32", "tf32"):
-        from ingot.runtime.engines.ort import OrtEngine
+        from ingot.runtime.engines.ort.ort_engine import OrtEngine
 
         return OrtEngine(
             path,
@@ -72,7 +72,7 @@ def _open_onnx(spec: EngineSpec) -> Engine:
             graphs=spec.graphs,
         )
     if spec.engine == "tensorrt" and precision in ("f32", "tf32", "fp16"):
-        from ingot.runtime.engines.tensorrt import TensorRtEngine
+        from ingot.runtime.engines.ort.tensorrt import TensorRtEngine
 
         return TensorRtEngine(
             path,
@@ -91,17 +91,17 @@ def _open_onnx(spec: EngineSpec) -> Engine:
 def _open_torch(spec: EngineSpec) -> Engine:
     path, device, threads, precision = spec.path, spec.device, spec.threads, spec.precision
     if spec.format == "aoti":
-        from ingot.runtime.engines.aoti import AotiEngine
+        from ingot.runtime.engines.pytorch.aoti import AotiEngine
 
         return AotiEngine(path, device=device, threads=threads, graphs=spec.graphs, precision=precision)
     if spec.shards > 1:
-        from ingot.runtime.engines.sharded import ShardedEngine
+        from ingot.runtime.engines.sharding.sharded import ShardedEngine
 
         plan = spec.plan or {}
         return ShardedEngine(
             path, device=device, threads=threads, precision=precision, plan=plan, batchable=spec.batchable
         )
-    from ingot.runtime.engines.torch_program import TorchProgramEngine
+    from ingot.runtime.engines.pytorch.torch_program import TorchProgramEngine
 
     return TorchProgramEngine(path, device=device, threads=threads, graphs=spec.graphs, precision=precision)
 
@@ -128,7 +128,7 @@ def _plugin(name: str) -> Callable[..., Engine] | None:
         if not isinstance(engine, BaseEngine):
             raise Unsupported(
                 f"the engine '{name}' opens an object of the class {type(engine).__name__}, which is not an engine: "
-                "derive the class from ingot.runtime.engine.BaseEngine"
+                "derive the class from ingot.runtime.engines.engine.BaseEngine"
             )
         return engine
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from ingot.bounds import protobuf
 from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unsupported, missing_package
-from ingot.runtime import devices
-from ingot.runtime.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.engine import BaseEngine, Capabilities
+from ingot.runtime.machine import devices
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 # OpenVINO's names of element types that differ from ours.

@@ -9,7 +9,7 @@ from pathlib import Path
 from ingot.errors import EngineTimeout, InvalidArchive, InvalidArgument
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan, Segment
-from ingot.runtime.engine import BaseEngine, Engine
+from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.tensors import Array, Signature
 
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ingot.errors import Unsupported
-from ingot.runtime.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.engine import BaseEngine, Capabilities
 from ingot.runtime.gpu.graphs import Graphs
+from ingot.runtime.gpu.opening import open_device
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.plugins import open_device
 from ingot.tensors import Array, TensorSpec
 
 log = logging.getLogger(__name__)

@@ -28,14 +28,14 @@ class EngineSpec:
         engine: one of :data:`ingot.runtime.engines.opening.ENGINES`, or a plug-in's, for a graph of format ``onnx``;
             other formats have one each.
         precision: of the computation: ``f32``; on a GPU also ``tf32``, in OpenVINO ``bf16``, in TensorRT ``fp16``.
-        optimized: as for :class:`~ingot.runtime.engines.ort.OrtEngine`.
+        optimized: as for :class:`~ingot.runtime.engines.ort.ort_engine.OrtEngine`.
         packed: as for the same.
         graphs: batches that are to be captured as CUDA graphs on a GPU; None for none.
         cache: a folder in which TensorRT keeps what it compiled; None for none.
         max_batch: samples of the largest batch, for which TensorRT compiles the graph.
         shards: number of processes over which the model is divided, this one included; more than one needs the format
-            ``pt2``, and :func:`ingot.runtime.engines.sharded.join` in each of them.
-        plan: as for :class:`~ingot.runtime.engines.sharded.ShardedEngine`.
+            ``pt2``, and :func:`ingot.runtime.engines.sharding.sharded.join` in each of them.
+        plan: as for :class:`~ingot.runtime.engines.sharding.sharded.ShardedEngine`.
         batchable: as for the same.
     """
 

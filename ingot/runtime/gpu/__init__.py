@@ -2,6 +2,5 @@
 
 ``device.py`` is what a pipeline needs of a GPU, and ``driver.py`` has it for NVIDIA's. ``turns.py`` divides the time of
 a GPU between pipelines, ``graphs.py`` chooses the batches that engines capture as CUDA graphs, ``pinned.py`` keeps
-memory of the host, and ``array.py`` describes tensors that are on a GPU already. ``nvml.py`` reads the memory and
-utilization of GPUs, for the choice of one, memory budgets and metrics.
+memory of the host, and ``array.py`` describes tensors that are on a GPU already.
 """

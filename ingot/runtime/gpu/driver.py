@@ -154,7 +154,7 @@ def _described(library: Any, code: int) -> str:
 
 
 def cuda_device(index: int) -> CudaDevice:
-    """Return a GPU; see :func:`ingot.runtime.plugins.open_device`.
+    """Return a GPU; see :func:`ingot.runtime.gpu.opening.open_device`.
 
     Raises:
         Unsupported: there is no driver or no such GPU, or it is too old.

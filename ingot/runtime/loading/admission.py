@@ -15,9 +15,9 @@ from ingot.model_store import Archive, BlobFolder, Reference, Variant
 from ingot.model_store.blobs.blobs import chunks
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.transfer import Transfer
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 
 if TYPE_CHECKING:
     from ingot.model_store.trust.policy import Policy, Verdict

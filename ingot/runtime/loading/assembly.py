@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.report import units
-from ingot.runtime.devices import cpu_count
 from ingot.runtime.dispatch.batch_check import BatchCheck
 from ingot.runtime.dispatch.batching import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
@@ -18,9 +17,10 @@ from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.loading.engine_set import EngineSet
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.machine.devices import cpu_count
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Signature
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from typing import Literal
 from ingot import foreign
 from ingot.errors import IngotError, Unsupported
 from ingot.model_store import Variant
-from ingot.runtime import devices, plugins
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.loader import engine_of, measured_with, precision_of
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.loading import comparison
 from ingot.runtime.loading.comparison import EQUAL, Costs
-from ingot.runtime.loading.loader import engine_of, measured_with, precision_of
 from ingot.runtime.loading.runnable import Runnable
-from ingot.runtime.settings import Settings
+from ingot.runtime.machine import devices, plugins
+from ingot.runtime.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

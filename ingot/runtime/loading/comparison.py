@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ingot.model_store import Evidence, Variant
-from ingot.runtime import devices, profile
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling import profile
 from ingot.tensors import Array, Signature
 
 Costs = Mapping[int, float]

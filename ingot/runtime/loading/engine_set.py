@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from ingot import tensors
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.padding import PaddingPolicy
-from ingot.runtime.engine import lanes_of
-from ingot.runtime.isolation.process_engine import ProcessEngine
-from ingot.runtime.isolation.supervisor import Supervision
+from ingot.runtime.engines.engine import lanes_of
+from ingot.runtime.engines.isolation.engine import ProcessEngine
+from ingot.runtime.engines.isolation.supervisor import Supervision
 from ingot.runtime.loading import self_test, warmup
 from ingot.runtime.loading.choice import Choice
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.threads import Tuned
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.settings import Settings
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Range, Signature
 
 log = logging.getLogger(__name__)

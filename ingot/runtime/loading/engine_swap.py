@@ -12,9 +12,9 @@ from threading import Event, Lock, Thread
 from ingot import foreign, tensors
 from ingot.errors import IngotError
 from ingot.model_store.store.derived import CacheEntry
-from ingot.runtime.engine import BaseEngine, Capabilities, Engine
-from ingot.runtime.isolation.process_engine import ProcessEngine
-from ingot.runtime.isolation.supervisor import Supervision
+from ingot.runtime.engines.engine import BaseEngine, Capabilities, Engine
+from ingot.runtime.engines.isolation.engine import ProcessEngine
+from ingot.runtime.engines.isolation.supervisor import Supervision
 from ingot.runtime.loading.prepacked import Builder, Prepacked, Test
 from ingot.tensors import Array, Signature
 

@@ -16,10 +16,9 @@ from threading import Lock
 from ingot import foreign
 from ingot.errors import Unavailable
 from ingot.report.units import size
-from ingot.runtime import devices
-from ingot.runtime.gpu import nvml
-from ingot.runtime.plugins import open_device
-from ingot.runtime.settings import Settings
+from ingot.runtime.gpu.opening import open_device
+from ingot.runtime.machine import devices, nvml
+from ingot.runtime.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

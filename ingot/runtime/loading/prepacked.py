@@ -21,13 +21,13 @@ from pathlib import Path
 from ingot.errors import IngotError, Unavailable
 from ingot.model_store import Variant
 from ingot.model_store.store.derived import CacheEntry, DerivedCache
-from ingot.runtime import devices
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.engines.loader import engine_of, load_engine
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.isolation.process_engine import Isolation
-from ingot.runtime.loading.loader import engine_of, load_engine
-from ingot.runtime.settings import Settings
+from ingot.runtime.machine import devices
+from ingot.runtime.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Prepacked:
 
     def entry(self) -> CacheEntry:
         """Return the cache entry of the saved form, which is specific to engine build, processor and library."""
-        from ingot.runtime.engines import ort_session
+        from ingot.runtime.engines.ort import ort_session
 
         parts = [f"form {_FORM}", ort_session.version(), devices.cpu_features()]
         if self.library is not None:
@@ -127,7 +127,7 @@ class Prepacked:
         """
 
         def fill(folder: Path) -> None:
-            from ingot.runtime.engines import ort_session
+            from ingot.runtime.engines.ort import ort_session
 
             ort_session.save_prepacked(self.graph, folder, self.library)
 

@@ -14,14 +14,10 @@ from ingot.bounds.randomness import random_of
 from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError
 from ingot.model_store import BoundsEvidence, Golden, Variant
-from ingot.runtime.engine import Engine
-from ingot.runtime.engines.opening import ENGINES
-from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.isolation.policy import check_shards, doubt_of, isolation_of
-from ingot.runtime.isolation.process_engine import Isolation
-from ingot.runtime.loading import warmup
-from ingot.runtime.loading.engine_swap import EngineSwap
-from ingot.runtime.loading.loader import (
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.engines.isolation.policy import check_shards, doubt_of, isolation_of
+from ingot.runtime.engines.loader import (
     check_engine_runs,
     engine_of,
     graphs_for,
@@ -31,11 +27,15 @@ from ingot.runtime.loading.loader import (
     tensorrt_cache,
     uses_cuda,
 )
+from ingot.runtime.engines.opening import ENGINES
+from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.loading import warmup
+from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.placement import Need, Placement, place
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
-from ingot.runtime.profile import zeros
-from ingot.runtime.settings import Settings
+from ingot.runtime.profiling.profile import zeros
+from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array, Signature, arrays
 from ingot.tensors.padding import Padding
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
-from ingot.runtime.profile import repeat, zeros
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.profiling.profile import repeat, zeros
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, Signature
 

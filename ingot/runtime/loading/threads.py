@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
-from ingot.runtime.profile import repeat
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.profiling.profile import repeat
 from ingot.tensors import Array, Signature
 
 # Seconds; a shorter call ends before a second core wakes up.

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from ingot.errors import IngotError
 from ingot.model_store import Evidence
-from ingot.runtime import devices
-from ingot.runtime.engine import Engine
-from ingot.runtime.profile import repeat, zeros
+from ingot.runtime.engines.engine import Engine
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling.profile import repeat, zeros
 from ingot.runtime.scheduling.entry import size_of
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array, Signature

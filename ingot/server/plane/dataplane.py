@@ -25,9 +25,10 @@ from ingot.protocol.requests import (
     step_of,
     timeout_of,
 )
-from ingot.runtime import Cancellable, Metrics, Model, devices
+from ingot.runtime import Cancellable, Metrics, Model
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
+from ingot.runtime.machine import devices
 from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.server.net import compression

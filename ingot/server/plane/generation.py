@@ -11,7 +11,7 @@ import numpy as np
 from ingot.errors import DeadlineExceeded, InvalidArgument
 from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
 from ingot.runtime.gpu.array import reachable
-from ingot.runtime.repeat import Repeat
+from ingot.runtime.settings.repeat import Repeat
 from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import Array
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.protocol.regions import Place
-from ingot.runtime import devices
 from ingot.runtime.gpu.array import DeviceArray, SharedBlock, Target
-from ingot.runtime.plugins import open_device
+from ingot.runtime.gpu.opening import open_device
+from ingot.runtime.machine import devices
 from ingot.tensors import DType
 
 

@@ -25,7 +25,7 @@ from ingot.quant.search.families import families, refinements
 from ingot.quant.search.journal import Journal
 from ingot.quant.search.search import Found, Search, fewest
 from ingot.quant.search.sensitivity import Noise
-from ingot.runtime import profile
+from ingot.runtime.profiling import profile
 from tests.quant import graphs
 from tests.quant.graphs import random
 from tests.quant.networks import NETWORKS
@@ -278,7 +278,7 @@ class TestNoise:
     def test_a_busy_machine_does_not_change_the_choice(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
         worth = {"static int8, layers alone": (1.6, 0.001), "static int8": (1.45, 0), "dynamic int8": (1.5, 0.002)}
         machine = Machine()
-        monkeypatch.setattr("ingot.runtime.profile.time", machine)
+        monkeypatch.setattr("ingot.runtime.profiling.profile.time", machine)
         for seed in range(6):
             found = run(BusyRunner(source, lambda plan: worth.get(plan.name, (0.9, 0)), machine, seed)).chosen
             assert found is not None

@@ -15,7 +15,7 @@ from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import Archive
 from ingot.quant import BFloat16, Float16, QuantConfig, Quantized, StaticInt8
 from ingot.quant import run as quantize
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 from tests.quant import small_models
 from tests.quant.small_models import make_faster, rows, run
 

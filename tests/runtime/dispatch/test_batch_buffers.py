@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ingot.runtime.dispatch.batching import Batcher, Buffers
-from ingot.runtime.engine import Capabilities
+from ingot.runtime.engines.engine import Capabilities
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine

@@ -155,7 +155,7 @@ def test_a_request_that_fails_in_a_padded_batch_fails_alone() -> None:
 @pytest.mark.parametrize("kind", ["calls", "elements"])
 def test_the_fixed_cost_of_a_call_is_measured(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("ingot.runtime.profile.time.perf_counter", lambda: now)
+    monkeypatch.setattr("ingot.runtime.profiling.profile.time.perf_counter", lambda: now)
 
     def timed(inputs: Mapping[str, Array]) -> dict[str, Array]:
         nonlocal now

@@ -17,7 +17,7 @@ from torch import nn
 
 from ingot.export.lower import program as lower_program
 from ingot.model_store.format.manifest import Division
-from ingot.runtime.engines import sharded
+from ingot.runtime.engines.sharding import sharded
 from ingot.tensors import Array, Range
 from tests.export import decoders
 from tests.export.programs import Returning, capture

@@ -8,8 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.runtime import EngineSpec, devices, load_engine
-from ingot.runtime.profile import measure, repeat
+from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling.profile import measure, repeat
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.samples import sample

@@ -14,7 +14,7 @@ from ingot.errors import InvalidArchive, InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan, Segment
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
 from ingot.tensors import DType, Signature, TensorSpec
 from tests import onnx_models
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ingot.runtime.engines.torch_engine import TorchEngine
-from ingot.runtime.engines.torch_lane import alike
+from ingot.runtime.engines.pytorch.torch_engine import TorchEngine
+from ingot.runtime.engines.pytorch.torch_lane import alike
 from ingot.runtime.gpu.graphs import GraphOptions, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import DType
@@ -39,7 +39,7 @@ class Allocator:
 
 
 class FakeTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A :class:`ingot.runtime.engines.torch_lane.Backend`.
+    """A :class:`ingot.runtime.engines.pytorch.torch_lane.Backend`.
 
     Attributes:
         launched: operators that were enqueued one by one, those of captures included.

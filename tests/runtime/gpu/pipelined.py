@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.engines.ort import OrtEngine
-from ingot.runtime.engines.ort_lane import GRAPH
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
+from ingot.runtime.engines.ort.ort_lane import GRAPH
 from ingot.runtime.gpu.graphs import GraphOptions, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
 from tests.runtime.gpu.fake_device import FakeDevice, Span

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from ingot.runtime import devices, plugins
+from ingot.runtime.gpu import opening
+from ingot.runtime.machine import devices
 from tests.runtime.gpu.test_driver import CONTEXT, FakeLibrary
 
 COUNT = 2
@@ -178,9 +179,9 @@ def machine_with(gpu: SharedGpu) -> Iterator[None]:
         patch.setattr(devices, "has_cuda", lambda: True)
         for name, module in client_library(gpu).items():
             patch.setitem(sys.modules, name, module)
-        plugins.open_device.cache_clear()
+        opening.open_device.cache_clear()
         yield
         for name in list(sys.modules):
             if name.startswith("tritonclient.utils.cuda_shared_memory"):
                 del sys.modules[name]
-    plugins.open_device.cache_clear()
+    opening.open_device.cache_clear()

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime import EngineSpec, Limits, Model, Settings, device_tensors, load_engine
+from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
+from ingot.runtime.engines import loader
+from ingot.runtime.gpu import device_tensors
 from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, TargetedInputs, reachable
 from ingot.runtime.gpu.driver import CudaDevice
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
-from ingot.runtime.loading import loader
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.tensors import Array, dlpack

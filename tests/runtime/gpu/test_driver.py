@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineLost, InternalError, TooLarge, Unsupported
-from ingot.runtime import devices, plugins
-from ingot.runtime.gpu import driver
+from ingot.runtime.gpu import driver, opening
 from ingot.runtime.gpu.driver import CudaDevice
 from ingot.runtime.gpu.pinned import PinnedPool
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
+from ingot.runtime.machine import devices
 from ingot.tensors import Array, DType
 
 CONTEXT = 0xC0
@@ -181,4 +181,4 @@ def test_devices_that_cannot_be_used(library: FakeLibrary) -> None:
         with pytest.raises(Unsupported, match="'cuda:0' is not available"):
             driver.cuda_device(0)
     with pytest.raises(Unsupported, match="unknown device 'npu:0'; there are cpu, cuda"):
-        plugins.open_device("npu:0")
+        opening.open_device("npu:0")

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import ingot
-from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.engines import loader
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.gpu.nvml import Gpus
-from ingot.runtime.loading import loader
+from ingot.runtime.machine.nvml import Gpus
 from tests import onnx_models
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.engines import ort_arena
-from ingot.runtime.engines.ort import OrtEngine
-from ingot.runtime.engines.ort_lane import OrtLane
+from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
+from ingot.runtime.engines.ort.ort_lane import OrtLane
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import Array, DType

@@ -16,15 +16,16 @@ import pytest
 import ingot
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Evidence, MemoryEvidence
-from ingot.runtime import EngineSpec, Settings, devices, load_engine
-from ingot.runtime.engines import ort_session, pipelined
-from ingot.runtime.engines.ort import OrtEngine
-from ingot.runtime.gpu import nvml
+from ingot.runtime import EngineSpec, Settings, load_engine
+from ingot.runtime.engines import loader, pipelined
+from ingot.runtime.engines.ort import ort_session
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.loading import loader, placement, runnable
+from ingot.runtime.loading import placement, runnable
 from ingot.runtime.loading.placement import Need, Placement
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.machine import devices, nvml
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import FakeDevice
 from tests.runtime.variants import SIZE, Made, archive

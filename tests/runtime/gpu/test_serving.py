@@ -16,8 +16,8 @@ import pytest
 import ingot
 from ingot.errors import EngineLost, TooLarge, Unavailable
 from ingot.runtime import Limits, Model, Settings
+from ingot.runtime.engines import loader
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading import loader
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.metrics import Metrics

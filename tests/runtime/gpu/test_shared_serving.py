@@ -15,8 +15,9 @@ import pytest
 import ingot
 from ingot.model_store.format import goldens
 from ingot.protocol.regions import Place
-from ingot.runtime import device_tensors, devices
-from ingot.runtime.loading import loader
+from ingot.runtime.engines import loader
+from ingot.runtime.gpu import device_tensors
+from ingot.runtime.machine import devices
 from ingot.server.main import RunningServer
 from ingot.server.triton import cuda_memory
 from ingot.server.triton.cuda_memory import CudaRegion

@@ -20,12 +20,12 @@ import ingot
 from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
 from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
-from ingot.runtime.engines import opening, torch_engine
-from ingot.runtime.engines.torch_engine import TorchEngine
-from ingot.runtime.engines.torch_lane import TorchLane
+from ingot.runtime.engines import loader, opening
+from ingot.runtime.engines.pytorch import torch_engine
+from ingot.runtime.engines.pytorch.torch_engine import TorchEngine
+from ingot.runtime.engines.pytorch.torch_lane import TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.loading import loader
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.metrics import Metrics
 from ingot.tensors import Array, DType
@@ -361,7 +361,7 @@ def test_the_precision_of_products_is_that_of_the_first_model(monkeypatch: pytes
 import warnings
 import torch
 from ingot.errors import Unsupported
-from ingot.runtime.engines.torch_engine import use_precision
+from ingot.runtime.engines.pytorch.torch_engine import use_precision
 warnings.simplefilter("error")
 for _ in range(2):
     use_precision("f32")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ingot.runtime.isolation import confinement, system_calls
+from ingot.runtime.engines.isolation import confinement, system_calls
 from tests.support import ROOT
 
 # uretprobe and uprobe, which no filter sees, and which end a process that calls them.
@@ -25,7 +25,7 @@ PROGRAM = """
 import ctypes, fcntl, itertools, json, os, resource, signal, socket, subprocess, sys
 import tempfile, threading, time
 from pathlib import Path
-from ingot.runtime.isolation import confinement
+from ingot.runtime.engines.isolation import confinement
 
 own, unpacks, gpu = Path(sys.argv[1]), sys.argv[2] == "unpacks", sys.argv[2] == "gpu"
 parent, victim = os.getppid(), int(sys.argv[3])

@@ -14,8 +14,9 @@ import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost
 from ingot.export.lower import program as lower_program
-from ingot.runtime import EngineSpec, load_engine, memory
-from ingot.runtime.isolation.process_engine import Isolation
+from ingot.runtime import EngineSpec, load_engine
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.machine import memory
 from tests.export import decoders
 from tests.export.programs import capture
 from tests.server.outside import wait_until

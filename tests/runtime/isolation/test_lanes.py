@@ -16,9 +16,9 @@ import ingot
 from ingot.errors import EngineLost, EngineTimeout
 from ingot.ipc.arena import THRESHOLD
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.isolation.engine_process import EngineProcess
-from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
-from ingot.runtime.isolation.supervisor import Supervision
+from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
+from ingot.runtime.engines.isolation.process import EngineProcess
+from ingot.runtime.engines.isolation.supervisor import Supervision
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.outside import wait_until
@@ -28,7 +28,7 @@ import copy
 import threading
 
 from ingot.errors import EngineLost, EngineTimeout
-from ingot.runtime.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.engine import BaseEngine, Capabilities
 from ingot.tensors import DType, Signature, TensorSpec
 
 

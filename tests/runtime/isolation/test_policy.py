@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 
 from ingot.errors import Unsupported
-from ingot.runtime import Settings, devices
-from ingot.runtime.isolation import policy
+from ingot.runtime import Settings
+from ingot.runtime.engines.isolation import policy
+from ingot.runtime.machine import devices
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from ingot.ipc import arena
 from ingot.runtime import EngineSpec, Entry, load_engine
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.isolation import supervisor
-from ingot.runtime.isolation.process_engine import Isolation, ProcessEngine
-from ingot.runtime.isolation.supervisor import Run, Supervision
+from ingot.runtime.engines.isolation import supervisor
+from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
+from ingot.runtime.engines.isolation.supervisor import Run, Supervision
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.server.outside import wait_until
@@ -341,7 +341,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
 import time
 from pathlib import Path
 from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.isolation.process_engine import Isolation
+from ingot.runtime.engines.isolation.engine import Isolation
 engine = load_engine(EngineSpec(Path({str(path)!r})), Isolation(why="a test"))
 print(engine._supervisor._ready._process.pid, flush=True)
 time.sleep(60)
@@ -409,7 +409,7 @@ connection.recv(1 << 16)
 
 
 def test_text_of_a_process_cannot_forge_lines_of_the_log() -> None:
-    from ingot.runtime.isolation.engine_process import _printable
+    from ingot.runtime.engines.isolation.process import _printable
 
     assert _printable("one\n2026-01-01 ERROR two\x1b[2J\ttab\r") == "one 2026-01-01 ERROR two [2J tab"
     assert len(_printable("x" * 5000)) == 1000

@@ -13,13 +13,14 @@ import pytest
 from ingot.errors import Unsupported
 from ingot.model_store import Archive, Evidence, Golden, Store, Variant
 from ingot.model_store.store.derived import DerivedCache
-from ingot.runtime import Limits, Settings, devices
+from ingot.runtime import Limits, Settings
+from ingot.runtime.engines.loader import graphs_for, tensorrt_cache
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.loading import comparison, warmup
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Chooser, obstacle
-from ingot.runtime.loading.loader import graphs_for, tensorrt_cache
 from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.machine import devices
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.tensors import Array
@@ -337,7 +338,7 @@ def test_batches_that_would_take_too_long_are_not_timed(monkeypatch: pytest.Monk
             now += 0.5
 
     ticks = clock()
-    monkeypatch.setattr("ingot.runtime.profile.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("ingot.runtime.profiling.profile.time.perf_counter", lambda: next(ticks))
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, SIGNATURE)
     (costs,) = comparison.measured([engine], SIGNATURE, RIGHT.inputs, 64, 0.3)
     assert list(costs) == [1]

@@ -13,7 +13,7 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.model_store.store.derived import CacheEntry, DerivedCache
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.tensors import DType, TensorSpec

@@ -17,7 +17,7 @@ from ingot.errors import InternalError, InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.model_store.store.derived import CacheEntry
 from ingot.runtime import Metrics, Model, Settings
-from ingot.runtime.engine import Engine
+from ingot.runtime.engines.engine import Engine
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.serving import Repository
@@ -177,9 +177,9 @@ class TestWhereItIsUsed:
         library.write_bytes(b"two")
         assert used is not None
         keys.append(used.entry().key)
-        monkeypatch.setattr("ingot.runtime.devices.cpu_features", lambda: "x86_64 of old")
+        monkeypatch.setattr("ingot.runtime.machine.devices.cpu_features", lambda: "x86_64 of old")
         keys.append(used.entry().key)
-        monkeypatch.setattr("ingot.runtime.engines.ort_session.version", lambda: "another build")
+        monkeypatch.setattr("ingot.runtime.engines.ort.ort_session.version", lambda: "another build")
         keys.append(used.entry().key)
         assert len(set(keys)) == 5
 

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
-from ingot.runtime.engine import Capabilities
+from ingot.runtime.engines.engine import Capabilities
 from ingot.runtime.loading.choice import only
 from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.loading.self_test import run_sizes

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import Metrics, Model, Settings, devices
+from ingot.runtime import Metrics, Model, Settings
 from ingot.runtime.loading import threads
 from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.threads import Tuned
-from ingot.runtime.profile import zeros
+from ingot.runtime.machine import devices
+from ingot.runtime.profiling.profile import zeros
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine

@@ -7,8 +7,8 @@ import pytest
 
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency, Evidence
-from ingot.runtime import devices
 from ingot.runtime.loading import warmup
+from ingot.runtime.machine import devices
 from ingot.tensors import Array
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 

@@ -21,7 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot.errors import TooLarge, Unavailable
-from ingot.runtime import memory, watchdog
+from ingot.runtime import watchdog
+from ingot.runtime.machine import memory
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until

@@ -216,7 +216,7 @@ BLOCKED = """
 import sys, time
 from ingot.runtime import watchdog
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.engines.ort import OrtEngine
+from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.server.observation import records
 
 records._MAX_WAITING = 4096

@@ -17,8 +17,8 @@ from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, ParityError, Unsupported
 from ingot.export.proof.parity import TOLERANCE
 from ingot.export.torch_internals import OpOverload, has_kernel, pytree, schema
-from ingot.runtime.engines.ort_session import package
-from ingot.runtime.engines.torch_arrays import from_torch
+from ingot.runtime.engines.ort.ort_session import package
+from ingot.runtime.engines.pytorch.torch_arrays import from_torch
 from ingot.tensors import DType, arrays
 
 _HEADER = "onnxruntime_c_api.h"

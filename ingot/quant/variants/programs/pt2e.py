@@ -28,7 +28,7 @@ from ingot.export.program import Program, quiet
 from ingot.model_store import BlobFolder
 from ingot.quant.data.samples import Samples
 from ingot.quant.variants.programs import graph
-from ingot.runtime import devices
+from ingot.runtime.machine import devices
 
 aten = torch.ops.aten
 

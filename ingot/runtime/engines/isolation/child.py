@@ -1,0 +1,219 @@
+"""An engine process: ``python -m ingot.runtime.engines.isolation.child PARENT (CONNECTION WRITTEN READ)... CONTROL``.
+
+The arguments are the server's process id, and file descriptors: for each call that may run at a time a connection and
+the arenas that this process writes and reads, and the one that asks to end a call. It ends when a connection ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ingot import foreign
+from ingot.errors import IngotError, InternalError, TooLarge
+from ingot.ipc.arena import Incoming, Outgoing
+from ingot.ipc.records import dump_error
+from ingot.runtime.engines.engine import Engine, lanes_of
+from ingot.runtime.engines.isolation import confinement, description
+from ingot.runtime.engines.isolation.link import Kind, Link
+from ingot.runtime.engines.isolation.spec import ProcessSpec
+from ingot.runtime.engines.opening import open_engine
+from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.machine.memory import Sweeper
+
+# Words in the errors of engines that mean a lack of memory.
+_MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
+# Seconds of a call after which unused memory may be returned to the system.
+_LONG = 10e-3
+
+Join = Callable[[], None]
+"""Connects this process with the others of its engine."""
+
+
+class _Kept(logging.Handler):
+    """Keeps what is logged, for the server's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[tuple[int, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append((record.levelno, record.name, record.getMessage()))
+
+
+def main() -> None:
+    """Run an engine process."""
+    parent, *handles, control = map(int, sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the server ends this process
+    links = [link_of(*each) for each in zip(*[iter(handles)] * 3, strict=True)]
+    serve(links, socket.socket(fileno=control), parent)
+
+
+def link_of(connection: int, written: int, read: int) -> Link:
+    """Return the link of the file descriptors of a connection and of the arenas that this process writes and reads."""
+    incoming = Incoming(read, lambda _: None, writable=True)
+    link = Link(socket.socket(fileno=connection), Outgoing(written), incoming)
+    os.close(written)
+    os.close(read)
+    return link
+
+
+def serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None = None) -> None:
+    """Open the engine that the server asks for, and run it until a connection ends.
+
+    Args:
+        links: one for each call that may run at a time.
+        control: what asks to end a call.
+        parent: the process that this one ends with.
+        join: connects this process with the others of the engine, if there are any.
+    """
+    try:
+        _serve(links, control, parent, join)
+    except (EOFError, OSError):  # the server has closed the connection, or ended
+        os._exit(0)
+
+
+def confine(spec: ProcessSpec, parent: int, join: Join | None) -> list[str]:
+    """Confine this process as the server asks for it; return the measures in force."""
+    return confinement.before_loading(parent, spec.memory, gpu=spec.gpu, unpacks=spec.unpacks, join=join)
+
+
+def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None) -> None:
+    link = links[0]
+    kept = _Kept()
+    logging.getLogger().addHandler(kept)
+    spec = ProcessSpec.loads(link.receive()[1])
+    measures = confine(spec, parent, join)
+    calls = _EngineCalls(spec.memory)
+    threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
+    opened = calls.attempt(lambda: calls.open(spec), "loading it")
+    if isinstance(opened, IngotError):
+        link.send(Kind.ERROR, dump_error(opened))
+        return
+    measures += confinement.after_loading()
+    logging.getLogger().removeHandler(kept)
+    lanes = calls.lanes
+    link.send(Kind.OPENED, description.dumps(opened, measures, kept.records, len(lanes)))
+    # Where a process that follows another has fewer lanes, several connections share one.
+    for other, lane in zip(links[1:], itertools.cycle([*lanes[1:], lanes[0]]), strict=False):
+        threading.Thread(target=_serve_lane, args=(other, calls, lane), daemon=True).start()
+    _answer_all(link, calls, lanes[0])
+
+
+def _serve_lane(link: Link, calls: _EngineCalls, lane: _Lane) -> None:
+    """Answer the calls of a further lane, and end the process as the main thread does."""
+    ended = foreign.outcome(functools.partial(_answer_all, link, calls, lane))
+    if isinstance(ended, EOFError | OSError):
+        os._exit(0)
+    print(foreign.typed(ended), file=sys.stderr)
+    os._exit(1)
+
+
+def _answer_all(link: Link, calls: _EngineCalls, lane: _Lane) -> NoReturn:
+    while True:
+        _, body = link.receive()
+        with lane.running:
+            _answer(link, calls, lane.engine, body)
+
+
+def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -> None:
+    (count,) = struct.unpack_from("<I", body)
+    link.free([*struct.unpack_from(f"<{count}Q", body, 4)])
+    inputs = link.tensors(body[4 + 8 * count :])
+    began = time.monotonic()
+    outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
+    if isinstance(outcome, IngotError):
+        link.send(Kind.ERROR, dump_error(outcome))
+        if down := engine.down:  # its device has failed for this process, but not for the next one
+            print(down, file=sys.stderr, flush=True)
+            os._exit(1)
+    # Shorter calls do not grow this process by much; other lanes may use memory that looks unused.
+    if (now := time.monotonic()) - began > _LONG and len(calls.lanes) == 1:
+        calls.sweeper.check(now, idle=True)
+
+
+class _Lane:
+    """An engine that runs one call at a time."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.running = threading.Lock()
+
+
+class _EngineCalls:
+    """The engine's lanes, and the meaning of its failures. ``limit`` is the most memory in bytes, None for no limit.
+
+    Without a limit, the memory of each call is limited once the engine is open.
+    """
+
+    def __init__(self, limit: int | None):
+        self.lanes: list[_Lane] = []
+        self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
+        self._limit = limit
+        self._setting = "its engine process may have", "--engine-memory-mb"
+
+    def open(self, spec: ProcessSpec) -> Engine:
+        ort_arena.share(math.inf)
+        engine = open_engine(spec.engine)
+        self.lanes = [*map(_Lane, lanes_of(engine, spec.lanes))]
+        self.sweeper.check(time.monotonic(), idle=True)
+        graph = spec.engine.format == "onnx"  # the memory of other formats is their author's decision
+        if graph and spec.call_mb is not None and self._limit is None and engine.device == "cpu":
+            self._limit = spec.call_mb << 20
+            self._setting = "a call may take", "--max-call-mb"
+            confinement.limit_calls(self._limit)
+        return engine
+
+    def attempt(self, call: Any, cause: str = "this input") -> Any:
+        """Return the result of a call, or its failure as an IngotError; ``cause`` is named if memory is lacking.
+
+        Raises:
+            OSError: the connection failed.
+        """
+        outcome = foreign.outcome(call)
+        if isinstance(outcome, BrokenPipeError | ConnectionResetError):
+            raise outcome
+        reported = isinstance(outcome, InternalError | TooLarge | RuntimeError)
+        if isinstance(outcome, MemoryError) or (reported and any(word in str(outcome) for word in _MEMORY)):
+            if self._limit is None:
+                return TooLarge(f"{cause} needs more memory than there is: {outcome}")
+            return TooLarge(
+                f"{cause} makes the model need more memory than {self._setting[0]}, {self._limit >> 20} MiB "
+                f"({self._setting[1]})"
+            )
+        if isinstance(outcome, Exception) and not isinstance(outcome, IngotError):
+            return InternalError(f"the engine failed: {foreign.typed(outcome)}")
+        return outcome
+
+    def terminate(self, lane: int) -> None:
+        """End the running call of a lane, if there is one and the engine can."""
+        for each in self.lanes[lane : lane + 1]:
+            each.engine.terminate()
+
+
+def _obey(control: socket.socket, calls: _EngineCalls) -> None:
+    """Pass on the server's requests to end a call, each of which is a lane; end with the server, also during one."""
+    while True:
+        try:
+            if not (lanes := control.recv(4096)):
+                os._exit(0)
+        except OSError:
+            os._exit(0)
+        for lane in set(lanes):  # repeated requests mean the same call
+            calls.terminate(lane)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Keeps one engine process running: starts it, tests it, and starts another when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ingot import foreign
+from ingot.errors import DeadlineExceeded, EngineLost, Unavailable
+from ingot.ipc import arena
+from ingot.ipc.arena import Outgoing
+from ingot.runtime.engines.isolation.description import Description
+from ingot.runtime.engines.isolation.link import arena_size
+from ingot.runtime.engines.isolation.process import Ended, EngineProcess
+from ingot.runtime.engines.isolation.spec import ProcessSpec
+from ingot.tensors import Array
+
+log = logging.getLogger(__name__)
+
+# Seconds between the end of a process and the next start: doubled each time, until one has run for a while.
+_FIRST_WAIT = 0.1
+_LONGEST_WAIT = 5.0
+_LONG_LIFE = 30.0
+# Unexpected ends within this many seconds that make the model fail, and the seconds between starts from then on.
+_MOST_ENDS = 5
+_ENDS_SECONDS = 60.0
+_FAILED_WAIT = 10.0
+# A later start may take this many seconds, or this multiple of the first.
+_START_SECONDS = 60.0
+_START_FACTOR = 10
+
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """The model's name, for messages, and the test that each new process must pass.
+
+    ``lost`` is called in another thread with how the process ended, such as ``ended by SIGFPE``, and ``changed`` when
+    the engine is down, runs again, or has failed.
+    """
+
+    model: str
+    test: Callable[[Run], None]
+    lost: Callable[[str], None]
+    changed: Callable[[], None]
+
+
+class Supervisor:
+    """The thread that starts the processes of one engine. They end with it, so it stays until :meth:`close`.
+
+    Args:
+        spec: as for :class:`EngineProcess`.
+        limit: seconds until calls fail, counted from now; None is unlimited. The limit ends with :meth:`supervise`.
+
+    Attributes:
+        inputs: an arena for the inputs of each lane, which all processes of this engine share.
+        down: how the last process ended, while no other is ready; empty otherwise.
+        failed: whether restarts are delayed because processes ended too often.
+        description: the engine's, once it has started.
+    """
+
+    def __init__(self, spec: ProcessSpec, limit: float | None):
+        self.down = ""
+        self.failed = False
+        self.description: Description
+        self._spec = spec
+        with _address_space():
+            self._handles = [arena.create(arena_size()) for _ in range(spec.lanes)]
+            self.inputs = [*map(Outgoing, self._handles)]
+        self._end = None if limit is None else time.monotonic() + limit
+        self._start_limit = _START_SECONDS
+        self._supervision: Supervision | None = None
+        self._changed = threading.Condition()
+        self._ready: EngineProcess | None = None
+        self._latest: EngineProcess | None = None
+        self._failure: Exception | None = None
+        self._closed = False
+        self._given_up = 0
+        self._wait = _FIRST_WAIT
+        self._ends: deque[float] = deque(maxlen=_MOST_ENDS)
+        self._thread = threading.Thread(target=self._keep, name="ingot-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the first process and open the engine in it.
+
+        Raises:
+            IngotError: the engine cannot be opened, or its process ended, or the limit passed.
+        """
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready is not None or self._failure is not None)
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until calls fail."""
+        return None if self._end is None else max(0.1, self._end - time.monotonic())
+
+    def supervise(self, supervision: Supervision) -> None:
+        """Replace processes that end, from now on. Until then, the engine ends with its first process.
+
+        Raises:
+            EngineLost: it has ended.
+        """
+        with self._changed:
+            if self.failed:
+                raise EngineLost(f"{self.name} {self.down}")
+            self._supervision, self._end = supervision, None
+
+    def running(self) -> EngineProcess:
+        """Return the process, and wait for it if it is being started.
+
+        Raises:
+            Unavailable: none will be ready soon.
+        """
+        ready = self._ready
+        if ready is not None:
+            return ready
+        with self._changed:
+            given_up = self._given_up
+            self._changed.wait_for(
+                lambda: self._ready is not None or self.failed or self._closed or self._given_up != given_up
+            )
+            if self._ready is None:
+                raise Unavailable(f"{self.name} {self.down or 'was closed'}, and no other is ready")
+            return self._ready
+
+    def lose(self, process: EngineProcess) -> None:
+        """Stop using a process that has ended."""
+        with self._changed:
+            if self._ready is process:
+                self._ready, self.down = None, process.ending
+
+    @property
+    def name(self) -> str:
+        """The engine process, as messages call it."""
+        return f"the engine process of model '{self._supervision.model}'" if self._supervision else "the engine process"
+
+    def terminate(self, lane: int) -> None:
+        """Ask the engine to end the running call of a lane."""
+        ready = self._ready
+        if ready is not None:
+            ready.terminate(lane)
+
+    def kill(self, why: str) -> None:
+        """End the process or, if none is ready, the waiting for one; ``why`` completes "the process ..."."""
+        with self._changed:
+            ready = self._ready
+            self._given_up += 1
+            self._changed.notify_all()
+        if ready is not None:
+            ready.kill(why)
+
+    def close(self) -> None:
+        """End the process and the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            if self._latest is not None:
+                self._latest.close()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        try:
+            process = self._start_first()
+            while process is not None:
+                began = time.monotonic()
+                ending = process.wait()
+                self.lose(process)
+                process.release()
+                with self._changed:
+                    supervision = self._supervision
+                    if self._closed or supervision is None:
+                        self.failed = True
+                        break
+                log.error("%s %s; it is started again", self.name, ending)
+                supervision.lost(ending)
+                supervision.changed()
+                if time.monotonic() - began > _LONG_LIFE:
+                    self._wait = _FIRST_WAIT
+                process = self._start_next(supervision)
+        finally:
+            for handle in self._handles:
+                os.close(handle)
+            with self._changed:
+                self.failed = True
+                self._changed.notify_all()
+
+    def _start_first(self) -> EngineProcess | None:
+        began = time.monotonic()
+        first = foreign.outcome(lambda: self._launch(self.left, None))
+        with self._changed:
+            if isinstance(first, Exception):
+                late = self._end is not None and time.monotonic() >= self._end
+                ending = f"{self.name} {first} while it loaded the model"
+                self._failure = (
+                    (DeadlineExceeded if late else EngineLost)(ending) if isinstance(first, Ended) else first
+                )
+            self._changed.notify_all()
+        self._start_limit = max(_START_SECONDS, _START_FACTOR * (time.monotonic() - began))
+        return None if isinstance(first, Exception) else first
+
+    def _start_next(self, supervision: Supervision) -> EngineProcess | None:
+        """Start a process in place of one that ended; None if the engine is closed meanwhile."""
+        while True:
+            self._ends.append(time.monotonic())
+            failed = len(self._ends) == _MOST_ENDS and self._ends[-1] - self._ends[0] < _ENDS_SECONDS
+            with self._changed:
+                if failed and not self.failed:
+                    self.failed = True  # requests that wait for the next process fail now
+                    self._changed.notify_all()
+                    log.error(
+                        "%s ended, or could not be started, %d times within %.0f s, so the model is not ready; "
+                        "it is started every %g s",
+                        self.name,
+                        _MOST_ENDS,
+                        self._ends[-1] - self._ends[0],
+                        _FAILED_WAIT,
+                    )
+            supervision.changed()
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, _FAILED_WAIT if failed else self._wait):
+                    return None
+            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+            found = foreign.outcome(lambda: self._launch(self._start_limit, supervision.test))
+            if isinstance(found, EngineProcess):
+                log.warning("%s runs again", self.name)
+                supervision.changed()
+                return found
+            log.error("%s cannot be started again: %s", self.name, found)
+
+    def _launch(self, limit: float | None, test: Callable[[Run], None] | None) -> EngineProcess:
+        """Return a new process, ready for requests.
+
+        Raises:
+            Ended: it ended, or took longer than ``limit`` seconds.
+            IngotError: the engine cannot be opened, or failed its test.
+            Unavailable: there is no memory, or address space, for it.
+            OSError: the process cannot be started.
+        """
+        with _address_space():
+            process = EngineProcess(self._spec, self.inputs, self._handles)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(process.release)
+            on_error.callback(process.wait)
+            on_error.callback(process.close)
+            with self._changed:
+                self._latest = process
+            if self._closed:
+                raise Ended("was closed")
+            self.description = process.open(limit)
+            if test is not None:
+                test(lambda inputs: process.run(inputs, limit))
+            on_error.pop_all()
+        with self._changed:
+            self._ready, self.down, self.failed = process, "", False
+            self._changed.notify_all()
+        return process
+
+
+@contextlib.contextmanager
+def _address_space() -> Iterator[None]:
+    """Name the cause where there is no memory to map.
+
+    Raises:
+        Unavailable: that is so.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        cause = f"the address space is limited to {limit >> 20} MiB" if limit != resource.RLIM_INFINITY else "no memory"
+        raise Unavailable(
+            f"an engine process cannot be started: {cause}, and shared memory of {arena_size() >> 20} MiB in each "
+            "direction does not fit; raise the limit (ulimit -v), or use --isolate none for models that you trust"
+        ) from error

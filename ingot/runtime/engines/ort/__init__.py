@@ -1,0 +1,1 @@
+"""ONNX Runtime, and TensorRT in it. Start in ort_engine.py."""

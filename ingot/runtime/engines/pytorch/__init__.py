@@ -1,0 +1,1 @@
+"""Engines of the formats of PyTorch. Start in torch_engine.py."""

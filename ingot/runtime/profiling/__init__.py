@@ -1,0 +1,1 @@
+"""Measured times of engine calls and of operators, and the memory of a call. Start in profile.py."""
