@@ -82,8 +82,8 @@ def test_a_server_that_ends_is_not_a_right_answer(program: Path, tmp_path: Path)
     with serving("fast", tmp_path) as service:
         samples = tmp_path / "samples"
         generator._write(samples, http_rows(False))
-        load = start(program, service.http_address[1], "http", samples, 2.0, Shape(2, 8))
-        wait_until(lambda: service.count("ingot_requests_total", code="ok") > 100)
+        load = start(program, service.http_address[1], "http", samples, 10.0, Shape(2, 8))
+        wait_until(lambda: service.count("ingot_requests_total", code="ok") > 0)
         service.process.kill()
         found = finish(load)
     assert found["cut"] > 0

@@ -143,7 +143,8 @@ def test_refused_requests_are_sent_again_later(tmp_path: Path, protocol: str) ->
         assert {each.retry_after for each in refused} == {1.0}
         assert not [each for each in asyncio.run(ask(20)) if isinstance(each, Exception)]
         begun = time.monotonic()
-        assert any(isinstance(each, TooManyRequests) for each in asyncio.run(ask(20, timeout=0.5)))
+        late = (TooManyRequests, DeadlineExceeded)  # the latter on a busy machine
+        assert any(isinstance(each, late) for each in asyncio.run(ask(20, timeout=0.5)))
         assert time.monotonic() - begun < 10  # it does not wait when the time is too short
         with ingot.Client(url, retries=20) as client:
             assert all(client.infer("affine", {"x": X}) for _ in range(8))

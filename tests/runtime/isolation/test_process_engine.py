@@ -214,7 +214,8 @@ def test_without_supervision_the_engine_ends_with_its_process(tmp_path: Path) ->
 @pytest.mark.matrix
 def test_loading_has_a_limit(tmp_path: Path, endless: Any) -> None:
     with (
-        pytest.raises(EngineLost if endless is onnx_models.endless_run else DeadlineExceeded, match="was killed"),
+        # On a busy machine, a process that would be ready can reach the limit too.
+        pytest.raises((EngineLost, DeadlineExceeded), match="was killed"),
         opened(endless(tmp_path / "odd.onnx"), load_timeout=2) as engine,
     ):
         engine.run({"x": np.ones((1, 3), np.float32)})
