@@ -7,9 +7,8 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ingot._version import __version__
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
 from ingot.faults import attempt, public_error
@@ -44,16 +43,6 @@ _PROTOCOLS = ("http", "grpc")
 _NAME = 100
 
 log = rate_limited_logger(__name__)
-
-_EXTENSIONS = (
-    "binary_tensor_data",
-    "classification",
-    "generate",
-    "model_configuration",
-    "schedule_policy",
-    "sequence",
-    "statistics",
-)
 
 
 Reply = Callable[[InferResponse | IngotError], None]
@@ -90,18 +79,6 @@ class DataPlane:
     def ready(self) -> bool:
         """Whether every model is ready and the server accepts new requests."""
         return not self.draining and self.repository.ready
-
-    def server_metadata(self, *, managed: bool = False) -> dict[str, Any]:
-        """Return the server's name, version and the protocol extensions that work; more do for ``managed`` clients."""
-        options = {
-            "model_repository": managed,
-            "model_repository(unload_dependents)": managed,
-            "system_shared_memory": self._memory is not None,
-            "cuda_shared_memory": self.shares_cuda,
-            "logging": self.logs.changeable or managed,
-        }
-        extensions = [*_EXTENSIONS, *(name for name, works in options.items() if works)]
-        return {"name": "ingot", "version": __version__, "extensions": sorted(extensions)}
 
     @property
     def shares_cuda(self) -> bool:

@@ -74,11 +74,6 @@ async def ready(call: Call) -> dict[str, Any]:
     return {"ready": call.plane.ready}
 
 
-async def server_metadata(call: Call) -> dict[str, Any]:
-    """Return the server's name, version and the extensions that work."""
-    return call.plane.server_metadata(managed=call.control is not None)
-
-
 async def models(call: Call) -> dict[str, Any]:
     """List the models, with an entry per version."""
     return extensions.models(call.plane)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingot._version import __version__
 from ingot.server.access.gate import INFER, METRICS
 from ingot.server.plane import handlers
 from ingot.server.plane.dataplane import DataPlane
@@ -19,10 +20,11 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 
 class Condition(NamedTuple):
-    """What an operation needs to work: as the reference says it, and as a check of a listener."""
+    """What an operation needs to work: as the reference says it, as a check of a listener, and as extensions."""
 
     text: str
     holds: Callable[[DataPlane, Control | None], bool]
+    extensions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,37 @@ class Operation:
         return self.needs is None or self.needs.holds(plane, control)
 
 
-MANAGED = Condition("the management listener", lambda plane, control: control is not None)
-_SHARED = Condition("`--shared-memory`", lambda plane, control: plane.reader is not None)
-_CUDA = Condition("`--shared-memory` and a GPU", lambda plane, control: plane.shares_cuda)
+MANAGED = Condition(
+    "the management listener",
+    lambda plane, control: control is not None,
+    ("model_repository", "model_repository(unload_dependents)"),
+)
+_SHARED = Condition("`--shared-memory`", lambda plane, control: plane.reader is not None, ("system_shared_memory",))
+_CUDA = Condition("`--shared-memory` and a GPU", lambda plane, control: plane.shares_cuda, ("cuda_shared_memory",))
 _LOGGED = Condition(
     "`--log-control`, or the management listener",
     lambda plane, control: plane.logs.changeable or control is not None,
+    ("logging",),
 )
 _PAGE = Condition("`--page`", lambda plane, control: False)  # for people: OpenAPI never lists it
+_ALWAYS = (
+    "binary_tensor_data",
+    "classification",
+    "generate",
+    "model_configuration",
+    "schedule_policy",
+    "sequence",
+    "statistics",
+)
+
+
+async def _server_metadata(call: Call) -> dict[str, Any]:
+    """Return the server's name, version and the extensions that work."""
+    conditions = [
+        condition for condition in (MANAGED, _SHARED, _CUDA, _LOGGED) if condition.holds(call.plane, call.control)
+    ]
+    working = (name for condition in conditions for name in condition.extensions)
+    return {"name": "ingot", "version": __version__, "extensions": sorted((*_ALWAYS, *working))}
 
 
 def _of_model(method: str, end: str = "") -> tuple[str, str]:
@@ -101,7 +126,7 @@ OPERATIONS = (
         "server_metadata",
         ("GET /v2", "GET /v2/"),
         "ServerMetadata",
-        handlers.server_metadata,
+        _server_metadata,
         response="ServerMetadata",
         hidden=("GET /v2/",),
     ),
