@@ -168,9 +168,13 @@ STATED: dict[str, Holds] = {
     "with infinities, NaN, 1e-38 or the largest integers among the inputs": _is_extreme,
     "within 1e-7, not relative to small results": _is_within(1e-7),
     "a NaN among the values may be ignored": _has_nan,
-    "an infinity among the values may become NaN in all results": lambda it: _has_infinity(it) & np.isnan(it.actual),
+    "with an infinity among the values, all results may be NaN or infinite": lambda it: (
+        _has_infinity(it) & ~np.isfinite(it.actual)
+    ),
     "finite beyond 1e37, where PyTorch overflows": lambda it: np.isfinite(it.actual) & (np.abs(it.actual) > 1e37),
-    "at coordinates beyond 1e7 pixels": lambda it: it.among_inputs(lambda value: np.abs(value) > 1e5),
+    "at coordinates beyond 1e7 pixels, and for volumes at infinities": lambda it: it.among_inputs(
+        lambda value: np.abs(value) > 1e5
+    ),
     "integers beyond 2^53 are rounded to 53 bits": _is_rounded,
     "1.2e-7 of the value": lambda it: _close(it.expected, it.actual, 1.2e-7),
 }

@@ -40,7 +40,9 @@ class Outcome:
         return next((status for status in STATUSES if self.counts.get(status)), "unjudged")
 
     def add(self, status: str, count: int = 1, message: str = "") -> None:
-        """Count samples, and keep the message if it is one of the first three."""
+        """Count samples, and keep the messages of the three worst."""
         self.counts[status] = self.counts.get(status, 0) + count
-        if message and len(self.messages) < 3:
+        if message:
             self.messages.append(f"{status}: {message[:400]}")
+            self.messages.sort(key=lambda text: list(STATUSES).index(text.partition(":")[0]))
+            del self.messages[3:]

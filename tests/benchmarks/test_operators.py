@@ -159,6 +159,13 @@ def test_messages_have_no_folders_of_the_machine(tmp_path: Path) -> None:
         assert "/tmp/" not in path.read_text()
 
 
+def test_the_messages_of_the_worst_samples_are_kept() -> None:
+    outcome = Outcome("add", "float32", "ingot")
+    for status in ("bounded", "refused", "bounded", "wrong"):
+        outcome.add(status, message="here")
+    assert outcome.messages == ["wrong: here", "refused: here", "bounded: here"]
+
+
 def test_outcomes_are_read_back_and_the_later_counts(tmp_path: Path) -> None:
     first = Outcome("add", "float32", "ingot", {"wrong": 1, "right": 5}, ["wrong: a | b"])
     table.append(first, tmp_path)

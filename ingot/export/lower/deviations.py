@@ -15,8 +15,9 @@ _SIGMOID = "within 1e-7, not relative to small results"
 _NAN = "a NaN among the values may be ignored"
 _OVERFLOW = "finite beyond 1e37, where PyTorch overflows"
 _ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
-_FOURIER = "an infinity among the values may become NaN in all results"
+_FOURIER = "with an infinity among the values, all results may be NaN or infinite"
 _REFLECTION = 2
+_VOLUMES = 5
 
 _Bound = tuple[str, Callable[[fx.Node, torch.Tensor], bool]]
 
@@ -30,7 +31,7 @@ def _is_double(node: fx.Node, x: torch.Tensor) -> bool:
 
 
 def _reflects(node: fx.Node, x: torch.Tensor) -> bool:
-    return node.args[3:4] == (_REFLECTION,)
+    return node.args[3:4] == (_REFLECTION,) or x.dim() == _VOLUMES
 
 
 def _multiplies_many(node: fx.Node, x: torch.Tensor) -> bool:
@@ -55,7 +56,8 @@ _BOUNDS: dict[str, _Bound] = {
     "special_erfcx": ("1.2e-7 of the value", _is_double),
     **dict.fromkeys(("hardswish", "remainder"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(
-        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), ("at coordinates beyond 1e7 pixels", _reflects)
+        ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+        ("at coordinates beyond 1e7 pixels, and for volumes at infinities", _reflects),
     ),
     **dict.fromkeys(("prod", "cumprod"), (_ROUNDED, _multiplies_many)),
 }
