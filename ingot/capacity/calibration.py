@@ -23,7 +23,7 @@ from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Variant
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.profiling import profile
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.settings.settings import Settings
@@ -167,7 +167,7 @@ def pinned(cores: set[int]) -> Iterator[None]:
 def _profile(variant: Variant, site: Site, inputs: Mapping[str, Array]) -> tuple[dict[int, float], int]:
     """Return the seconds of an engine call by samples, and the number of threads, chosen as a server chooses it."""
     settings = Settings(device=site.device, allow_code=site.allow_code)
-    runnable = Runnable.of_variant(variant, settings)
+    runnable = LoadSpec.of_variant(variant, settings)
     signature = variant.signature
     tuned = runnable.tune(runnable.open(site.device, settings.threads), settings, signature)
     with contextlib.closing(tuned.engine) as engine:

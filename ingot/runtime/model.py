@@ -25,13 +25,13 @@ from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.gauges import ModelGauges
 from ingot.runtime.gpu.array import Direct
-from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.assembly import Assembly
-from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, only, warn_of
-from ingot.runtime.loading.engine_set import EngineSet, Learned
+from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, single_variant, warn_of
+from ingot.runtime.loading.engine_loader import EngineLoader, Learned
 from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.loading.placement import Placement
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Request
@@ -80,7 +80,7 @@ class Model:
         signature: Signature | None = None,
         settings: Settings | None = None,
         metrics: Metrics | None = None,
-        admission: Admission | None = None,
+        admission: ServingTerms | None = None,
         digest: str = "",
         defaults: ServingDefaults | None = None,
     ):
@@ -100,7 +100,7 @@ class Model:
         self._signature = signature
         self._settings = (settings or Settings()).completed(defaults)
         self.labels = read_labels(self._settings.labels) or (defaults.labels if defaults is not None else ())
-        self._admission = admission or Admission(self._settings)
+        self._admission = admission or ServingTerms(self._settings)
         self._metrics = metrics or Metrics()
         self._gauges = ModelGauges(self._metrics, name, version)
         self._engine_swap: EngineSwap | None = None
@@ -118,11 +118,11 @@ class Model:
 
     @classmethod
     def of_file(
-        cls, name: str, version: str, path: Path, admission: Admission, metrics: Metrics, digest: str = ""
+        cls, name: str, version: str, path: Path, admission: ServingTerms, metrics: Metrics, digest: str = ""
     ) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
         settings = admission.settings
-        choose = only(Runnable.of_file(path, settings), settings, model=name)
+        choose = single_variant(LoadSpec.of_file(path, settings), settings, model=name)
         return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission, digest=digest)
 
     @classmethod
@@ -131,14 +131,14 @@ class Model:
         name: str,
         version: str,
         variant: Variant,
-        admission: Admission,
+        admission: ServingTerms,
         metrics: Metrics,
         reason: Reason = "requested",
     ) -> Model:
         """Return a model that serves one variant of an unpacked archive."""
         settings, signature = admission.settings, variant.signature
         warn_of(variant, name, settings)
-        choose = only(Runnable.of_variant(variant, settings), settings, reason, name)
+        choose = single_variant(LoadSpec.of_variant(variant, settings), settings, reason, name)
         return cls(
             name,
             version,
@@ -151,7 +151,7 @@ class Model:
         )
 
     @classmethod
-    def of_archive(cls, name: str, version: str, archive: Archive, admission: Admission, metrics: Metrics) -> Model:
+    def of_archive(cls, name: str, version: str, archive: Archive, admission: ServingTerms, metrics: Metrics) -> Model:
         """Return a model that serves the best variant of an unpacked archive for this machine."""
         if len(archive.variants) == 1:
             return cls.of_variant(name, version, archive.variant(), admission, metrics, "only")
@@ -279,13 +279,13 @@ class Model:
             InternalError: it is loaded, or it was closed meanwhile.
             IngotError: the model cannot be loaded, or its answers differ from its goldens; the state is then FAILED.
         """
-        engines: EngineSet | None = None
+        engines: EngineLoader | None = None
         dispatcher: Dispatcher | None = None
         self.acceptor.move(State.LOADING)
         self._parkable = parkable and not self.sequential
         try:
             choice = self._choose_now()
-            engines = EngineSet(self.name, choice, self._signature, self._settings, self._learned)
+            engines = EngineLoader(self.name, choice, self._signature, self._settings, self._learned)
             self._signature = engines.signature
             engines.open()
             first = engines.engines[0]
@@ -360,7 +360,7 @@ class Model:
         self.size, self._placement = choice.runnable.size, choice.runnable.placement
         return choice
 
-    def _choose_again(self, runnable: Runnable) -> Choice:
+    def _choose_again(self, runnable: LoadSpec) -> Choice:
         """Open an engine of the variant that was chosen before, with as many threads."""
         threads = self._settings.threads if self._learned is None else self._learned.threads
         runnable = runnable.placed(self._settings, self.name)

@@ -15,13 +15,13 @@ from ingot.serving import Repository
 from ingot.serving.deployment import Deployment, stamp
 from ingot.serving.loading import Tasks, in_thread
 
-LOOK_SECONDS = 0.25
-"""Time between two looks at the store, where a look at a model is one system call."""
+POLL_SECONDS = 0.25
+"""Time between two polls of the store, where a poll of a model is one system call."""
 
 
 async def follow(
     repository: Repository,
-    moved: Callable[[Deployment], Coroutine[Any, Any, Any]],
+    on_change: Callable[[Deployment], Coroutine[Any, Any, Any]],
     every: float,
     tasks: Tasks,
 ) -> None:
@@ -29,27 +29,29 @@ async def follow(
 
     Args:
         repository: the models.
-        moved: called once when the alias of a deployment may have moved, and again only after that has ended.
+        on_change: called once when the alias of a deployment may have moved, and again only after that has ended.
         every: seconds between two polls of a registry.
-        tasks: runs ``moved``.
+        tasks: runs ``on_change``.
     """
     seen: dict[Deployment, str] = {}
     checking: dict[Deployment, asyncio.Task[Any]] = {}
     while True:
         served = [each for each in repository.deployments.values() if each.current and (each.follows or each.store)]
-        marks = await attempt_async(
+        fingerprints = await attempt_async(
             "aliases could not be watched",
-            in_thread("watch", lambda: [_mark(each, every) for each in served]),  # noqa: B023 - awaited
+            in_thread("watch", lambda: [_fingerprint(each, every) for each in served]),  # noqa: B023 - awaited
         )
-        for deployment, mark in zip(served, marks, strict=True) if not isinstance(marks, IngotError) else ():
+        for deployment, fingerprint in (
+            zip(served, fingerprints, strict=True) if not isinstance(fingerprints, IngotError) else ()
+        ):
             running = checking.get(deployment)
-            if seen.get(deployment) != mark and (running is None or running.done()):
-                seen[deployment] = mark
-                checking[deployment] = tasks.begin(functools.partial(moved, deployment))
-        await asyncio.sleep(LOOK_SECONDS)
+            if seen.get(deployment) != fingerprint and (running is None or running.done()):
+                seen[deployment] = fingerprint
+                checking[deployment] = tasks.begin(functools.partial(on_change, deployment))
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _mark(deployment: Deployment, every: float) -> str:
+def _fingerprint(deployment: Deployment, every: float) -> str:
     """Return a text that changes when a deployment's alias may have moved."""
     reference = deployment.located.reference if deployment.located is not None else None
     if deployment.store is not None and reference is not None:

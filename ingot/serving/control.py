@@ -113,18 +113,18 @@ class Control:
         self._count("unload", "ok").inc()
 
     async def trial(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Try a candidate for a model, or change how; arguments and errors as for :meth:`Trials.ask`."""
+        """Try a candidate for a model, or change how; arguments and errors as for :meth:`Canaries.ask`."""
         with self._counting_failures("trial"):
             if (source := parameters.get("source")) is not None:
                 self._check(_text(source))
-            done = await self._rollouts.trials.ask(name, parameters)
+            done = await self._rollouts.canaries.ask(name, parameters)
         self._count("trial", "ok").inc()
         return done
 
     async def stop_trial(self, name: str) -> dict[str, Any]:
-        """Stop a trial; arguments and errors as for :meth:`Trials.stop`."""
+        """Stop a trial; arguments and errors as for :meth:`Canaries.stop`."""
         with self._counting_failures("stop_trial"):
-            done = await self._rollouts.trials.stop(name)
+            done = await self._rollouts.canaries.stop(name)
         self._count("stop_trial", "ok").inc()
         return done
 

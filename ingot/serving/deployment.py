@@ -69,7 +69,7 @@ class Deployment:
         candidate: the model that is loaded to take over.
         failure: why the last change did not take place.
         refused: the digest of the last candidate that failed.
-        passed_over: what the alias meant when another version was loaded ahead of it; empty if none was. It is not
+        skipped_digest: what the alias meant when another version was loaded ahead of it; empty if none was. It is not
             loaded again until the alias moves.
         rolled_back: whether the last canary was, and the alias was pointed back at what answers.
         aliases: other tags of the store for what answers; clients may use them as its version.
@@ -86,7 +86,7 @@ class Deployment:
     candidate: Model | None = None
     failure: str = ""
     refused: str = ""
-    passed_over: str = ""
+    skipped_digest: str = ""
     rolled_back: bool = False
     aliases: frozenset[str] = frozenset()
     history: deque[Event] = field(default_factory=lambda: deque(maxlen=_EVENTS))
@@ -207,7 +207,7 @@ class Deployment:
             "source": self.source if isinstance(self.source, str) else self.source.name,
             "aliases": sorted(self.aliases),
             "follows": self.follows,
-            "ahead": bool(self.passed_over),
+            "ahead": bool(self.skipped_digest),
             "state": self.state.value,
             "reason": current.reason if current is not None else self.failure,
             "digest": self.digest,

@@ -15,8 +15,8 @@ from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDen
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
-from ingot.runtime.loading.admission import Gate
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
+from ingot.runtime.loading.trust_check import TrustCheck
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings.settings import Settings
@@ -54,8 +54,8 @@ class Repository(Catalog):
     ):
         self._store = store or Store()
         super().__init__(metrics or Metrics())
-        self._gate = Gate(policy, settings or Settings(), self.metrics)
-        self._downloads = Downloads(self._store, self._gate, transferring)
+        self._trust = TrustCheck(policy, settings or Settings(), self.metrics)
+        self._downloads = Downloads(self._store, self._trust, transferring)
         self.deployments: dict[tuple[str, str], Deployment] = {}
         self.held: list[Model] = []
 
@@ -124,7 +124,7 @@ class Repository(Catalog):
 
     def use(self, settings: Settings) -> None:
         """Run models without their own settings with these, from the next one on."""
-        self._gate.settings = settings
+        self._trust.settings = settings
 
     def name(self, deployment: Deployment, aliases: frozenset[str]) -> None:
         """Let clients use aliases as the version of a deployment."""
@@ -224,7 +224,7 @@ class Repository(Catalog):
                 f"'{located.name}#{located.variant}': an .onnx file has no variants; leave #{located.variant} out"
             )
         served = (name or served_name_from(path.stem), version)
-        admission = self._gate.admit_file(path, served, settings)
+        admission = self._trust.admit_file(path, served, settings)
         return Model.of_file(*served, path, admission, self.metrics, stamp(path))
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
@@ -243,7 +243,7 @@ class Repository(Catalog):
         file: str = "",
     ) -> Model:
         served = (name.rpartition("/")[2], version)  # a slash would split the URL
-        admission = self._gate.admit(archive, found, served, file=file, settings=settings)
+        admission = self._trust.admit(archive, found, served, file=file, settings=settings)
         archive = archive.unpacked()
         if found.variant is None:
             return Model.of_archive(*served, archive, admission, self.metrics)

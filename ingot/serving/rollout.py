@@ -16,11 +16,11 @@ from ingot.faults import attempt_async
 from ingot.runtime import Model
 from ingot.runtime.settings.settings import Settings
 from ingot.serving import Repository
-from ingot.serving.aliases import LOOK_SECONDS, follow
+from ingot.serving.aliases import POLL_SECONDS, follow
+from ingot.serving.canaries import Canaries
 from ingot.serving.deployment import CHANGES, Deployment, Event, Result
 from ingot.serving.loading import Tasks, in_thread
 from ingot.serving.residency import Residency, sweep
-from ingot.serving.trials import Trials
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -73,7 +73,7 @@ class Rollouts:
         self.reconfigure: Callable[[], Awaitable[tuple[list[str], list[str]]]] | None = None
         self._rollouts = repository.metrics.rollouts
         self._tasks = Tasks()
-        self.trials = Trials(self, repository.metrics, self._tasks)
+        self.canaries = Canaries(self, repository.metrics, self._tasks)
         # One model is loaded at a time: loading takes cores from those that answer, and memory.
         self._loading = asyncio.Lock()
         self._residency = Residency(repository, config.memory_by_device, self._loading)
@@ -91,7 +91,7 @@ class Rollouts:
         for deployment in self.repository.deployments.values():
             await self._name(deployment)
         if (every := self._config.watch) is not None:
-            self._tasks.begin(lambda: follow(self.repository, self._moved, every, self._tasks))
+            self._tasks.begin(lambda: follow(self.repository, self._on_change, every, self._tasks))
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""
@@ -229,7 +229,7 @@ class Rollouts:
                 done = await self._change(deployment, model.digest, lambda: model, at_once=True)
                 if done.error is not None:
                     raise done.error
-            deployment.passed_over = passed if passed != model.digest else ""
+            deployment.skipped_digest = passed if passed != model.digest else ""
         return deployment
 
     async def unload(self, name: str, version: str = "", dependents: bool = False) -> list[Deployment]:
@@ -251,7 +251,7 @@ class Rollouts:
 
     async def _take_off(self, deployment: Deployment) -> None:
         """Unload a deployment, if it is loaded; the caller holds ``changing``."""
-        self.trials.end(deployment, "stopped", "was stopped, as the model is unloaded")
+        self.canaries.end(deployment, "stopped", "was stopped, as the model is unloaded")
         old = self.repository.take_off(deployment)
         if old is None:
             return
@@ -266,7 +266,7 @@ class Rollouts:
         return [
             {
                 **deployment.status(),
-                "trial": self.trials.status(deployment),
+                "trial": self.canaries.status(deployment),
                 "memory": {} if deployment.current is None else self._residency.content(deployment.current),
             }
             for deployment in served
@@ -289,15 +289,15 @@ class Rollouts:
             if isinstance(wanted, IngotError):
                 known = watched and shortened(str(wanted)) == deployment.failure
                 return _rollout(deployment, "", wanted) if known else self._failed(deployment, "", wanted)
-            if watched and wanted in (deployment.refused, deployment.passed_over):
+            if watched and wanted in (deployment.refused, deployment.skipped_digest):
                 return _rollout(deployment, before)
-            trial = self.trials.running(deployment)
-            if trial is not None and trial.candidate.digest == wanted and not at_once:
+            canary = self.canaries.running(deployment)
+            if canary is not None and canary.candidate.digest == wanted and not at_once:
                 return _rollout(deployment, before)
-            if trial is not None and trial.found is None:
-                self.trials.end(deployment, "stopped", "was stopped, as another version is wanted")
+            if canary is not None and canary.found is None:
+                self.canaries.end(deployment, "stopped", "was stopped, as another version is wanted")
             if wanted == before and deployment.current is not None and not again:
-                deployment.refused = deployment.passed_over = ""
+                deployment.refused = deployment.skipped_digest = ""
                 if not (watched and deployment.rolled_back):  # the reason stays until another change
                     deployment.show("")
                 await self._name(deployment)
@@ -312,7 +312,7 @@ class Rollouts:
         self, deployment: Deployment, wanted: str, opened: Callable[[], Model], *, at_once: bool
     ) -> Rollout:
         """Let a model take over, or begin its canary; ``wanted`` is its digest, ``opened`` is called in a thread."""
-        self.trials.end(deployment, "stopped", "was stopped, as another version is loaded")
+        self.canaries.end(deployment, "stopped", "was stopped, as another version is loaded")
         failure = f"model {deployment.name} could not be loaded"
         model = await attempt_async(failure, in_thread("open", opened))
         if not isinstance(model, IngotError):
@@ -323,7 +323,7 @@ class Rollouts:
         before, plan = deployment.digest, model.settings.canary
         if plan.steps and not at_once and deployment.current is not None:
             try:
-                self.trials.begin(deployment, model, plan)
+                self.canaries.begin(deployment, model, plan)
             except IngotError as error:
                 return self._failed(deployment, wanted, error)
             return _rollout(deployment, wanted, result="canary", before=before)
@@ -333,7 +333,7 @@ class Rollouts:
     async def take_over(self, deployment: Deployment, model: Model) -> None:
         """Let a loaded model answer from the next request on; the caller holds ``deployment.changing``."""
         old = self.repository.put(deployment, model)
-        deployment.refused = deployment.passed_over = ""
+        deployment.refused = deployment.skipped_digest = ""
         deployment.rolled_back = False
         deployment.note(Event(before=old.digest if old is not None else "", after=model.digest, result="ok"))
         self._rollouts.labels(deployment.name, deployment.tag, "ok").inc()
@@ -409,7 +409,7 @@ class Rollouts:
         if (successor := self.repository.successor(model)) is not None:
             self._residency.replaced(model, successor)
         while model.keeps_sequences and wait:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         await model.drain()
         await in_thread("close", lambda: model.close(_CLOSE_SECONDS))
         self._residency.forget(model)
@@ -417,7 +417,7 @@ class Rollouts:
         await in_thread("sweep", sweep)
         log.info("model %s version %s: %s is unloaded", model.name, model.version, model.digest)
 
-    async def _moved(self, deployment: Deployment) -> None:
+    async def _on_change(self, deployment: Deployment) -> None:
         """Renew a deployment that follows its alias; let the others have the aliases that mean them."""
         if deployment.follows:
             await self.renew(deployment, watched=True)

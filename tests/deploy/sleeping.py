@@ -12,7 +12,7 @@ from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading import runnable
+from ingot.runtime.loading import load_spec
 from ingot.tensors import Array
 
 SECONDS = 0.2
@@ -21,7 +21,7 @@ SECONDS = 0.2
 
 class SleepingReplica(Ingress):
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        patch.object(runnable, "load_engine", _load_sleeping).start()
+        patch.object(load_spec, "load_engine", _load_sleeping).start()
         await super().reconfigure(user_config)
 
 

@@ -12,8 +12,8 @@ import pytest
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
-from ingot.runtime.loading.choice import only
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.choice import single_variant
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.serving.catalog import Catalog
@@ -27,8 +27,8 @@ ONE = {"x": np.ones((1, 2), np.float32)}
 def model(engine: FunctionEngine | None = None, goldens: Sequence[Golden] = (), **options: Any) -> Model:
     made = engine or FunctionEngine()
     options.setdefault("settings", Settings(warm_time=0))
-    form = Runnable(lambda device, threads: made, goldens)
-    return Model("m", "1", only(form, options["settings"]), **options)
+    form = LoadSpec(lambda device, threads: made, goldens)
+    return Model("m", "1", single_variant(form, options["settings"]), **options)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
     def refuse(device: str, threads: int) -> FunctionEngine:
         raise InvalidArgument("no such file")
 
-    served = Model("m", "1", only(Runnable(refuse)))
+    served = Model("m", "1", single_variant(LoadSpec(refuse)))
     with pytest.raises(InvalidArgument):
         served.load()
     assert (served.state, served.reason) == (State.FAILED, "no such file")
@@ -197,7 +197,7 @@ def test_instances_run_side_by_side() -> None:
             engines.append(FunctionEngine(gate=gate))
             return engines[-1]
 
-        served = Model("m", "1", only(Runnable(open_engine)), settings=Settings(instances=2, warm_time=0))
+        served = Model("m", "1", single_variant(LoadSpec(open_engine)), settings=Settings(instances=2, warm_time=0))
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
         await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 1)
@@ -265,7 +265,7 @@ def test_an_unforeseen_failure_at_load_is_internal_and_reported() -> None:
     def explode(device: str, threads: int) -> FunctionEngine:
         raise MemoryError("no room")
 
-    served = Model("m", "1", only(Runnable(explode)))
+    served = Model("m", "1", single_variant(LoadSpec(explode)))
     with pytest.raises(InternalError, match="no room"):
         served.load()
     assert served.state is State.FAILED

@@ -18,7 +18,7 @@ from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading import runnable
+from ingot.runtime.loading import load_spec
 from ingot.tensors import Array
 
 
@@ -78,7 +78,7 @@ def hold(gate: Path, patch: Callable[[Any, str, Any], None] = setattr) -> None:
         outcomes, seconds, spent = run(self, entries)
         return outcomes, seconds - getattr(self._engine, "waited", 0), spent
 
-    patch(runnable, "load_engine", load_held)
+    patch(load_spec, "load_engine", load_held)
     patch(Worker, "run", run_without_the_wait)
 
 

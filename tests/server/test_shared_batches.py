@@ -17,7 +17,7 @@ import pytest
 
 import ingot
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime.loading import runnable
+from ingot.runtime.loading import load_spec
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -109,7 +109,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
     gate = threading.Event()
     gate.set()
     engine = FunctionEngine(scaled, SIGNATURE, gate)
-    monkeypatch.setattr(runnable, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(load_spec, "load_engine", lambda *_: engine)
     # Batches pay, even on a busy machine.
     monkeypatch.setattr("ingot.runtime.loading.warmup.measure", lambda *_: Latency({1: 0.001, 2: 0.001, 4: 0.001}))
     path = onnx_models.affine(tmp_path, "scaled")  # whose name alone counts
@@ -201,7 +201,7 @@ def test_a_full_queue_refuses_requests_and_a_large_one_is_queued_a_few_parts_at_
 ) -> None:
     gate = threading.Event()
     engine = FunctionEngine(scaled, SIGNATURE, gate)
-    monkeypatch.setattr(runnable, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(load_spec, "load_engine", lambda *_: engine)
     path = onnx_models.affine(tmp_path, "scaled")
     gate.set()
     with ingot.serve(str(path), http_port=0, grpc_port=0, max_batch=4, max_queue=2) as server:

@@ -245,7 +245,7 @@ def test_unsigned_models_that_are_accepted_are_logged(policy: Path, caplog: pyte
     policy.write_text("require_signature = false\n")
     with ingot.serve(PLAIN, trust=policy, **FREE):
         pass
-    told = [record for record in caplog.records if record.name == "ingot.runtime.loading.admission"]
+    told = [record for record in caplog.records if record.name == "ingot.runtime.loading.trust_check"]
     assert [record.levelno for record in told if "is unsigned, which the trust policy allows" in record.message] == [
         logging.WARNING
     ]

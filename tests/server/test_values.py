@@ -159,7 +159,7 @@ def test_faults_that_repeat_are_logged_a_few_times(
 
     loaded: list[bool] = []
     engine = FunctionEngine(fail)
-    monkeypatch.setattr("ingot.runtime.loading.runnable.load_engine", lambda *_: engine)
+    monkeypatch.setattr("ingot.runtime.loading.load_spec.load_engine", lambda *_: engine)
     x = {"x": np.ones((1, 2), np.float32)}
     source = f"m={onnx_models.identity(folder, DType.FP32)}"
     with ingot.serve(source, http_port=0, grpc_port=0) as running:

@@ -19,7 +19,7 @@ from ingot.errors import InvalidArgument, NotFound, Unsupported
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading import comparison, runnable
+from ingot.runtime.loading import comparison, load_spec
 from ingot.server.main import RunningServer
 from tests.runtime.variants import WRONG, Made, X, archive, timed
 from tests.server.test_lifecycle import running
@@ -43,7 +43,7 @@ def work_is_time() -> Iterator[None]:
         return [{1: 1e-3 * cost[engine]} for engine in engines]
 
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(runnable, "load_engine", loaded)
+        patching.setattr(load_spec, "load_engine", loaded)
         patching.setattr(comparison, "measured", measured)
         yield
 

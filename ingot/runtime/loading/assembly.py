@@ -15,8 +15,8 @@ from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
-from ingot.runtime.loading.engine_set import EngineSet
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.engine_loader import EngineLoader
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.machine.devices import cpu_count
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.scheduler import Scheduler
@@ -46,8 +46,8 @@ class Assembly:
 
     def dispatcher(
         self,
-        engines: EngineSet,
-        runnable: Runnable,
+        engines: EngineLoader,
+        runnable: LoadSpec,
         sizes: Sequence[int],
         *,
         batching: bool,
@@ -94,7 +94,7 @@ class Assembly:
             metrics=self.metrics,
             statistics=self.statistics,
             crowded=served[0].device == "cpu" and cpu_count() <= len(served) * engines.threads,
-            inline=not runnable.doubt,
+            inline=not runnable.risk,
             lost=lost,
             batch_check=self._batch_check(runnable.tolerance) if batching and settings.verify_batches else None,
         )
@@ -109,7 +109,7 @@ class Assembly:
             return None
         return Sequences(self.name, self.version, signature, settings.states, model, settings.sequences, self.metrics)
 
-    def uncertainty(self, runnable: Runnable) -> str:
+    def uncertainty(self, runnable: LoadSpec) -> str:
         """Return why responses are not cached, though they should be; empty if they are."""
         settings = self.settings
         if not settings.cache_bytes:

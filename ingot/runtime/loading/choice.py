@@ -17,7 +17,7 @@ from ingot.runtime.engines.loader import engine_of, measured_with, precision_of
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.loading import comparison
 from ingot.runtime.loading.comparison import EQUAL, Costs
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.machine import devices, plugins
 from ingot.runtime.settings.settings import Settings
 
@@ -39,7 +39,7 @@ class Choice:
     ``tested`` is whether the engine has reproduced the goldens already.
     """
 
-    runnable: Runnable
+    runnable: LoadSpec
     engine: Engine
     _: KW_ONLY
     reason: Reason = ""
@@ -58,7 +58,7 @@ class Choice:
 Choose = Callable[[], Choice]
 
 
-def only(form: Runnable, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
+def single_variant(form: LoadSpec, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
     """Return a chooser for a single candidate, whose engine is opened when the chooser is called."""
     settings = settings or Settings()
 
@@ -164,7 +164,7 @@ class Chooser:
         return None
 
     def _by_timing(self, variants: Sequence[Variant]) -> Choice | None:
-        best: tuple[Runnable, Engine] | None = None
+        best: tuple[LoadSpec, Engine] | None = None
         texts: list[str] = []
         for variant in variants:
             opened = self._open(variant, timed=len(variants) > 1)
@@ -181,8 +181,8 @@ class Chooser:
         return Choice(*best, reason="measured" if texts else "only", why="; ".join(texts), tested=True)
 
     def _race(
-        self, first: tuple[Runnable, Engine], second: tuple[Runnable, Engine]
-    ) -> tuple[tuple[Runnable, Engine], Engine, str]:
+        self, first: tuple[LoadSpec, Engine], second: tuple[LoadSpec, Engine]
+    ) -> tuple[tuple[LoadSpec, Engine], Engine, str]:
         """Time two open candidates; return the winner, the other engine and the comparison as text."""
         names = first[0].variant, second[0].variant
         cases = first[0].goldens or second[0].goldens
@@ -202,7 +202,7 @@ class Chooser:
             return second, first[1], comparison.describe(names[1], costs[1], names[0], costs[0])
         return first, second[1], comparison.describe(names[0], costs[0], names[1], costs[1])
 
-    def _open(self, variant: Variant, *, timed: bool = False) -> tuple[Runnable, Engine] | None:
+    def _open(self, variant: Variant, *, timed: bool = False) -> tuple[LoadSpec, Engine] | None:
         """Return a variant's tested engine, or None. An engine that is to be timed is opened at full speed."""
         opened = foreign.outcome(lambda: self._tested(variant, timed=timed))
         if not isinstance(opened, Exception):
@@ -213,8 +213,8 @@ class Chooser:
         log.warning("model %s: variant %s is left out: %s", self._model, variant.name, opened)
         return None
 
-    def _tested(self, variant: Variant, *, timed: bool) -> tuple[Runnable, Engine]:
-        form = Runnable.of_variant(variant, self._settings).placed(self._settings, self._model)
+    def _tested(self, variant: Variant, *, timed: bool) -> tuple[LoadSpec, Engine]:
+        form = LoadSpec.of_variant(variant, self._settings).placed(self._settings, self._model)
         device, threads = form.device(), self._settings.threads
         engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
         with contextlib.ExitStack() as on_error:

@@ -13,7 +13,7 @@ from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.places import Located
 from ingot.model_store.references import RegistryAddress, is_version, pulled_name
 from ingot.model_store.store.tags import ANY
-from ingot.runtime.loading.admission import Gate
+from ingot.runtime.loading.trust_check import TrustCheck
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class Downloads:
         transferring: displays the progress.
     """
 
-    def __init__(self, store: Store, gate: Gate, transferring: Transferring):
+    def __init__(self, store: Store, trust: TrustCheck, transferring: Transferring):
         self._store = store
-        self._gate = gate
+        self._trust = trust
         self._transferring = transferring
 
     def pull(self, located: Located) -> tuple[Archive, Reference]:
@@ -75,7 +75,7 @@ class Downloads:
             archive, found = located.find()
         except Unavailable as error:
             return self._kept(reference, reference.registry, kept, error)
-        self._gate.check(archive, found)
+        self._trust.check(archive, found)
         if found.tag is None:
             raise InvalidArgument(
                 f"no tag points to '{found}'; promote it to one, or copy it to the store and serve it from there"
@@ -89,7 +89,7 @@ class Downloads:
         with self._transferring(f"Pulling {found.registry}/{found.name}:{found.tag}") as transfer:
             # With a policy, existing blobs are read when the model is loaded: repair damaged ones instead of refusing
             # them.
-            recheck, target = self._gate.guarded, Reference(kept, found.tag)
+            recheck, target = self._trust.guarded, Reference(kept, found.tag)
             pushed = self._store.push(archive, target, expect=ANY, transfer=transfer, recheck=recheck)
         return self._store.get(pushed), found
 

@@ -16,8 +16,8 @@ from ingot.model_store import Golden
 from ingot.runtime import Limits, Metrics, Model, Settings
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.loading import warmup
-from ingot.runtime.loading.choice import only
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.choice import single_variant
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.scheduling.scheduler import Scheduler
@@ -33,7 +33,7 @@ WIDE = Signature(
 
 def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings: object) -> Model:
     made = Settings(**{"warm_time": 0, **settings})  # type: ignore[arg-type]
-    served = Model("m", "1", only(Runnable(lambda device, threads: engine, goldens), made), settings=made)
+    served = Model("m", "1", single_variant(LoadSpec(lambda device, threads: engine, goldens), made), settings=made)
     served.load()
     return served
 
@@ -80,7 +80,9 @@ def test_requests_of_batches_run_again_alone(mixes: bool, result: str, caplog: p
     async def work() -> None:
         settings = Settings(warm_time=0, verify_batches=0.5)
         engine = FunctionEngine(sum_up)
-        served = Model("m", "1", only(Runnable(lambda *_: engine), settings), settings=settings, metrics=metrics)
+        served = Model(
+            "m", "1", single_variant(LoadSpec(lambda *_: engine), settings), settings=settings, metrics=metrics
+        )
         served.load()
         for _ in range(2):  # of two batches, one is chosen
             await asyncio.gather(*[served.infer(ONE) for _ in range(3)])

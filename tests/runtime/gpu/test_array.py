@@ -20,8 +20,8 @@ from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, Targeted
 from ingot.runtime.gpu.driver import CudaDevice
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
-from ingot.runtime.loading.choice import only
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.choice import single_variant
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.tensors import Array, dlpack
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import Doubling, FakeDevice, UnorderedAccess, span_of
@@ -275,7 +275,7 @@ def load(device: SessionDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def make(path: Path, **settings: Any) -> Model:
         made = Settings(**{"warm_time": 0, "isolate": "none", "device": "fake:0", **settings})
-        model = Model("m", "1", only(Runnable.of_file(path, made), made), settings=made)
+        model = Model("m", "1", single_variant(LoadSpec.of_file(path, made), made), settings=made)
         model.load()
         models.append(model)
         return model

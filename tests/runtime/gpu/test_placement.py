@@ -22,9 +22,9 @@ from ingot.runtime.engines.ort import ort_session
 from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.loading import placement, runnable
+from ingot.runtime.loading import load_spec, placement
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.loading.placement import Need, Placement
-from ingot.runtime.loading.runnable import Runnable
 from ingot.runtime.machine import devices, nvml
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import FakeDevice
@@ -408,7 +408,7 @@ def test_a_variants_need_is_recorded_or_follows_from_the_bounds_of_its_graph(
     plan = Evidence(memory=MemoryEvidence(fixed=1000, per_row=2000))
     cpu = Made("cpu", requires={"device": "cpu"})
     variants = archive([Made("planned", evidence=plan), Made("bounded"), Made("bare", goldens=()), cpu]).variants
-    needs = {each.name: Runnable.of_variant(each, Settings(isolate="none")).needed() for each in variants}
+    needs = {each.name: LoadSpec.of_variant(each, Settings(isolate="none")).needed() for each in variants}
     assert needs.pop("cpu") is None
     found = {name: (need.of(1), need.of(64)) for name, need in needs.items() if need is not None}
     size = variants[0].size
@@ -420,9 +420,9 @@ def test_a_variants_need_is_recorded_or_follows_from_the_bounds_of_its_graph(
     assert [need.most for need in needs.values() if need is not None] == [64, 64, 64]
     assert [need.own for need in needs.values() if need is not None] == [True] * 3
     for engine, placed in (("tensorrt", True), ("openvino", False)):
-        assert (Runnable.of_variant(variants[0], Settings(engine=engine)).needed() is not None) == placed
+        assert (LoadSpec.of_variant(variants[0], Settings(engine=engine)).needed() is not None) == placed
     monkeypatch.setattr(ort_session, "package", lambda: CPU)
-    assert Runnable.of_variant(variants[0], Settings()).needed() is None
+    assert LoadSpec.of_variant(variants[0], Settings()).needed() is None
 
 
 def test_unknown_memory_limits_nothing(machine: Any, monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> None:
@@ -466,7 +466,7 @@ def test_a_server_places_its_models_and_shows_it(
 
     monkeypatch.setattr(loader, "open_engine", open_engine)
     monkeypatch.setattr(placement, "open_device", open_context)
-    monkeypatch.setattr(runnable, "uses_cuda", lambda *_: True)
+    monkeypatch.setattr(load_spec, "uses_cuda", lambda *_: True)
     path = onnx_models.affine(tmp_path)
     with (
         ingot.serve(path, http_port=0, grpc_port=0, threads=1) as server,

@@ -18,8 +18,8 @@ from ingot.errors import EngineLost, TooLarge, Unavailable
 from ingot.runtime import Limits, Model, Settings
 from ingot.runtime.engines import loader
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading.choice import only
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.choice import single_variant
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.metrics import Metrics
 from ingot.tensors import Array
 from tests import onnx_models
@@ -52,8 +52,8 @@ def serve(opened: None, tmp_path: Path) -> Serve:
     def load(metrics: Metrics | None = None, **settings: Any) -> Model:
         chosen: dict[str, Any] = {"warm_time": 0, "isolate": "none", "device": "fake:0", **settings}
         made = Settings(**chosen)
-        form = Runnable.of_file(onnx_models.affine(tmp_path), made)
-        model = Model("m", "1", only(form, made), settings=made, metrics=metrics)
+        form = LoadSpec.of_file(onnx_models.affine(tmp_path), made)
+        model = Model("m", "1", single_variant(form, made), settings=made, metrics=metrics)
         model.load()
         return model
 
@@ -196,7 +196,9 @@ def test_an_engine_behind_a_proxy_stays_there(
 
     monkeypatch.setattr(loader, "open_engine", lambda spec: Proxy(pipelined(spec.path, devices[0])))
     settings = Settings(warm_time=0, isolate="none", lanes=2, limits=Limits(max_batch=4))
-    model = Model("m", "1", only(Runnable.of_file(onnx_models.affine(tmp_path), settings), settings), settings=settings)
+    model = Model(
+        "m", "1", single_variant(LoadSpec.of_file(onnx_models.affine(tmp_path), settings), settings), settings=settings
+    )
     model.load()
     assert len(model.workers) == 2
     calls.clear()

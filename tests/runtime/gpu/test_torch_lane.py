@@ -26,7 +26,7 @@ from ingot.runtime.engines.pytorch.torch_engine import TorchEngine
 from ingot.runtime.engines.pytorch.torch_lane import TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.loading.admission import Admission
+from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.metrics import Metrics
 from ingot.tensors import Array, DType
 from tests.export.programs import Lowered, archive
@@ -395,7 +395,7 @@ def test_a_model_whose_captures_fail_shows_that_it_has_no_graphs(
 
     monkeypatch.setattr(loader, "open_engine", open_engine)
     settings = Settings(device="fake:0", isolate="none", allow_code=True, limits=Limits(max_batch=4))
-    model = Model.of_variant("m", "1", archive(words).variant(), Admission(settings), Metrics())
+    model = Model.of_variant("m", "1", archive(words).variant(), ServingTerms(settings), Metrics())
     model.load()
     assert model.engine_settings["cuda_graphs"] == "off"
     assert "is ready on fake:0" in caplog.messages[-1]

@@ -17,9 +17,9 @@ from ingot.runtime import Limits, Settings
 from ingot.runtime.engines.loader import graphs_for, tensorrt_cache
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.loading import comparison, warmup
-from ingot.runtime.loading.admission import Admission
 from ingot.runtime.loading.choice import Choice, Chooser, obstacle
-from ingot.runtime.loading.runnable import Runnable
+from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine import devices
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
@@ -41,14 +41,14 @@ class Engines:
     def open(self) -> list[str]:
         return [name for name, engine in self.opened if not engine.closed]
 
-    def form(self, variant: Variant, settings: Settings) -> Runnable:
+    def form(self, variant: Variant, settings: Settings) -> LoadSpec:
         def start(device: str, threads: int) -> FunctionEngine:
             engine = FunctionEngine(lambda inputs: {"y": inputs["x"] * 2}, variant.signature)
             self.opened.append((variant.name, engine))
             self.most = max(self.most, len(self.open))
             return engine
 
-        return Runnable(start, variant.goldens(), tolerance=variant.serving.golden_tolerance, variant=variant.name)
+        return LoadSpec(start, variant.goldens(), tolerance=variant.serving.golden_tolerance, variant=variant.name)
 
     def name(self, engine: Any) -> str:
         return next(name for name, item in self.opened if item is engine)
@@ -57,7 +57,7 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     made = Engines()
-    monkeypatch.setattr(Runnable, "of_variant", made.form)
+    monkeypatch.setattr(LoadSpec, "of_variant", made.form)
     return made
 
 
@@ -199,7 +199,7 @@ def test_each_engine_replays_the_goldens_once(engines: Engines) -> None:
     settings = Settings(device="cpu", instances=2, variant_choice="preferred", warm_time=0)
     two, one = archive([Made("a"), Made("b", 2)]), archive([Made("a")])
     for made in (two, one):
-        model = Model.of_archive("double", "1", made, Admission(settings), Metrics())
+        model = Model.of_archive("double", "1", made, ServingTerms(settings), Metrics())
         model.load()
         assert [(name, engine.calls) for name, engine in engines.opened] == [("a", [1]), ("a", [1])]
         model.close()
@@ -221,11 +221,11 @@ def test_a_timing_that_fails_leaves_the_first(engines: Engines, caplog: pytest.L
             raise MemoryError("no room")
         return {"y": inputs["x"] * 2}
 
-    def form(variant: Variant, settings: Settings) -> Runnable:
-        return Runnable(lambda device, threads: FunctionEngine(breaks, SIGNATURE), (scalar,), variant=variant.name)
+    def form(variant: Variant, settings: Settings) -> LoadSpec:
+        return LoadSpec(lambda device, threads: FunctionEngine(breaks, SIGNATURE), (scalar,), variant=variant.name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runnable, "of_variant", form)
+        patch.setattr(LoadSpec, "of_variant", form)
         choice = choose(archive([Made("a"), Made("b", 2)]), Settings(device="cpu", choice_time=0.001))
     assert choice.runnable.variant == "a"
     assert "could not be timed: no room" in caplog.text

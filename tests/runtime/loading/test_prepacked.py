@@ -136,7 +136,7 @@ class TestAnswers:
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "ingot.runtime.loading.runnable.Runnable.start",
+            "ingot.runtime.loading.load_spec.LoadSpec.start",
             lambda form, device, threads, model: (form.open(device, threads), False),
         )
         expected = whole(store)

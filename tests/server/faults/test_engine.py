@@ -63,7 +63,7 @@ def gated(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monk
     gate = threading.Event()
     gate.set()
     engine = FunctionEngine(double, gate=gate)
-    monkeypatch.setattr("ingot.runtime.loading.runnable.load_engine", lambda *_: engine)
+    monkeypatch.setattr("ingot.runtime.loading.load_spec.load_engine", lambda *_: engine)
     settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "grpc_server": request.param, "drain_timeout": 5}
     with ingot.serve(f"m={onnx_models.identity(folder, DType.FP32)}", **settings) as server:
         gate.clear()

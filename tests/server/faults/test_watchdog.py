@@ -22,7 +22,7 @@ import ingot
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime import load_engine, watchdog
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.loading import runnable
+from ingot.runtime.loading import load_spec
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.runtime.fake_engines import FunctionEngine
@@ -166,7 +166,7 @@ def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     gate.set()
     load = load_engine
     monkeypatch.setattr(
-        runnable, "load_engine", lambda spec, *how: engine if "counting" in spec.path.name else load(spec, *how)
+        load_spec, "load_engine", lambda spec, *how: engine if "counting" in spec.path.name else load(spec, *how)
     )
     monkeypatch.setattr(watchdog, "_GRACE", 0.1)
     calls_in(monkeypatch, loop=False)

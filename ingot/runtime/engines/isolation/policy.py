@@ -60,18 +60,18 @@ def check_shards(settings: Settings, format: str) -> None:  # noqa: A002 - as ar
         )
 
 
-def isolation_of(settings: Settings, doubt: str, *, planned: bool = False) -> Isolation | None:
+def isolation_of(settings: Settings, risk: str, *, planned: bool = False) -> Isolation | None:
     """Return why and how a model's engines run in engine processes; None if they run in the server's.
 
     Args:
         settings: ``isolate``, ``shards`` and the limits.
-        doubt: :func:`doubt_of` the model.
+        risk: :func:`risk_of` the model.
         planned: whether the model has a tensor-parallel plan.
     """
     if settings.shards > 1:
         how = "by its tensor-parallel plan" if planned else "in stages"
-        doubt = f"it is divided over {settings.shards} processes {how}"
-    why = doubt or ("every model is isolated" if settings.isolate == "all" else "")
+        risk = f"it is divided over {settings.shards} processes {how}"
+    why = risk or ("every model is isolated" if settings.isolate == "all" else "")
     if not why or settings.isolate == "none":
         return None
     return Isolation(
@@ -79,12 +79,12 @@ def isolation_of(settings: Settings, doubt: str, *, planned: bool = False) -> Is
         required=settings.isolate == "all" or settings.shards > 1,
         memory_mb=settings.engine_memory_mb,
         load_timeout=settings.load_timeout,
-        call_mb=settings.engine_call_mb if doubt else None,  # otherwise it is predicted
+        call_mb=settings.engine_call_mb if risk else None,  # otherwise it is predicted
         lanes=settings.lanes,
     )
 
 
-def doubt_of(settings: Settings, format: str, bounds: Bounds | None) -> str:  # noqa: A002 - as archives call it
+def risk_of(settings: Settings, format: str, bounds: Bounds | None) -> str:  # noqa: A002 - as archives call it
     """Return why a model might end or freeze the process that runs it; empty if it is proved that it does not.
 
     Args:

@@ -16,7 +16,7 @@ from ingot.errors import InternalError
 from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
-from ingot.runtime.engines.isolation.policy import check_shards, doubt_of, isolation_of
+from ingot.runtime.engines.isolation.policy import check_shards, isolation_of, risk_of
 from ingot.runtime.engines.loader import (
     check_engine_runs,
     engine_of,
@@ -43,7 +43,7 @@ OpenEngine = Callable[[str, int], Engine]
 
 
 @dataclass(frozen=True)
-class Runnable:
+class LoadSpec:
     """A runnable form of a model: a variant or a file.
 
     ``open`` opens an engine, given the device and its number of CPU threads. ``goldens`` are cases that must be
@@ -52,7 +52,7 @@ class Runnable:
     ``unbatched`` is why the export found that they must not. ``prepacked`` describes how to open it through the
     derived cache. ``padding`` describes how its inputs may be padded, and ``latency`` what was recorded on this
     machine. ``isolation`` is why and how engines run in separate processes,
-    and ``doubt`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
+    and ``risk`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
     them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance
     needs on a GPU, and ``placement`` is where instances run, once that is decided.
@@ -69,7 +69,7 @@ class Runnable:
     padding: Mapping[str, Padding] = field(default_factory=dict)
     latency: Mapping[int, float] = field(default_factory=dict)
     isolation: Isolation | None = None
-    doubt: str = ""
+    risk: str = ""
     bounds: Bounds | None = None
     loose: bool = False
     size: int = 0
@@ -78,7 +78,7 @@ class Runnable:
     placement: Placement | None = None
 
     @classmethod
-    def of_file(cls, path: Path, settings: Settings) -> Runnable:
+    def of_file(cls, path: Path, settings: Settings) -> LoadSpec:
         """Return the runnable of a bare ``.onnx`` file.
 
         Raises:
@@ -86,15 +86,15 @@ class Runnable:
         """
         check_shards(settings, "onnx")
         bounds = bounds_of(path)
-        doubt = doubt_of(settings, "onnx", bounds)
-        isolation = isolation_of(settings, doubt)
+        risk = risk_of(settings, "onnx", bounds)
+        isolation = isolation_of(settings, risk)
         size = path.stat().st_size
         engine, graphs = settings.engine or ENGINES[0], graphs_for("onnx", None, settings)
         spec = EngineSpec(path, engine=engine, graphs=graphs, max_batch=settings.limits.max_batch)
         return cls(
             lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
             isolation=isolation,
-            doubt=doubt,
+            risk=risk,
             bounds=bounds,
             size=size,
             graph=path,
@@ -102,7 +102,7 @@ class Runnable:
         )
 
     @classmethod
-    def of_variant(cls, variant: Variant, settings: Settings) -> Runnable:
+    def of_variant(cls, variant: Variant, settings: Settings) -> LoadSpec:
         """Return the runnable of a variant whose archive is unpacked.
 
         Raises:
@@ -116,8 +116,8 @@ class Runnable:
         check_engine_runs(form, settings.engine)
         measured = measured_with(variant, settings.engine)
         bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
-        doubt = doubt_of(settings, form, bounds)
-        isolation = isolation_of(settings, doubt, planned=bool(plan))
+        risk = risk_of(settings, form, bounds)
+        isolation = isolation_of(settings, risk, planned=bool(plan))
         goldens = variant.goldens()
 
         def needed() -> Need | None:
@@ -159,7 +159,7 @@ class Runnable:
             # Recorded latencies are of one call on all cores.
             latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 and measured else {},
             isolation=isolation,
-            doubt=doubt,
+            risk=risk,
             bounds=bounds,
             loose=bounds is not None and _loose(bounds, variant.serving.evidence.bounds),
             size=variant.size,
@@ -167,7 +167,7 @@ class Runnable:
             needed=needed,
         )
 
-    def placed(self, settings: Settings, model: str) -> Runnable:
+    def placed(self, settings: Settings, model: str) -> LoadSpec:
         """Return this with its placement; see :func:`ingot.runtime.loading.placement.place`.
 
         Raises:

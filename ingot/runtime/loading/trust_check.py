@@ -28,7 +28,7 @@ _REPORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Admission:
+class ServingTerms:
     """The terms on which a model is served.
 
     ``settings`` are the model's own, ``properties`` are reported to clients, ``variants`` are those of the archive with
@@ -41,7 +41,7 @@ class Admission:
     check: Callable[[], None] = lambda: None
 
 
-class Gate:
+class TrustCheck:
     """Admits models that a policy trusts.
 
     Args:
@@ -63,7 +63,7 @@ class Gate:
         *,
         file: str = "",
         settings: Settings | None = None,
-    ) -> Admission:
+    ) -> ServingTerms:
         """Check an archive against the policy. Its signatures are read now, its blobs when the model is loaded.
 
         Args:
@@ -88,9 +88,9 @@ class Gate:
         allow_code = settings.allow_code or verdict.allow_code
         settings = replace(settings, allow_code=allow_code, derived_cache=False)
         if not isinstance(archive.blobs, BlobFolder):  # its digests are checked while it is unpacked
-            return Admission(settings, properties, variants)
+            return ServingTerms(settings, properties, variants)
         check = partial(check_blobs, archive, reference.variant, served[0])
-        return Admission(settings, properties, variants, check)
+        return ServingTerms(settings, properties, variants, check)
 
     @property
     def guarded(self) -> bool:
@@ -106,7 +106,7 @@ class Gate:
         if self._policy is not None:
             self._policy.check(archive, reference)
 
-    def admit_file(self, path: Path, served: tuple[str, str], settings: Settings | None = None) -> Admission:
+    def admit_file(self, path: Path, served: tuple[str, str], settings: Settings | None = None) -> ServingTerms:
         """Check a bare ``.onnx`` file, which carries no signature, against the policy; arguments as for :meth:`admit`.
 
         Raises:
@@ -117,7 +117,7 @@ class Gate:
             return self._unchecked(served, {}, settings, ())
         policy = self._policy
         self._judge(lambda: policy.check_bare(served[0], path), served)
-        return Admission(settings)
+        return ServingTerms(settings)
 
     def _unchecked(
         self,
@@ -125,9 +125,9 @@ class Gate:
         properties: Mapping[str, str],
         settings: Settings,
         variants: Sequence[Mapping[str, Any]],
-    ) -> Admission:
+    ) -> ServingTerms:
         self._checks.labels(*served, "unchecked").inc()
-        return Admission(settings, properties, variants)
+        return ServingTerms(settings, properties, variants)
 
     @staticmethod
     def _check(policy: Policy, archive: Archive, found: Reference, name: str, file: str) -> Callable[[], Verdict]:

@@ -14,15 +14,15 @@ from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgume
 from ingot.runtime import Metrics, Model
 from ingot.runtime.settings.canary import Plan
 from ingot.serving import Repository
+from ingot.serving.canary import Canary, Outcome
 from ingot.serving.deployment import CHANGES, Deployment, Event
 from ingot.serving.loading import Tasks, in_thread
-from ingot.serving.split import Split
-from ingot.serving.trial import Outcome, Trial
+from ingot.serving.traffic_split import TrafficSplit
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 # Share of the requests in percent that a canary gets if nothing else is said.
 _WEIGHT = 10.0
 
@@ -41,7 +41,7 @@ class Changes(Protocol):
     def discard(self, model: Model) -> None: ...
 
 
-class Trials:
+class Canaries:
     """The trials of a server. All of it belongs to its event loop.
 
     Args:
@@ -59,17 +59,17 @@ class Trials:
         self._changes = changes
         self._metrics = metrics
         self._tasks = tasks
-        self._last: dict[Deployment, Trial] = {}
+        self._last: dict[Deployment, Canary] = {}
 
-    def running(self, deployment: Deployment) -> Trial | None:
+    def running(self, deployment: Deployment) -> Canary | None:
         """Return the trial of a deployment, if there is one now."""
-        trial = self._last.get(deployment)
-        return trial if trial is not None and trial.outcome == "running" else None
+        canary = self._last.get(deployment)
+        return canary if canary is not None and canary.outcome == "running" else None
 
     def status(self, deployment: Deployment) -> dict[str, Any] | None:
         """Return the present or last trial of a deployment."""
-        trial = self._last.get(deployment)
-        return trial.content if trial is not None else None
+        canary = self._last.get(deployment)
+        return canary.content if canary is not None else None
 
     async def ask(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a trial, or change the one that runs; return its status.
@@ -100,11 +100,11 @@ class Trials:
             raise InvalidArgument(f"'shadow' is {shadow!r}; it must be true or false")
         weight = 0.0 if shadow else _percent(weight)
         async with deployment.changing:
-            trial = self.running(deployment)
-            if source is None and trial is None:
+            canary = self.running(deployment)
+            if source is None and canary is None:
                 raise NotFound(f"no candidate is tried for model '{name}'; name its source, such as digits:2")
-            if source is not None and trial is not None:
-                raise AlreadyExists(f"model '{name}' has a candidate, {trial.candidate.digest}; stop its trial first")
+            if source is not None and canary is not None:
+                raise AlreadyExists(f"model '{name}' has a candidate, {canary.candidate.digest}; stop its trial first")
             if source is not None:
                 current = _current(deployment)
                 plan = changed(current.settings.canary, given)
@@ -112,15 +112,15 @@ class Trials:
                 found, model = await self._changes.prepare(deployment, source)
                 weight = _WEIGHT if weight is None else weight
                 self.begin(deployment, model, dataclasses.replace(plan, steps=steps), found, weight, passed)
-            elif trial is not None:
-                trial.split.plan = changed(trial.plan, given)
+            elif canary is not None:
+                canary.split.plan = changed(canary.plan, given)
                 if weight is not None:
-                    trial.split.plan = dataclasses.replace(trial.plan, steps=())
-                    trial.enter(0, weight)
-            trial = self._last[deployment]
+                    canary.split.plan = dataclasses.replace(canary.plan, steps=())
+                    canary.enter(0, weight)
+            canary = self._last[deployment]
             if weight == 100:
-                await self._pass(trial)
-        return trial.content
+                await self._pass(canary)
+        return canary.content
 
     async def stop(self, name: str) -> dict[str, Any]:
         """Stop a trial; the current model gets all requests.
@@ -130,11 +130,11 @@ class Trials:
         """
         deployment = self._deployment(name)
         async with deployment.changing:
-            trial = self.running(deployment)
-            if trial is None:
+            canary = self.running(deployment)
+            if canary is None:
                 raise NotFound(f"no candidate is tried for model '{name}'")
             self.end(deployment, "stopped")
-        return trial.content
+        return canary.content
 
     def begin(
         self,
@@ -151,9 +151,9 @@ class Trials:
             deployment: what it is tried for.
             model: the candidate; it is discarded if it cannot be tried.
             plan: the steps, which go before ``weight``, and the limits.
-            found: see :class:`Trial`.
+            found: see :class:`Canary`.
             weight: percent of the requests, if there are no steps.
-            passed: see :class:`Trial`.
+            passed: see :class:`Canary`.
 
         Raises:
             InvalidArgument: its inputs or outputs differ from those of the current model.
@@ -165,34 +165,37 @@ class Trials:
         except IngotError:
             self._changes.discard(model)
             raise
-        trial = Trial(
-            deployment=deployment, split=Split(current, model, plan, self._metrics), found=found, passed_over=passed
+        canary = Canary(
+            deployment=deployment,
+            split=TrafficSplit(current, model, plan, self._metrics),
+            found=found,
+            skipped_digest=passed,
         )
-        self._last[deployment] = trial
-        trial.enter(0, plan.steps[0] if plan.steps else weight)
-        self._show(trial)
-        current.split(trial.split)
+        self._last[deployment] = canary
+        canary.enter(0, plan.steps[0] if plan.steps else weight)
+        self._show(canary)
+        current.split(canary.split)
         deployment.note(Event(before=current.digest, after=model.digest, result="canary"))
         changes_log.info(
             "model %s version %s: %s is tried with %g %% of the requests",
             deployment.name,
             deployment.tag,
             model.digest,
-            trial.split.weight,
+            canary.split.weight,
         )
-        trial.judging = self._tasks.begin(lambda: self._judge(trial))
+        canary.judging = self._tasks.begin(lambda: self._judge(canary))
 
     def end(self, deployment: Deployment, outcome: Outcome, reason: str = "") -> None:
         """End the trial of a deployment, if there is one, and free its candidate; the caller holds ``changing``."""
-        trial = self.running(deployment)
-        if trial is not None:
-            self._settle(trial, outcome, reason)
-            self._changes.discard(trial.candidate)
+        canary = self.running(deployment)
+        if canary is not None:
+            self._settle(canary, outcome, reason)
+            self._changes.discard(canary.candidate)
 
-    def _settle(self, trial: Trial, outcome: Outcome, reason: str = "") -> None:
-        trial.outcome, trial.reason, trial.split.weight = outcome, reason, 0.0
-        trial.split.current.split(None)
-        labels = (trial.deployment.name, trial.deployment.tag)
+    def _settle(self, canary: Canary, outcome: Outcome, reason: str = "") -> None:
+        canary.outcome, canary.reason, canary.split.weight = outcome, reason, 0.0
+        canary.split.current.split(None)
+        labels = (canary.deployment.name, canary.deployment.tag)
         for gauge in (
             self._metrics.trial_weight,
             self._metrics.trial_worst_error,
@@ -201,49 +204,49 @@ class Trials:
             gauge.remove(*labels)
         level = logging.WARNING if outcome == "rolled back" else logging.INFO
         changes_log.log(
-            level, "model %s version %s: the trial of %s %s", *labels, trial.candidate.digest, reason or outcome
+            level, "model %s version %s: the trial of %s %s", *labels, canary.candidate.digest, reason or outcome
         )
 
-    async def _pass(self, trial: Trial) -> None:
+    async def _pass(self, canary: Canary) -> None:
         """Let the candidate take over; the caller holds ``changing``."""
-        deployment = trial.deployment
-        self._settle(trial, "passed")
-        await self._changes.take_over(deployment, trial.candidate)
-        if trial.passed_over:
-            deployment.passed_over = trial.passed_over
-        elif trial.found is not None:
-            deployment.source, deployment.located = trial.found.source, trial.found.located
+        deployment = canary.deployment
+        self._settle(canary, "passed")
+        await self._changes.take_over(deployment, canary.candidate)
+        if canary.skipped_digest:
+            deployment.skipped_digest = canary.skipped_digest
+        elif canary.found is not None:
+            deployment.source, deployment.located = canary.found.source, canary.found.located
 
-    async def _judge(self, trial: Trial) -> None:
+    async def _judge(self, canary: Canary) -> None:
         """Look at a trial until it ends."""
-        while trial.outcome == "running":
-            self._show(trial)
-            await asyncio.sleep(_LOOK_SECONDS)
-            if trial.fault() or (trial.plan.steps and trial.passed):
-                async with trial.deployment.changing:
-                    if trial.outcome == "running":
-                        await self._decide(trial)
+        while canary.outcome == "running":
+            self._show(canary)
+            await asyncio.sleep(_POLL_SECONDS)
+            if canary.fault() or (canary.plan.steps and canary.passed):
+                async with canary.deployment.changing:
+                    if canary.outcome == "running":
+                        await self._decide(canary)
 
-    async def _decide(self, trial: Trial) -> None:
-        deployment, plan = trial.deployment, trial.plan
-        if fault := trial.fault():
-            share = f"at {trial.split.weight:g} %" if trial.split.weight else "as a shadow"
-            reason = f"{trial.candidate.digest} was rolled back {share}: {fault}"
+    async def _decide(self, canary: Canary) -> None:
+        deployment, plan = canary.deployment, canary.plan
+        if fault := canary.fault():
+            share = f"at {canary.split.weight:g} %" if canary.split.weight else "as a shadow"
+            reason = f"{canary.candidate.digest} was rolled back {share}: {fault}"
             self.end(deployment, "rolled back", reason)
-            await self._changes.roll_back(deployment, trial.candidate.digest, reason)
-        elif plan.steps and trial.passed:
-            if trial.step + 1 < len(plan.steps) and plan.steps[trial.step + 1] < 100:
-                trial.enter(trial.step + 1, plan.steps[trial.step + 1])
-                share = f"{trial.split.weight:g} %"
-                log.info("model %s: %s gets %s of the requests", deployment.name, trial.candidate.digest, share)
+            await self._changes.roll_back(deployment, canary.candidate.digest, reason)
+        elif plan.steps and canary.passed:
+            if canary.step + 1 < len(plan.steps) and plan.steps[canary.step + 1] < 100:
+                canary.enter(canary.step + 1, plan.steps[canary.step + 1])
+                share = f"{canary.split.weight:g} %"
+                log.info("model %s: %s gets %s of the requests", deployment.name, canary.candidate.digest, share)
             else:
-                await self._pass(trial)
+                await self._pass(canary)
 
-    def _show(self, trial: Trial) -> None:
-        labels = (trial.deployment.name, trial.deployment.tag)
-        self._metrics.trial_weight.labels(*labels).set(trial.split.weight)
-        self._metrics.trial_worst_error.labels(*labels).set(trial.split.drift.worst)
-        current, candidate = trial.split.sides.values()
+    def _show(self, canary: Canary) -> None:
+        labels = (canary.deployment.name, canary.deployment.tag)
+        self._metrics.trial_weight.labels(*labels).set(canary.split.weight)
+        self._metrics.trial_worst_error.labels(*labels).set(canary.split.drift.worst)
+        current, candidate = canary.split.sides.values()
         self._metrics.trial_latency_ratio.labels(*labels).set(candidate.latency(0.99) / current.latency(0.99))
 
     def _deployment(self, name: str) -> Deployment:

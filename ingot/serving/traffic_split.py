@@ -33,7 +33,7 @@ _LAST = -1
 _threads = ThreadPoolExecutor(1, "ingot-compare")
 
 
-class Split:
+class TrafficSplit:
     """Shares the requests of a model with a candidate. All of it belongs to the event loop.
 
     A request that the candidate fails is answered by the current model, so a bad candidate costs no answer.
@@ -179,7 +179,7 @@ class _SharedRequest:
         "done",
     )
 
-    def __init__(self, split: Split, request: Request):
+    def __init__(self, split: TrafficSplit, request: Request):
         self._split = split
         self._request = request
         self._timeout = request.timeout

@@ -11,7 +11,7 @@ from ingot.runtime import Model, State
 from ingot.runtime.settings.canary import Plan
 from ingot.serving.comparison import at_least
 from ingot.serving.deployment import Deployment
-from ingot.serving.split import Split
+from ingot.serving.traffic_split import TrafficSplit
 
 # Requests or comparisons below which a candidate is not rolled back, and those that a step needs at least.
 _FEW, _ENOUGH = 10, 50
@@ -22,14 +22,14 @@ Outcome = Literal["running", "passed", "rolled back", "stopped"]
 
 
 @dataclass(eq=False, kw_only=True)
-class Trial:
+class Canary:
     """A candidate that is tried for a deployment.
 
     Attributes:
         deployment: whose requests it gets.
         split: shares the requests, and counts.
         found: the deployment of its source, if a client named one; None if it was followed or reloaded.
-        passed_over: what the alias means that the deployment follows, if the candidate is to be ahead of it.
+        skipped_digest: what the alias means that the deployment follows, if the candidate is to be ahead of it.
         step: the index of the plan's step.
         began: when the step began.
         outcome: how it ended.
@@ -37,9 +37,9 @@ class Trial:
     """
 
     deployment: Deployment
-    split: Split
+    split: TrafficSplit
     found: Deployment | None
-    passed_over: str = ""
+    skipped_digest: str = ""
     step: int = 0
     began: float = field(default_factory=time.monotonic)
     outcome: Outcome = "running"

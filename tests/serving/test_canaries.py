@@ -19,8 +19,8 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.runtime.settings.canary import Plan
 from ingot.server.main import RunningServer
+from ingot.serving.canaries import changed
 from ingot.serving.comparison import Side, at_least, error_of
-from ingot.serving.trials import changed
 from tests.server.outside import wait_until
 from tests.serving.rolling import X, archive, load, times
 from tests.support import RunIngot, succeeded

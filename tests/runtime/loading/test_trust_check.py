@@ -13,7 +13,7 @@ from ingot.model_store import Archive, BlobFolder, Reference, Store
 from ingot.model_store.trust import signing
 from ingot.model_store.trust.policy import Policy
 from ingot.runtime import Metrics, Settings
-from ingot.runtime.loading.admission import Gate, check_blobs
+from ingot.runtime.loading.trust_check import TrustCheck, check_blobs
 from tests.model_store.samples import archive
 from tests.model_store.signers import KEY
 
@@ -36,7 +36,7 @@ def signed() -> Archive:
 
 
 def test_without_a_policy_settings_stay_as_they_are() -> None:
-    gate = Gate(None, SETTINGS, Metrics())
+    gate = TrustCheck(None, SETTINGS, Metrics())
     for terms in (gate.admit(archive(), REFERENCE, SERVED), gate.admit_file(Path("net.onnx"), SERVED)):
         assert terms.settings == SETTINGS
         assert "signed_by" not in terms.properties
@@ -48,7 +48,7 @@ def test_without_a_policy_settings_stay_as_they_are() -> None:
 def test_under_a_policy_the_signature_decides_on_code_and_the_cache_is_left_out(
     policy: Policy, signed: Archive
 ) -> None:
-    terms = Gate(policy, SETTINGS, Metrics()).admit(signed, REFERENCE, SERVED)
+    terms = TrustCheck(policy, SETTINGS, Metrics()).admit(signed, REFERENCE, SERVED)
     assert terms.settings == replace(SETTINGS, allow_code=True, derived_cache=False)
     assert terms.properties["signed_by"]
     terms.check()
@@ -57,7 +57,7 @@ def test_under_a_policy_the_signature_decides_on_code_and_the_cache_is_left_out(
 def test_a_remote_model_is_refused_by_the_same_rule_without_being_counted(policy: Policy) -> None:
     metrics = Metrics()
     with pytest.raises(Untrusted):
-        Gate(policy, SETTINGS, metrics).check(archive(), REFERENCE)
+        TrustCheck(policy, SETTINGS, metrics).check(archive(), REFERENCE)
     (counted,) = metrics.signature_checks.collect()
     assert counted.samples == []
 
@@ -68,7 +68,7 @@ def test_blobs_of_a_folder_are_read_when_the_model_is_loaded_and_those_of_a_file
     store = Store(tmp_path / "store")
     store.push(signed, "tiny:1")
     kept = store.get("tiny:1")
-    gate = Gate(policy, SETTINGS, Metrics())
+    gate = TrustCheck(policy, SETTINGS, Metrics())
     terms = gate.admit(kept, REFERENCE, SERVED)
     signed.save(tmp_path / "tiny.ingot")
     of_file = gate.admit(Archive.open(tmp_path / "tiny.ingot"), REFERENCE, SERVED)

@@ -34,7 +34,7 @@ class Learned:
     padding: PaddingPolicy | None
 
 
-class EngineSet:
+class EngineLoader:
     """Opens, tests and warms a model's engines; call the methods in the order in which they are defined.
 
     If one of them fails, close the set. Otherwise its engines belong to a dispatcher, which closes them.
@@ -166,9 +166,9 @@ class EngineSet:
             if isinstance(each, ProcessEngine | Replaceable) and each.capabilities.isolated
         ]
         if runnable.isolation is None or not found:
-            if runnable.doubt:
+            if runnable.risk:
                 log.warning(
-                    "model %s runs in the server's process, which it might end or freeze: %s", name, runnable.doubt
+                    "model %s runs in the server's process, which it might end or freeze: %s", name, runnable.risk
                 )
             return {}
         measures, why = ", ".join(found[0].measures) or "nothing", runnable.isolation.why
