@@ -1,4 +1,4 @@
 """The steps between an archive and a model that is ready: choice, checks, warm-up.
 
-Start in runnable.py; admission.py applies the trust policy.
+Start in load_spec.py; trust_check.py applies the trust policy.
 """
