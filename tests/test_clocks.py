@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.support import ROOT
 
 # Each reads the date: what it is for.
@@ -25,6 +27,7 @@ DATES = {
 READS = re.compile(r"\btime\.time(?:_ns)?\(|\bdatetime\.(?:now|utcnow|today)\(|\bdate\.today\(|\bCLOCK_REALTIME\b")
 
 
+@pytest.mark.matrix
 def test_only_what_needs_the_date_reads_the_clock() -> None:
     """By the source: a test that sets the clock would need a machine that lets it."""
     found = {

@@ -60,6 +60,7 @@ def points(text: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("protocol", ["binary", "json", "grpc", "grpc-stream"])
 def test_all_that_is_reported_was_answered(run_ingot: RunIngot, server: RunningServer, protocol: str) -> None:
     url = server.grpc_url if protocol.startswith("grpc") else server.http_url
@@ -86,6 +87,7 @@ def test_each_recorded_request_is_sent_once(
     assert answered(url) == before + 51
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", matrix("grpc-stream", "grpc", "binary"))
 def test_failed_requests_are_counted_by_reason(
     run_ingot: RunIngot, server: RunningServer, tmp_path: Path, protocol: str
@@ -296,6 +298,7 @@ def test_wrong_options_are_refused(
     assert says in refused(run_ingot("bench", server.http_url, "affine", *options))
 
 
+@pytest.mark.matrix
 def test_ctrl_c_keeps_what_was_measured(server: RunningServer) -> None:
     command = [sys.executable, "-m", "ingot", "bench", server.http_url, "affine", "-c", "1,2,4", "--seconds", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -325,6 +328,7 @@ def test_messages_larger_than_all_windows(tmp_path: Path, kind: Literal["fast", 
     assert len(total.latencies) > 0  # how many depends on the machine
 
 
+@pytest.mark.matrix
 def test_the_highest_rate_that_holds_an_objective(server: RunningServer) -> None:
     with Target(server.http_url, "affine") as target:
         payload = target.payload(None, {}, batch=1, seed=1)

@@ -12,6 +12,7 @@ from benchmarks.serving.models import model
 from tests.support import ROOT
 
 
+@pytest.mark.matrix
 def test_what_a_balancer_knows_decides_the_tail_at_high_load() -> None:
     found = {
         name: balancing.simulate("minilm", balancing.SPREAD, 0.9, name, replicas=50, scale=0.5)

@@ -32,6 +32,7 @@ def test_under_overload_nearly_all_of_the_capacity_is_answers_in_time(profile: P
     assert fixed.goodput < 0.5 * ours.goodput
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("noise", [0.05, 0.15])
 @pytest.mark.parametrize("load", [1.2, 1.5, 2.0, 3.0])
 def test_batches_stay_large_where_a_full_one_takes_half_of_the_time(load: float, noise: float) -> None:
@@ -76,6 +77,7 @@ def test_the_backlog_of_a_heavy_model_costs_a_light_one_some_slices_and_no_calls
     assert models.p99_ratio(light, heavy, 3.0, 1, float("inf"), count=200) > 20
 
 
+@pytest.mark.matrix
 def test_a_report_holds_every_policy_on_every_load(tmp_path: Path) -> None:
     rows = list(contest.contest(WIDE, loads=(1.0,), scale=0.1))
     report.keep(rows, "a test", tmp_path)

@@ -187,6 +187,7 @@ def within(value: float, interval: Interval, sizes: dict[str, int]) -> bool:
     return low_holds and (interval.high is None or value <= interval.high.value(sizes))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("seed", range(5))
 def test_no_tensor_leaves_its_bounds(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -240,6 +241,7 @@ def few() -> dict[str, Any]:
     return calls(0, 8)
 
 
+@pytest.mark.matrix
 def test_no_output_of_any_operator_leaves_its_bounds(few: dict[str, Any]) -> None:
     assert few["wrong"] == []
 

@@ -38,6 +38,7 @@ def scheduler(seconds: dict[int, float]) -> Scheduler:
     return Scheduler(Limits(), batching=False, latency=Latency(seconds))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_without_batches_a_replica_is_the_queue_of_theory(load: float) -> None:
     """M/D/1: the mean wait is load / (2 (1 - load)) services."""
@@ -86,6 +87,7 @@ def test_batches_grow_where_the_servers_time_for_a_call_makes_them_pay() -> None
     assert found[0] < 12 < 24 < found[1]
 
 
+@pytest.mark.matrix
 def test_more_requests_need_no_fewer_replicas_and_less_capacity_no_more_requests() -> None:
     plans = [planned(rate) for rate in (100.0, 5000.0, 50_000.0)]
     replicas = [plan.replicas for plan in plans]
@@ -98,6 +100,7 @@ def test_more_requests_need_no_fewer_replicas_and_less_capacity_no_more_requests
     assert plans[0].capacity < SERVER.ceiling
 
 
+@pytest.mark.matrix
 def test_headroom_and_the_loss_of_a_replica() -> None:
     tight, roomy = planned(5000.0, headroom=0.0), planned(5000.0, headroom=0.5)
     assert tight.replicas < roomy.replicas
@@ -121,6 +124,7 @@ def test_an_objective_that_no_load_holds_names_the_fastest_possible() -> None:
         Plan(Request(rate=1.0, objective=Objective(quantile=0.99, seconds=0.00496)), SERVER, Traffic())
 
 
+@pytest.mark.matrix
 def test_recorded_arrivals_keep_their_bursts_at_another_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.capacity.server._MOST", 6000)
     times = [second + 0.0001 * number for second in range(20) for number in range(100)]
@@ -140,6 +144,7 @@ def test_recorded_arrivals_keep_their_bursts_at_another_rate(monkeypatch: pytest
         Traffic([1.0, 1.0])
 
 
+@pytest.mark.matrix
 def test_the_page_shows_the_curve_the_objective_and_the_plan() -> None:
     plan = planned(5000.0, cost=0.5)
     parts = {"profile": "made up", "overhead": "made up", "sample": "x [8]", "command": "ingot"}

@@ -38,6 +38,7 @@ def test_a_plan_from_the_latencies_of_the_archive(run_ingot: RunIngot, digits_ar
     assert "<polyline" in page
 
 
+@pytest.mark.matrix
 def test_a_plan_for_programs(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path) -> None:
     times = tmp_path / "times"
     times.write_text("".join(f"{number / 200}\n" for number in range(1000)))
@@ -55,6 +56,7 @@ def test_a_plan_for_programs(run_ingot: RunIngot, digits_fp32: Path, tmp_path: P
     assert more["replicas"] > 1
 
 
+@pytest.mark.matrix
 def test_latencies_of_another_machine_are_named(
     run_ingot: RunIngot, digits_fp32: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "words.ingot"
 
 
+@pytest.mark.matrix
 def test_a_plan_names_the_size_of_its_requests(run_ingot: RunIngot, words: Path) -> None:
     done = run_ingot("deploy", "capacity", words, "--rate", "10", *SLO)
     said = succeeded(done)

@@ -34,6 +34,7 @@ def trained(run_ingot: RunIngot, folder: Path, name: str, step: float) -> Path:
     return folder / f"{name}.ingot"
 
 
+@pytest.mark.matrix
 def test_two_versions_of_a_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     first, second = trained(run_ingot, tmp_path, "a", 0), trained(run_ingot, tmp_path, "b", 1)
     run_ingot("copy", first, "net:1")

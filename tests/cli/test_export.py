@@ -119,12 +119,14 @@ def test_an_invalid_report_leaves_the_file_unchanged(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == []
 
 
+@pytest.mark.matrix
 def test_the_plan_needs_no_place_for_an_archive(run_ingot: RunIngot) -> None:
     result = run_ingot("export", "tests.export.models:net", "--input", ROWS, "--plan", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["weights"]
 
 
+@pytest.mark.matrix
 def test_bisecting_a_sound_model_finds_nothing(run_ingot: RunIngot) -> None:
     result = run_ingot("export", "tests.export.models:net", "--input", ROWS, "--bisect", "--json")
     assert result.returncode == 0, result.stderr
@@ -263,6 +265,7 @@ class Slow(torch.nn.Module):
 """
 
 
+@pytest.mark.matrix
 def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     temporary = tmp_path / "tmp"

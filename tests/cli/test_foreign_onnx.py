@@ -241,6 +241,7 @@ class TestZipMap:
         with contextlib.closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
             assert engine.run({"X": self.ROWS})["probabilities"].tolist() == np.eye(3).tolist()
 
+    @pytest.mark.matrix
     def test_a_list_that_cannot_be_cut_off_is_named(self, tmp_path: Path) -> None:
         path = forest(tmp_path / "rf.onnx", zipped=False, sequence=True)
         with pytest.raises(

@@ -169,6 +169,7 @@ def test_nodes_of_a_cycle_are_counted(run_ingot: RunIngot, tmp_path: Path) -> No
     assert "2 further nodes are not drawn, as they depend on a cycle" in (tmp_path / "odd.html").read_text()
 
 
+@pytest.mark.matrix
 def test_a_graph_that_takes_too_long_to_draw_is_refused(run_ingot: RunIngot, tmp_path: Path) -> None:
     names = [f"x{number}" for number in range(1001)]
     nodes = [helper.make_node("Sum", names, [f"y{number}"]) for number in range(60)]

@@ -164,6 +164,7 @@ def test_an_onnx_file_becomes_the_next_version(here: Path) -> None:
     assert result.stdout.startswith("mynet:1 ")
 
 
+@pytest.mark.matrix
 def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
     triton(here / "repo" / "a", files={"1/model.onnx": b"", "2/model.onnx": b""})
     triton(here / "repo" / "b")

@@ -170,6 +170,7 @@ def test_the_end_of_a_command_collects_no_garbage() -> None:
     assert run_python("\n".join(lines)).splitlines()[-1] == "frozen True"
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("shell", "words", "found"),
     [

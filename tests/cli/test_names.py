@@ -66,6 +66,7 @@ def test_the_name_of_a_served_model_is_the_one_in_the_command(run_ingot: RunIngo
         assert "y float32 [1, 256]" in succeeded(asked)
 
 
+@pytest.mark.matrix
 def test_both_spellings_find_the_stored_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
     succeeded(run_ingot("copy", "x.ingot", "MyNet:1"))
@@ -92,6 +93,7 @@ def test_a_registry_has_the_name_in_lower_case(run_ingot: RunIngot, tmp_path: Pa
     assert succeeded(run_ingot("copy", f"{registry}/Names/MyNet:1")).startswith("names/mynet:1 ")
 
 
+@pytest.mark.matrix
 def test_exports_and_imports_are_stored_in_lower_case(run_ingot: RunIngot, tmp_path: Path) -> None:
     onnx_models.affine(tmp_path, "MyNet")
     exported = run_ingot("export", "MyNet.onnx", "--name", "OtherNet", "-o", "x.ingot")

@@ -20,6 +20,7 @@ def test_the_operators_of_a_variant(run_ingot: RunIngot, digits_archive: Path, t
     assert {event["name"] for event in events if event["ph"] == "X"} > {"model_run"}
 
 
+@pytest.mark.matrix
 def test_the_nodes_as_a_table_and_as_json(run_ingot: RunIngot, digits_fp32: Path) -> None:
     command = ("profile", digits_fp32, "--batch", "2", "--calls", "3")
     assert "Conv" in succeeded(run_ingot(*command, "--by", "node"))
@@ -31,6 +32,7 @@ def test_the_nodes_as_a_table_and_as_json(run_ingot: RunIngot, digits_fp32: Path
     assert sum(each["operator"] == "Conv" for each in found["operators"]) == 3
 
 
+@pytest.mark.matrix
 def test_names_of_nodes_do_not_control_the_terminal(run_ingot: RunIngot, tmp_path: Path) -> None:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
     graph = helper.make_graph(

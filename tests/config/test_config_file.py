@@ -164,6 +164,7 @@ SCALARS = strategies.one_of(strategies.integers(), strategies.booleans(), strate
 TABLES = strategies.dictionaries(KEYS, strategies.one_of(SCALARS, strategies.lists(SCALARS, max_size=2)), max_size=3)
 
 
+@pytest.mark.matrix
 @given(strategies.lists(strategies.tuples(strategies.sampled_from(["[a]", "[[b]]", "[b.c]"]), TABLES), max_size=5))
 def test_every_key_has_its_line(tables: list[tuple[str, dict[str, Any]]]) -> None:
     text, at, count = "", {}, 0

@@ -108,6 +108,7 @@ def test_the_initializer_pulls_the_archive_that_is_served(
     assert uri.endswith(shown["digest"])
 
 
+@pytest.mark.matrix
 def test_the_runtimes_command_passes_the_probes_and_ends_within_the_grace_period(
     deploy: Deploy, pushed: str, digits_archive: Path, tmp_path: Path
 ) -> None:

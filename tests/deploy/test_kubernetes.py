@@ -37,6 +37,7 @@ def variables(objects: dict[str, Any]) -> dict[str, str]:
     return given
 
 
+@pytest.mark.matrix
 def test_the_objects_are_valid_and_belong_together(deploy: Deploy, pushed: str) -> None:
     objects = deploy("k8s", pushed)
     assert list(objects) == KINDS
@@ -57,6 +58,7 @@ def test_the_objects_are_valid_and_belong_together(deploy: Deploy, pushed: str) 
     assert objects["ServiceMonitor"]["spec"]["endpoints"][0]["port"] in names
 
 
+@pytest.mark.matrix
 def test_the_pod_satisfies_the_restricted_standard(deploy: Deploy, pushed: str) -> None:
     objects = deploy("k8s", pushed)
     pod, own = objects["Deployment"]["spec"]["template"]["spec"], container(objects)["securityContext"]
@@ -143,6 +145,7 @@ def test_files_are_the_text_and_comments_explain_the_values(run_ingot: RunIngot,
         assert sorted(each.read_text() for each in folder.iterdir()) == sorted(text.split("---\n"))
 
 
+@pytest.mark.matrix
 def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
     deploy: Deploy, run_ingot: RunIngot, pushed: str, tmp_path: Path
 ) -> None:
@@ -191,6 +194,7 @@ def test_what_would_not_run_is_refused(
     assert says in refused(run_ingot("deploy", "k8s", *wanted, "--image", IMAGE))
 
 
+@pytest.mark.matrix
 def test_an_archive_of_the_store_is_named_in_the_registry(
     deploy: Deploy, run_ingot: RunIngot, digits_archive: Path
 ) -> None:
@@ -216,6 +220,7 @@ def test_memory_includes_engine_processes(form: str, isolated: bool, settings: d
     assert plan.memory_request == mebibytes << 20
 
 
+@pytest.mark.matrix
 def test_an_archive_that_pods_cannot_serve_is_refused(
     deploy: Deploy, run_ingot: RunIngot, registry: str, tmp_path: Path
 ) -> None:
@@ -264,6 +269,7 @@ def test_names_of_objects() -> None:
         Plan(name="2nd", models=(), image="", settings=ServerConfig(), environment={})
 
 
+@pytest.mark.matrix
 def test_the_containers_command_passes_the_probes_and_ends_within_the_grace_period(
     deploy: Deploy, pushed: str, tmp_path: Path
 ) -> None:

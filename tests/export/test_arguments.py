@@ -94,11 +94,13 @@ def test_a_model_described_by_names_answers_as_the_module_does() -> None:
     assert np.array_equal(answer["y"], X.numpy())
 
 
+@pytest.mark.matrix
 def test_an_optional_input_that_is_left_out_is_not_in_the_graph() -> None:
     archive = export_model(Decoder(), inputs="batch.tokens:float32[batch,2]", output_names=["y"])
     assert [spec.name for spec in archive.signature.inputs] == ["batch.tokens"]
 
 
+@pytest.mark.matrix
 def test_a_dataclass_in_the_output_is_split_into_its_fields() -> None:
     @dataclass
     class Both:
@@ -149,6 +151,7 @@ class Loose(nn.Module):
         return y + kwargs["shift"] if "shift" in kwargs else y
 
 
+@pytest.mark.matrix
 def test_a_keyword_that_the_model_ignores_is_refused_and_one_that_it_reads_is_taken() -> None:
     with pytest.raises(InvalidArgument, match=r"ignores the input 'scael': .*its parameters are x, scale"):
         export_model(Loose(), inputs=["x:float32[batch,3]", "scael:float32[batch,3]"])
@@ -159,6 +162,7 @@ def test_a_keyword_that_the_model_ignores_is_refused_and_one_that_it_reads_is_ta
     assert any("'use_cash' is not a parameter" in note for note in archive.variant().serving.provenance.notes)
 
 
+@pytest.mark.matrix
 def test_an_input_that_nothing_depends_on_is_noted() -> None:
     class Half(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ class Counted(nn.Module):
         return self.layer(x)  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_an_expensive_model_is_run_on_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = Counted().eval(), Counted().eval()
     cases = export_model(small, inputs="x:float32[batch,4]").variants[0].serving.evidence.parity[0].cases
@@ -53,6 +54,7 @@ def test_rules_that_onnx_has_too_do_not_capture_again() -> None:
     assert captures(module, "x:float32[batch,4]") == ["Capturing the graph"]
 
 
+@pytest.mark.matrix
 def test_a_condition_on_sizes_skips_the_route_that_asks_for_the_same() -> None:
     module = Function(lambda x: x * 2 if x.shape[1] > 3 else x + x)
     expected = ["Capturing the graph", "Capturing the graph another way: inferred"]
@@ -81,6 +83,7 @@ def test_the_search_keeps_its_budget_and_reports_when_it_ran_out(monkeypatch: py
     assert counterexamples.short(conditions) == " (the search ran out of its budget at 2,000 combinations each)"
 
 
+@pytest.mark.matrix
 def test_the_note_of_an_undecided_condition_mentions_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counterexamples, "BUDGET", 1)
     module = Function(lambda x: x * 2 if x.shape[0] * x.shape[1] != 10**9 + 7 else x * 3)

@@ -235,6 +235,7 @@ class TestNumbers:
 
 
 class TestDimensions:
+    @pytest.mark.one_case
     @pytest.mark.parametrize(
         "lines",
         [

@@ -219,6 +219,7 @@ def test_operators_and_the_functions_that_they_stand_for(tmp_path: Path) -> None
     assert outcome.rejected == REJECTED
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("kind", "at_least"), [("simple", 10), ("pytorch-converted", 50), ("pytorch-operator", 20)])
 def test_small_models(kind: str, at_least: int, tmp_path: Path) -> None:
     outcome = follow(stored_cases(kind), tmp_path)

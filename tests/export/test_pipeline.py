@@ -53,6 +53,7 @@ def net() -> Archive:
 
 
 class TestOneModel:
+    @pytest.mark.one_case
     @pytest.mark.parametrize("rows", [1, 2, 70])
     def test_it_answers_as_pytorch_does_at_any_batch_size(self, net: Archive, rows: int) -> None:
         x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
@@ -83,12 +84,14 @@ class TestOneModel:
         assert all(part.training for part in module.modules())
         assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
+    @pytest.mark.matrix
     def test_the_steps_are_reported(self) -> None:
         steps: list[str] = []
         export_model(models.net, inputs=ROWS, progress=steps.append)
         assert len(steps) >= 4
         assert len(set(steps)) == len(steps)
 
+    @pytest.mark.matrix
     def test_names_are_given_or_derived(self) -> None:
         named = export_model(models.net, inputs=ROWS, name="team/net", output_names=["logits"])
         assert named.name == "team/net"
@@ -96,6 +99,7 @@ class TestOneModel:
 
 
 class TestShapes:
+    @pytest.mark.matrix
     def test_two_inputs_go_by_name_in_any_order(self) -> None:
         left, right = np.ones((2, 3), np.float32), np.full((2, 5), 2, np.float32)
         for inputs in (
@@ -106,11 +110,13 @@ class TestShapes:
             assert [str(spec) for spec in archive.signature.inputs] == inputs
             assert ask(archive, left=left, right=right)["output"].tolist() == [-17, -17]
 
+    @pytest.mark.matrix
     def test_names_that_forward_does_not_have_go_by_position(self) -> None:
         archive = export_model(models.Pair(), inputs=["a:float32[batch,3]", "b:float32[batch,2]"])
         answer = ask(archive, a=np.ones((1, 3), np.float32), b=np.ones((1, 2), np.float32))
         assert answer["output"].tolist() == [-1]
 
+    @pytest.mark.matrix
     def test_an_input_that_is_not_used_stays(self) -> None:
         class Unused(nn.Module):
             def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -122,6 +128,7 @@ class TestShapes:
             [2] * 3
         ]
 
+    @pytest.mark.matrix
     def test_further_dynamic_dimensions_with_a_range(self) -> None:
         module = nn.Embedding(2, 6)  # only 0 and 1 are valid: generated integers must be such indices
         archive = export_model(module, inputs=["input:int64[batch,seq=2..512]"])
@@ -130,6 +137,7 @@ class TestShapes:
         ids = np.array([[0, 1, 1, 0, 1]])
         assert np.array_equal(ask(archive, input=ids)["output"], torch_answer(module, ids))
 
+    @pytest.mark.matrix
     def test_a_dimension_computed_from_another(self) -> None:
         archive = export_model(models.Function(lambda x: torch.cat([x, x], 1)), inputs=["x:float32[batch,seq]"])
         assert shapes(archive)[1] == "output:float32[batch,2*seq]"
@@ -161,12 +169,14 @@ class TestShapes:
         archive = export_model(Picky(), {"ids": np.array([[5, 6, 9], [8, 7, 5]])}, inputs=["ids:int64[batch,seq]"])
         assert ask(archive, ids=np.array([[9, 5]]))["output"].shape == (1, 2, 2)
 
+    @pytest.mark.matrix
     def test_without_a_batch_requests_are_served_one_by_one(self) -> None:
         archive = export_model(nn.Linear(4, 3), inputs=["input:float32[4]"])
         assert archive.signature.batch is None
         assert "served without batching: no input has a dimension named 'batch'" in notes(archive)
         assert [item.rows for item in archive.variant().serving.evidence.latency] == [1]
 
+    @pytest.mark.matrix
     def test_another_dimension_can_be_the_batch(self) -> None:
         archive = export_model(nn.Linear(4, 3), inputs=["input:float32[N,4]"], batch_dim="N")
         assert archive.signature.batch == "N"
@@ -222,6 +232,7 @@ class TestOutputs:
         with pytest.raises(InvalidArgument, match=message):
             export_model(models.Function(function), inputs=ROWS, **options)
 
+    @pytest.mark.matrix
     def test_outputs_of_one_name_can_be_named(self) -> None:
         function = models.Function(lambda x: {"a.b": x * 3, "a": {"b": x * 2, "": x}})
         archive = export_model(function, inputs=ROWS, output_names=["a", "b", "c"])
@@ -238,6 +249,7 @@ class TestTypes:
         x = np.ones((2, 4), dtype.numpy)
         assert np.allclose(ask(archive, input=x)["output"], torch_answer(module, x), rtol=1e-2)
 
+    @pytest.mark.matrix
     def test_bfloat16_where_the_runtime_has_the_operators(self) -> None:
         archive = export_model(models.Function(lambda x: x), inputs=["x:bfloat16[batch,2]"])
         x = np.array([[1.5, -2]]).astype(DType.BF16.numpy)
@@ -311,6 +323,7 @@ class TestRefusals:
         with pytest.raises(ExportError, match="the model changes x while it runs"):
             export_model(models.Function(lambda x: x.add_(1)), inputs=ROWS)
 
+    @pytest.mark.matrix
     def test_a_branch_on_values_names_the_line(self, capfd: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(ExportError, match=r"use torch\.where .*models\.py:\d+ in forward"):
             export_model(models.Branch(), inputs=ROWS)
@@ -320,6 +333,7 @@ class TestRefusals:
         with pytest.raises(ExportError, match=r"runs at batch=3 only, .*declare 'batch' as a number"):
             export_model(models.Function(lambda x: x.reshape(3, 4)), inputs=ROWS)
 
+    @pytest.mark.matrix
     def test_a_range_that_the_code_needs(self) -> None:
         module = models.Function(lambda x: x[:, : x.shape[1] // 2] if x.shape[1] <= 8 else x[:, :2])
         with pytest.raises(ExportError, match=r"declare .*seq=\d*\.\.\d*"):
@@ -329,6 +343,7 @@ class TestRefusals:
         with pytest.raises(ParityError, match="returns different 'output' for the same input each time"):
             export_model(models.Function(lambda x: x + torch.rand_like(x)), inputs=ROWS)
 
+    @pytest.mark.matrix
     def test_an_opset_that_there_is_not(self) -> None:
         with pytest.raises(ExportError, match="cannot be expressed in opset 99"):
             export_model(models.net, inputs=ROWS, opset=99)
@@ -415,9 +430,11 @@ class TestNames:
         with pytest.raises(InvalidArgument, match=r"pass a module, such as Net\(\)"):
             export_model(models.Net, inputs=["x:float32[batch,4]"])  # type: ignore[arg-type]
 
+    @pytest.mark.matrix
     def test_one_input_may_be_a_text(self) -> None:
         assert export_model(models.Net(), inputs="x:float32[batch,4]").signature.inputs[0].name == "x"
 
+    @pytest.mark.matrix
     def test_a_narrow_batch_is_exported_and_measured_within_its_range(self) -> None:
         archive = export_model(models.Net(), inputs="x:float32[batch=1..4,4]")
         assert archive.signature.batch == "batch"

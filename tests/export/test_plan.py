@@ -41,6 +41,7 @@ X64 = "x:float32[batch,64]"
 X4 = "x:float32[batch,4]"
 
 
+@pytest.mark.matrix
 def test_weights_and_costs_are_the_ones_of_paper() -> None:
     found = plan(Wide, inputs=X64)
     assert found.built == "fake"
@@ -103,12 +104,14 @@ def test_shared_weights_count_once() -> None:
     assert found.weights == (Weights("parameters", "float32", 1, 40, 160),)
 
 
+@pytest.mark.matrix
 def test_batches_stay_within_their_range() -> None:
     for bounds, wanted in (("..9", [1, 8]), ("3..4", [3])):
         costs = plan(models.Net, inputs=f"x:float32[rows={bounds},4]", batch_dim="rows").costs
         assert [cost.sizes["rows"] for cost in costs] == wanted
 
 
+@pytest.mark.matrix
 def test_an_archive_has_the_memory_plan_of_its_captured_graph(tmp_path: Path) -> None:
     row = 64 * 4
     archive = export_model(Wide(), inputs=X64)
@@ -179,6 +182,7 @@ def test_huge_weights_are_never_allocated() -> None:
 
 
 class TestRealWeights:
+    @pytest.mark.matrix
     def test_a_factory_that_needs_data_is_measured_as_it_is(self) -> None:
         def factory() -> nn.Module:
             module = models.Net()
@@ -190,6 +194,7 @@ class TestRealWeights:
         assert "the weights were allocated" in found.notes[0]
         assert found.parameters == sum(item.numel() for item in models.Net().parameters())
 
+    @pytest.mark.matrix
     def test_a_module_that_existed_is_left_as_it_was(self) -> None:
         module = models.Net().train()
         before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -202,6 +207,7 @@ class TestRealWeights:
 
 
 class TestObstacles:
+    @pytest.mark.matrix
     def test_code_that_reads_values_has_no_costs_but_an_explanation(self) -> None:
         found = plan(models.Branch, inputs=X4)
         assert found.costs == ()
@@ -236,6 +242,7 @@ class TestObstacles:
         expected = "the model changes count while it runs: --lift-state makes it inputs and outputs"
         assert plan(Count, inputs=X4).notes == (expected,)
 
+    @pytest.mark.matrix
     def test_a_model_that_changes_an_input_or_a_parameter_is_noted(self) -> None:
         found = plan(lambda: models.Function(lambda x: x.add_(1) * 2), inputs=X4)
         assert "the model changes x while it runs: --lift-state" in found.notes[-1]

@@ -44,6 +44,7 @@ def sort_by_numpy(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sort(x.detach().numpy()))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "condition", [lambda rows: rows > 5000, lambda rows: rows == 100, lambda rows: rows < 3], ids=["far", "one", "few"]
 )
@@ -52,6 +53,7 @@ def test_a_size_that_the_code_asks_for_is_tried(condition: Callable[[int], bool]
         export_model(Function(lambda x: x * 2 if condition(x.shape[0]) else x * 3), inputs="x:float32[batch,2]")
 
 
+@pytest.mark.matrix
 def test_a_dimension_may_be_called_like_a_word_of_python() -> None:
     module = Function(lambda x: torch.nn.functional.interpolate(x[:, None], scale_factor=3.0))
     assert export_model(module, inputs="x:float32[batch,in]").signature.symbols == ("batch", "in")
@@ -91,6 +93,7 @@ def test_a_parameter_that_is_written_is_refused() -> None:
         export_model(Counting(), inputs="x:float32[batch,2]")
 
 
+@pytest.mark.matrix
 def test_a_submodule_may_be_called_module() -> None:
     class Wrapping(nn.Module):
         def __init__(self) -> None:
@@ -186,6 +189,7 @@ def test_tiny_answers_are_compared_relative_to_their_size(function: Callable[[to
     torch.testing.assert_close(torch.from_numpy(actual), function(x), rtol=1e-3, atol=0)
 
 
+@pytest.mark.matrix
 def test_lengths_that_the_example_has_alike_are_varied() -> None:
     class Leaky(nn.Module):
         def __init__(self) -> None:
@@ -203,6 +207,7 @@ def test_lengths_that_the_example_has_alike_are_varied() -> None:
         export_model(Leaky().eval(), example, inputs=["x:float32[batch,7,4]", "lengths:int64[batch]"])
 
 
+@pytest.mark.matrix
 def test_an_example_that_permits_no_other_values_is_proved_with_its_own() -> None:
     class Width(nn.Module):
         def __init__(self) -> None:
@@ -249,6 +254,7 @@ class Rare(nn.Module):
         return torch.where((x < -1e6).any(), torch.zeros_like(x), x * 2)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("independent", [False, True])
 def test_samples_that_rare_values_join_are_not_batched_unless_declared(independent: bool) -> None:
     archive = export_model(Rare(), inputs="x:float32[batch,4]", independent=independent)

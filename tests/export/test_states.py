@@ -54,6 +54,7 @@ class Attribute(nn.Module):
         return x + self.calls
 
 
+@pytest.mark.matrix
 def test_a_lifted_state_follows_the_module_over_several_calls() -> None:
     module = Average()
     original = copy.deepcopy(module)
@@ -72,6 +73,7 @@ def test_a_lifted_state_follows_the_module_over_several_calls() -> None:
     engine.close()
 
 
+@pytest.mark.matrix
 def test_the_export_leaves_the_state_of_the_module_alone() -> None:
     module = Average()
     export_model(module, inputs=ROWS, lift_state=True)
@@ -99,6 +101,7 @@ def test_a_state_outside_of_buffers_is_named() -> None:
         export_model(Attribute(), inputs=ROWS, lift_state=True)
 
 
+@pytest.mark.matrix
 def test_the_command_line_lifts_too(run_ingot: RunIngot, tmp_path: Path) -> None:
     result = run_ingot(
         "export",
@@ -134,6 +137,7 @@ class Scratch(nn.Module):
         return torch.where(x > 1e9, before, self.membrane * self.total)  # no input of the proof is so large
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("lift_state", [False, True])
 def test_a_buffer_that_is_overwritten_first_is_not_a_state(lift_state: bool) -> None:
     module = Scratch()
@@ -146,6 +150,7 @@ def test_a_buffer_that_is_overwritten_first_is_not_a_state(lift_state: bool) -> 
     assert not module.total.any()
 
 
+@pytest.mark.matrix
 def test_a_buffer_that_is_read_on_rare_inputs_is_a_state() -> None:
     with pytest.raises(ExportError, match="changes total while it runs, and may read the value of an earlier call"):
         export_model(Scratch(reads=True), inputs=ROWS)

@@ -279,6 +279,7 @@ def test_the_exporter_of_torchscript_prints_no_graph_when_it_fails(
 
 
 class TestOnnx:
+    @pytest.mark.matrix
     def test_a_program_is_translated_with_a_registry_made_once(self, exported: ExportedProgram) -> None:
         own = internals.registry(internals.default_opset(), own=True)
         model = internals.export_onnx(exported, own)
@@ -298,6 +299,7 @@ class TestOnnx:
         for name, function in internals.SIZE_FUNCTIONS.items():
             assert function(0.5) == getattr(math, name)(0.5)
 
+    @pytest.mark.matrix
     def test_operators_without_translation_are_known(self, exported: ExportedProgram) -> None:
         own, none = (internals.registry(18, own=own) for own in (True, False))
         for prepared in (True, False):
@@ -367,6 +369,7 @@ def is_private(name: str) -> bool:
     return first == "torch" and any(part.startswith("_") and not part.startswith("__") for part in rest)
 
 
+@pytest.mark.matrix
 def test_no_other_module_uses_a_private_name_of_pytorch() -> None:
     allowed = {
         "export/torch_internals.py": None,

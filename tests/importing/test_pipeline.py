@@ -104,6 +104,7 @@ def test_torchscript_of_triton_is_called_by_its_configuration(tmp_path: Path, mo
     ] == ["y"]
 
 
+@pytest.mark.matrix
 def test_an_exported_program(tmp_path: Path, module: Net) -> None:
     torch.export.save(torch.export.export(module, (torch.from_numpy(X),)), tmp_path / "net.pt2")
     files = {"net.pt2": (tmp_path / "net.pt2").read_bytes()}
@@ -155,6 +156,7 @@ def test_messages_call_a_model_what_the_user_calls_it_and_nothing_stays_unpacked
     assert list(temporary.glob("ingot-*")) == []
 
 
+@pytest.mark.matrix
 def test_finding_models_needs_no_pytorch() -> None:
     code = "import sys, ingot, ingot.importing; ingot.import_model; print({'torch', 'onnx_ir'} & set(sys.modules))"
     assert run_python(code) == "set()\n"

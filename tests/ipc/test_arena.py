@@ -52,6 +52,7 @@ def test_a_full_arena_returns_nothing(handle: int) -> None:
     assert outgoing.take(8 * PAGE + 1) is None
 
 
+@pytest.mark.matrix
 def test_a_block_is_read_where_it_was_written_and_released_with_the_last_look_at_it(handle: int) -> None:
     released: list[int] = []
     outgoing, incoming = Outgoing(handle), Incoming(handle, released.append)

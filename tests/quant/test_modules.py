@@ -35,6 +35,7 @@ def test_a_module_is_exported_with_the_inputs_that_the_data_holds() -> None:
     assert [str(spec) for spec in archive.signature.inputs] == ["x:float32[batch,32]", "by:float32[batch,1]"]
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_compiles_programs_gets_one() -> None:
     data = {"x": np.ones((8, 32), np.float32), "by": np.ones((8, 1), np.float32)}
     with pytest.raises(Unsupported, match="'pt2e-int8' runs the PyTorch program in the archive"):

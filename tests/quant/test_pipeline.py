@@ -46,6 +46,7 @@ def exacting(classifier: Archive) -> tuple[QuantConfig, list[dict[str, Array]]]:
 
 
 class TestVerdicts:
+    @pytest.mark.matrix
     def test_nothing_is_faster(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch, 0.9)
         result = quantize(classifier, {"x": rows()})

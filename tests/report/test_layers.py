@@ -41,6 +41,7 @@ def check(sizes: Sizes, edges: Edges, found: Layout, gap: float = 24.0) -> None:
         assert boxes[source][3] < boxes[target][1]
 
 
+@pytest.mark.matrix
 @given(graphs())
 def test_boxes_are_apart_and_edges_go_down(graph: tuple[Sizes, Edges]) -> None:
     found = layout(*graph)

@@ -94,6 +94,7 @@ def test_nor_do_they_before_the_ports_close(folder: Path) -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
+@pytest.mark.matrix
 def test_nor_do_busy_connections_of_grpc(folder: Path) -> None:
     """After a GOAWAY, a client sends no request on its connection, and a new one is refused."""
     model = str(onnx_models.affine(folder))
@@ -168,6 +169,7 @@ def test_an_idle_connection_that_asks_nothing_is_closed(folder: Path) -> None:
     client.connection.close()
 
 
+@pytest.mark.matrix
 def test_a_closed_terminal_stops_the_server(folder: Path) -> None:
     """Its server would otherwise run on, since SIGHUP reloads."""
     model = str(onnx_models.affine(folder))
@@ -216,6 +218,7 @@ main()
 """
 
 
+@pytest.mark.matrix
 def test_a_hangup_before_the_server_runs_reloads_its_models_later(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     command = [sys.executable, "-c", HUNG_UP, "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]
@@ -244,6 +247,7 @@ def test_a_hangup_before_the_server_runs_reloads_its_models_later(folder: Path) 
         process.communicate()
 
 
+@pytest.mark.matrix
 def test_a_hangup_that_is_ignored_stays_so(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     command = ["nohup", sys.executable, "-m", "ingot", "serve", model, "--http-port", "0", "--grpc-port", "0", "--json"]

@@ -161,6 +161,7 @@ def test_answers_are_server_sent_events_over_http(server: RunningServer) -> None
             assert (response.status_code, text in response.json()["error"]) == (status, True), response.text
 
 
+@pytest.mark.matrix
 def test_an_event_stream_that_fails_or_is_left_ends(folder: Path) -> None:
     with serve(folder, repeat_until=None, max_steps=10**9) as server:
         url = f"{server.http_url}/v2/models/stepper/generate_stream"

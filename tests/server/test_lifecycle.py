@@ -96,6 +96,7 @@ def refuses(url: str) -> bool:
     return False
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_in_flight_finishes_when_the_server_is_stopped(
     folder: Path, gate: Gate, number: signal.Signals
@@ -170,6 +171,7 @@ def test_a_stuck_event_loop_does_not_keep_the_process(drain: float, signals: int
             process.kill()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
 def test_a_busy_port_is_named_with_the_remedy(folder: Path, option: str) -> None:
     model = onnx_models.affine(folder)
@@ -196,6 +198,7 @@ def test_two_servers_cannot_share_a_grpc_port(folder: Path) -> None:
             ingot.serve(model, http_port=port, grpc_port=0)
 
 
+@pytest.mark.matrix
 def test_the_environment_sets_options_and_bad_ones_are_named(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     command = [sys.executable, "-m", "ingot", "serve", model, "--http-port", "0"]
@@ -338,6 +341,7 @@ def test_invalid_settings(folder: Path) -> None:
         ingot.serve(model, http_port=70000)
 
 
+@pytest.mark.matrix
 def test_settings_are_logged_at_the_start(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with running(model, "--slo", "50ms", "--drain-timeout", "5s", home=folder) as (_, told):
@@ -358,6 +362,7 @@ def test_files_that_cannot_be_served_say_what_can(folder: Path, name: str, monke
         ingot.serve(name, http_port=0, grpc_port=0)
 
 
+@pytest.mark.matrix
 def test_a_server_that_is_not_ready_any_more_still_answers_for_a_while(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     x = np.ones((1, 3), np.float32)
@@ -374,6 +379,7 @@ def test_a_server_that_is_not_ready_any_more_still_answers_for_a_while(folder: P
         assert process.wait(30) == 128 + signal.SIGTERM
 
 
+@pytest.mark.matrix
 def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with running(model, "--ready-delay", "100ms", home=folder) as (process, _):

@@ -154,6 +154,7 @@ class TestAccessLog:
                 access_log.write(context, status, 0.001)
             assert [level for level, _ in lines.lines] == ["ERROR"] * 5
 
+    @pytest.mark.matrix
     def test_lines_on_stderr_are_json_with_the_id(self, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ingot", "serve", str(onnx_models.affine(tmp_path)), "--json"]
         options = ["--http-port=0", "--grpc-port=0", "--access-log=all", "--log-format=json", "--log-level=info"]

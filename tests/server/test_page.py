@@ -50,6 +50,7 @@ def infer(server: RunningServer, count: int, width: int = 3) -> None:
             client.post(f"{server.http_url}/v2/models/affine/infer", json={"inputs": [tensor]})
 
 
+@pytest.mark.matrix
 def test_it_loads_and_its_charts_move_under_load(opened: Opened, server: RunningServer) -> None:
     page = opened.page
     assert page.url.endswith("/ui")
@@ -122,6 +123,7 @@ def test_the_form_comes_first_and_an_idle_chart_has_no_scale(opened: Opened) -> 
     assert table  # no column is cut at 390 pixels
 
 
+@pytest.mark.matrix
 def test_what_is_copied_runs(opened: Opened, tmp_path: Path) -> None:
     page = opened.page
     page.get_by_label("x as JSON").fill("[1, 2, 3]")
@@ -164,6 +166,7 @@ def test_a_picture_is_answered(browser: Any, tmp_path: Path) -> None:
         page.close()
 
 
+@pytest.mark.matrix
 def test_a_candidate_that_is_tried_shows(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingot: RunIngot
 ) -> None:

@@ -56,6 +56,7 @@ def test_requests_over_both_protocols_are_written_with_their_answers(tmp_path: P
         assert np.array_equal(case.outputs["z"], -case.inputs["x"])
 
 
+@pytest.mark.matrix
 def test_the_command_writes_what_waits_when_it_is_stopped(tmp_path: Path) -> None:
     model, folder = str(onnx_models.affine(tmp_path)), tmp_path / "recorded"
     options = ("--record", str(folder), "--record-share", "1", "--record-limit", "2", "--record-limit-mb", "1")
@@ -199,6 +200,7 @@ def test_a_bad_folder_is_refused_at_start(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.matrix
 def test_a_server_that_cannot_start_releases_the_folder(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")

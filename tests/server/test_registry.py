@@ -157,6 +157,7 @@ def test_the_command_reports_that_it_pulls(registry: str, tmp_path: Path) -> Non
     assert [(model["name"], model["version"]) for model in json.loads(line)["models"]] == [("pulled", "1")]
 
 
+@pytest.mark.matrix
 def test_servers_that_share_a_store_download_a_model_once(proxy: Server, registry: str, tmp_path: Path) -> None:
     """As the pods of a node do that start together."""
     push(registry, "served/shared:1", TWO)

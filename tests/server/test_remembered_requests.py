@@ -243,6 +243,7 @@ FIELDS = st.sampled_from(
 )
 
 
+@pytest.mark.matrix
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), FIELDS, FIELDS, st.sampled_from(["", "a", "request-7"]))
 def test_messages_mean_the_same_with_fields_before_and_behind(
     sizes: list[int], before: bytes, behind: bytes, request_id: str

@@ -175,6 +175,7 @@ def doubled_for_three(path: Path) -> Path:
     return other
 
 
+@pytest.mark.matrix
 def test_unsigned_derived_files_are_not_served_under_a_policy(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,10 +261,12 @@ class TestCode:
             ingot.serve(signed(CODE), trust=policy, **FREE)
         assert not isinstance(caught.value, Unsupported | Untrusted)
 
+    @pytest.mark.matrix
     def test_a_rule_that_does_not_say_so_does_not_allow_it(self, policy: Path) -> None:
         with pytest.raises(Unsupported, match="--allow-code"):
             ingot.serve(signed(CODE), trust=policy, **FREE)
 
+    @pytest.mark.matrix
     def test_a_rule_for_one_model_allows_no_other(self, policy: Path) -> None:
         policy.write_text('[[rule]]\nnames = "double"\nkeys = ["team.pub"]\nallow_code = true\n' + policy.read_text())
         with pytest.raises(Unsupported, match="--allow-code"):

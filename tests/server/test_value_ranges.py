@@ -155,6 +155,7 @@ def test_metadata_states_the_ranges(served: RunningServer) -> None:
     assert "values.NAME" in httpx.get(f"{served.http_url}/openapi.json", trust_env=False).text
 
 
+@pytest.mark.matrix
 def test_the_command_line_declares_shows_and_compares_ranges(run_ingot: RunIngot, tmp_path: Path) -> None:
     model, narrow, wide = counted(tmp_path), tmp_path / "narrow.ingot", tmp_path / "wide.ingot"
     succeeded(run_ingot("export", model, "--input", "n:int64[]=0..64", "--out", narrow))

@@ -110,6 +110,7 @@ def test_times_in_the_archive_of_this_machine_are_not_measured_again() -> None:
     assert told["variant_detail"] == "int8 is 3.00 times as fast as fp32 (batch 1: 3.00, batch 8: 3.00)"
 
 
+@pytest.mark.matrix
 def test_the_order_of_the_archive_can_be_kept(saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("INGOT_VARIANT_CHOICE", "preferred")
     with ingot.serve(str(saved), **FREE) as server, Client(server.http_url) as client:
@@ -132,6 +133,7 @@ def test_a_variant_that_does_not_run_here_is_left_out_with_a_warning(caplog: pyt
     assert "variant wrong is left out: model 'double' does not reproduce its golden" in caplog.text
 
 
+@pytest.mark.matrix
 def test_formats_that_can_run_code_are_left_out_and_not_an_error() -> None:
     code = Made("aoti", format="aoti", graph=b"native code")
     with ingot.serve(archive([code, SLOW]), **FREE) as server, Client(server.http_url) as client:

@@ -123,6 +123,7 @@ def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: S
         assert factor(server) == 1
 
 
+@pytest.mark.matrix
 def test_versions_keep_their_settings_if_one_of_them_cannot_be_loaded_with_others(
     store: Store, run_ingot: RunIngot
 ) -> None:

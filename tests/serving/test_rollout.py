@@ -107,6 +107,7 @@ def counted(server: RunningServer, result: str) -> float:
     return sum(float(found.removeprefix(line)) for found in text.splitlines() if found.startswith(line))
 
 
+@pytest.mark.matrix
 def test_a_hangup_reloads_what_the_server_does_not_watch(store: Store, tmp_path: Path) -> None:
     with running("times:prod", "--store", str(store.root), "--watch", "off", home=tmp_path) as (process, addresses):
         with load([addresses["http"], addresses["grpc"]]) as clients:
@@ -206,6 +207,7 @@ def test_a_file_that_was_replaced_is_loaded_at_a_reload(tmp_path: Path) -> None:
         assert np.allclose(client.infer("times", {"x": X})["y"], 2 * X)
 
 
+@pytest.mark.matrix
 def test_the_earlier_model_is_freed(store: Store) -> None:
     with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         held = server.rollouts.repository.held

@@ -237,6 +237,7 @@ class Table(nn.Module):
         return found.sum(1)
 
 
+@pytest.mark.matrix
 def test_a_module_keeps_its_ranges() -> None:
     spec = TensorSpec("ids", DType.INT64, ("batch", "seq"), ValueRange(2, 9))
     archive = ingot.export_model(Table(), inputs=[spec])

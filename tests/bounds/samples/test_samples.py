@@ -73,6 +73,7 @@ def found(functions: Mapping[str, Function], path: Path) -> dict[str, str]:
     return {by_output[mixing.output]: mixing.reason for mixing in mixings(path, signature, "batch")}
 
 
+@pytest.mark.matrix
 def test_functions_of_each_mechanism(tmp_path: Path) -> None:
     mixing, apart = ({name: MIXING[name] for name in FEW_MIXING}, {name: APART[name] for name in FEW_APART})
     reasons = found({**mixing, **apart}, tmp_path / "graph.onnx")
@@ -132,6 +133,7 @@ class Mixed(Graph):
         self.lists.append(self.add("Shape", [self.data[-1]]))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 100))])
 def test_random_graphs(tmp_path: Path, seed: int) -> None:
     """Samples that are called apart are equal for each sample alone and in a batch, in all tensors of the graph."""

@@ -84,6 +84,7 @@ def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store,
     assert "http: invalid argument 1" in rest
 
 
+@pytest.mark.matrix
 def test_it_shows_a_candidate_that_is_tried(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:1", store=store, **FREE) as server, load([server.http_url], version="1"):
         succeeded(run_ingot("server", "shadow", "times", "times:2", "--compare", "50"))
@@ -117,6 +118,7 @@ def test_it_follows_a_server_that_is_started_again(tmp_path: Path, by_url: bool)
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.matrix
 def test_on_a_terminal_it_redraws_one_screen_until_ctrl_c(tmp_path: Path) -> None:
     with ingot.serve(onnx_models.affine(tmp_path), **FREE) as server:
         ours, theirs = pty.openpty()

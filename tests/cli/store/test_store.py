@@ -27,6 +27,7 @@ def read(output: str) -> Any:
     return json.loads(output)
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     assert succeeded(run_ingot("store", "promote", "tiny:1", "prod")) == f"tiny:prod  {FIRST.digest}\n"
@@ -95,6 +96,7 @@ def test_damage_is_reported_quarantined_and_repaired(run_ingot: RunIngot, tmp_pa
     assert "leave out --quick" in refused(run_ingot("store", "fsck", "--quick", "--repair"))
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
     told = read(succeeded(run_ingot("copy", "tiny:1", "saved.ingot", "--json")))
@@ -163,6 +165,7 @@ def test_an_untagged_archive_is_pulled_under_a_given_name(run_ingot: RunIngot, r
     assert "None" not in succeeded(run_ingot("store", "list"))
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: str) -> None:
     with serving(upstream=int(registry.rpartition(":")[2])) as proxy:
@@ -206,6 +209,7 @@ def test_all_commands_accept_the_same_references(run_ingot: RunIngot, tmp_path: 
 
 @pytest.mark.usefixtures("pushed")
 class TestRefused:
+    @pytest.mark.matrix
     def test_wrong_references(self, run_ingot: RunIngot) -> None:
         cases = {
             ("copy", "tiny:1", "s3://bucket/1.ingot"): "cannot be written; copy the archive to a file",
@@ -240,6 +244,7 @@ class TestRefused:
         for command, message in cases.items():
             assert message in refused(run_ingot(*command)), command
 
+    @pytest.mark.matrix
     def test_a_store_of_a_newer_schema(self, run_ingot: RunIngot, tmp_path: Path) -> None:
         (tmp_path / "home" / "store.json").write_text('{"schema_version": 2}')
         commands = ("store list", "copy 1.ingot tiny:3", "store gc", "store fsck", "serve tiny:1")

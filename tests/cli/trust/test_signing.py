@@ -37,6 +37,7 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.matrix
 def test_the_way_of_a_team(run_ingot: RunIngot, store: Store, keyid: str, policy: Path, tmp_path: Path) -> None:
     assert "it is unsigned" in refused(run_ingot("trust", "verify", "team/tiny:1", "--trust", policy))
     line = f"tiny  {FIRST.digest}  signed by {keyid}\n"
@@ -192,6 +193,7 @@ def test_an_archive_in_a_registry_is_signed_there_and_keeps_its_signature(
     succeeded(run_ingot("trust", "verify", "team/tiny:1", "--trust", policy))
 
 
+@pytest.mark.matrix
 def test_a_policy_holds_for_pushed_and_saved_archives_too(
     run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_policy_holds_for_pushed_and_saved_archives_too(
         succeeded(run_ingot(*command))
 
 
+@pytest.mark.matrix
 def test_with_a_policy_existing_archives_are_read_and_repaired(
     run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path
 ) -> None:

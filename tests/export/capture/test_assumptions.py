@@ -56,11 +56,13 @@ def test_a_branch_on_a_size_of_one_is_refused_with_the_sizes_to_declare() -> Non
     export_model(module, inputs="x:float32[batch,seq=2..]")
 
 
+@pytest.mark.matrix
 def test_a_branch_with_equal_sides_is_accepted() -> None:
     module = Function(lambda x: x + x if x.shape[0] * x.shape[1] > 1000 else x * 2)
     assert export_model(module, inputs=SPEC).signature.batch == "batch"
 
 
+@pytest.mark.matrix
 def test_a_branch_at_sizes_too_large_to_run_is_captured_and_compared() -> None:
     """As in diffusers, which copies a tensor of 2**31 bytes or more before it is resized."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -104,11 +106,13 @@ def test_a_range_within_the_condition_is_taken() -> None:
     assert archive.signature.range("seq") == Range(1, 50)
 
 
+@pytest.mark.matrix
 def test_a_factor_that_torch_cannot_follow_is_captured() -> None:
     module = Function(lambda x: torch.nn.functional.interpolate(x[:, None], scale_factor=3.0))
     assert export_model(module, inputs=SPEC).signature.symbols == ("batch", "seq")
 
 
+@pytest.mark.matrix
 def test_a_rounded_size_is_evaluated() -> None:
     module = Function(lambda x: x[:, : round(x.shape[1] * 0.5)].sum(1))
     assert export_model(module, inputs=SPEC).signature.batch == "batch"
@@ -159,6 +163,7 @@ def test_conditions_implied_by_the_ranges_are_not_noted(module: Callable[[], nn.
     assert not any("condition" in note for note in archive.variant().serving.provenance.notes)
 
 
+@pytest.mark.matrix
 def test_a_condition_of_code_that_is_not_in_the_rewritten_graph_is_listed() -> None:
     class Gate(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -169,6 +174,7 @@ def test_a_condition_of_code_that_is_not_in_the_rewritten_graph_is_listed() -> N
     assert b"7919 * seq % 999983 != 17" in report
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("capture", ["strict", "inferred"])
 def test_sizes_of_one_name_are_not_noted_to_be_equal(capture: Capture) -> None:
     archive = export_model(Sum(), inputs=["x:float32[batch,seq]", "y:float32[batch,seq]"], capture=capture)
@@ -199,6 +205,7 @@ class TestSearch:
         assert (unsure(100, False), unsure(None, False), unsure(None, True)) == (0, 1, 0)
 
 
+@pytest.mark.matrix
 def test_a_dimension_that_the_example_allows_at_one_size_only_is_refused() -> None:
     """Cutting or repeating the example gives inputs that the model rejects: other sizes would stay unchecked."""
 
@@ -244,11 +251,13 @@ def test_a_step_makes_multiples_of_a_dimension() -> None:
     torch.testing.assert_close(torch.from_numpy(actual), module(x).detach())
 
 
+@pytest.mark.matrix
 def test_sizes_within_a_step_are_named_in_parts_of_it() -> None:
     archive = export_model(Function(lambda x: x.reshape(-1, 4) * 2), inputs="x:float32[n=..:8]")
     assert archive.signature.outputs[0].shape == ("n/4", 4)
 
 
+@pytest.mark.matrix
 def test_a_condition_that_the_steps_do_not_promise_fixes_the_dimension() -> None:
     module = Function(lambda x: x * 2 if len(x) % 8 == 0 else x)
     with pytest.raises(ExportError, match="fixes 'n' at 12, its size during the capture"):

@@ -59,6 +59,7 @@ class Causal(nn.Module):
         return result
 
 
+@pytest.mark.matrix
 def test_an_encoder_with_a_causal_mask() -> None:
     equal(Causal().eval(), ["x:float32[1,seq,4]"], (1, 7, 4))
 

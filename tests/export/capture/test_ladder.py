@@ -26,6 +26,7 @@ class Pool(nn.Module):
         return nodes.new_zeros(int(graph.max()) + 1, 6).index_add(0, graph, nodes.cos() + nodes.cos())
 
 
+@pytest.mark.matrix
 def test_a_number_of_graphs_is_captured_and_rewritten() -> None:
     archive = export_model(Pool(), inputs=GRAPHS)
     notes = archive.variant().serving.provenance.notes

@@ -89,6 +89,7 @@ def test_half_precision(kind: str) -> None:
     torch.testing.assert_close(torch.from_numpy(actual), module(x).detach(), atol=5e-3, rtol=5e-3)
 
 
+@pytest.mark.matrix
 def test_a_missing_feature_of_the_engine_is_reported_in_its_words() -> None:
     with pytest.raises(ParityError, match="LSTM operator does not support double"):
         export_model(First("LSTM").double().eval(), inputs="x:float64[seq,batch,5]")

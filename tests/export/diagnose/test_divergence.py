@@ -154,6 +154,7 @@ class TestGoodModels:
 
 
 class TestCapture:
+    @pytest.mark.one_case
     @pytest.mark.parametrize(
         ("old", "new", "index", "module", "code"),
         [
@@ -251,6 +252,7 @@ class TestOnnx:
         found = good.found(changed)
         assert (found.name, found.source) == ("layer_norm_1", line_of("y = self.mlp(self.norm(x))"))
 
+    @pytest.mark.matrix
     def test_a_fault_inside_what_one_operator_became_is_narrowed_down(self, good: Case, model: ir.Model) -> None:
         changed = model.clone()
         softmax = next(node for node in changed.graph if node.op_type == "Softmax")

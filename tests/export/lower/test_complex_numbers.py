@@ -70,6 +70,7 @@ def test_it_equals_the_model(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(torch.from_numpy(actual), whole(x))
 
 
+@pytest.mark.matrix
 def test_parts_whose_squares_overflow_or_vanish() -> None:
     def whole(x: Tensor) -> tuple[Tensor, ...]:
         z, finite = torch.view_as_complex(x), torch.view_as_complex(x.nan_to_num(1, 2, 3))

@@ -229,11 +229,13 @@ def check(
     assert wrong == {}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", matrix(torch.float32, torch.float64))
 def test_functions_of_one_number(dtype: torch.dtype) -> None:
     check(UNARY, {"x": torch.tensor(VALUES, dtype=dtype)}, [f"x:{str(dtype)[6:]}[n]"])
 
 
+@pytest.mark.matrix
 def test_tails_and_signs() -> None:
     more = [1e-4, 0.5, -0.7, 2.0, 4.0, 9.0, 12.0, -5.0, -13.0, -17.5, 88.0, -1e-20]
     check(TAILS, {"x": torch.tensor(VALUES + more)}, ["x:float32[n]"], 1e-30, 32)
@@ -249,11 +251,13 @@ def test_functions_of_two_numbers(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.matrix
 def test_extremes_of_rows_with_nan() -> None:
     rows = torch.tensor([[1, NAN, 3], [2, 5, NAN], [NAN, 1, 2], [-INF, 3, INF], [4, 4, -1]])
     check(ROWS, {"x": rows}, ["x:float32[n,3]"])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_integers_beyond_the_digits_of_floating_point(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
@@ -264,11 +268,13 @@ def test_integers_beyond_the_digits_of_floating_point(dtype: torch.dtype) -> Non
     check(INTEGER, inputs, [f"x:{kind}[n]", f"y:{kind}[n]=1..9"])
 
 
+@pytest.mark.matrix
 def test_python_numbers_keep_their_digits() -> None:
     values = [1700000000.5, 0.3, 0.1, 1e-9, 2**24 + 1, 0.7, 3, 1e16 + 2]
     check(NUMBERS, {"x": torch.tensor(values, dtype=torch.float64)}, ["x:float64[n]"], 1e-30, 16)
 
 
+@pytest.mark.matrix
 def test_numbers_that_meet_half_precision_are_rounded_as_in_pytorch() -> None:
     values = [0.3, 0.1, -0.7, 3, 0.65, 100, 0.2998, 2048, 1e-3]
     check(HALVES, {"x": torch.tensor(values, dtype=torch.float16)}, ["x:float16[n]"])
@@ -287,6 +293,7 @@ class Narrow(nn.Module):
         return y.float(), y > 0.3, torch.where(y > 0, y * 0.3, y - 0.3).float(), (x.half() * 3.3 + 0.1).float()
 
 
+@pytest.mark.matrix
 def test_a_model_that_computes_in_half_precision_is_rounded_as_in_pytorch() -> None:
     module = Narrow().eval()
     archive = export_model(module, inputs=["x:float32[n,4]"])
@@ -297,6 +304,7 @@ def test_a_model_that_computes_in_half_precision_is_rounded_as_in_pytorch() -> N
     assert {item.tolerance for item in archive.variant().serving.evidence.parity} == {0.04}
 
 
+@pytest.mark.matrix
 def test_sums_and_products_of_integers_wrap_around() -> None:
     rows = [[2**53 + 1, 2, -1, 3], [2**62, 2**62, 2**62, 1], [-(2**63), -1, -5, 7], [3**20, 3**10, 7, 1]]
     check(WHOLE, {"x": torch.tensor(rows)}, ["x:int64[n,4]"])

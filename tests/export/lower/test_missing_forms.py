@@ -205,6 +205,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     lower._known.cache_clear()
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="defines the operator itself")
 @pytest.mark.usefixtures("torchvision")
 def test_torchvisions_suppression_becomes_the_graphs() -> None:

@@ -51,6 +51,7 @@ def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_
         lower(program)
 
 
+@pytest.mark.matrix
 def test_the_failure_of_the_first_route_is_named_with_an_operator_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(task: ladder.Task) -> ladder.Captured:
         raise ParityError("the first graph differs")
@@ -132,6 +133,7 @@ def test_wide_integers_are_exact(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(torch.from_numpy(actual), function(x))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("function", "opset", "message"),
     [
@@ -152,6 +154,7 @@ def test_an_opset_that_can_be_reached(opset: int) -> None:
     assert lower(capture(torch.cos), opset).opset_imports[""] == opset
 
 
+@pytest.mark.matrix
 def test_sizes_below_zero_are_divided_as_python_does() -> None:
     """EfficientNet's padding rounds up by ``-(-size // 2)``; PyTorch's exporter rounds it to zero."""
 
@@ -163,6 +166,7 @@ def test_sizes_below_zero_are_divided_as_python_does() -> None:
     assert archive.signature.symbols == ("batch", "width")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "divided",
     [lambda n: ((3 - n) // 2) // 2, lambda n: n // -2, lambda n: n // 2 // -2, lambda n: (n // 2) // 3],

@@ -38,6 +38,7 @@ class ClampedTwice(nn.Module):
         return torch.clamp(x, self.low, self.high) - 2 * torch.clamp(x, self.lower, self.higher)
 
 
+@pytest.mark.matrix
 def test_a_step_whose_result_does_not_load_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer, "_rules", lambda: list(rewriter._DEFAULT_REWRITE_RULES))
     archive = export_model(ClampedTwice(), inputs="x:float32[batch,4]")

@@ -180,6 +180,7 @@ def test_views_that_decomposition_breaks_are_repaired() -> None:
 
 
 class TestNothingToSplit:
+    @pytest.mark.matrix
     def test_a_model_that_onnx_expresses_stays_an_onnx_model(self) -> None:
         made = lowered(nn.Linear(4, 3), "input:float32[batch,4]")
         assert made.packed.format == "onnx"
@@ -192,6 +193,7 @@ class TestNothingToSplit:
         assert made.packed.notes == ("the model is not split: PyTorch (because of aten.special_i0) runs all of it",)
         assert made.errors()
 
+    @pytest.mark.matrix
     def test_parts_that_onnx_runtime_cannot_load_run_in_pytorch(self) -> None:
         forward = Rows(lambda model, x: nn.functional.instance_norm(model.first(x).double()[:, None]))
         made = lowered(forward, "x:float32[batch,6]")

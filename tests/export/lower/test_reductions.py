@@ -92,10 +92,12 @@ def check(functions: Functions, declared: str, *inputs: Tensor, close: float = 1
             )
 
 
+@pytest.mark.matrix
 def test_rows_of_infinite_numbers() -> None:
     check(OF_ROWS, "x:float32[n,4]", torch.tensor(ROWS))
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_selections_of_nothing() -> None:
     check(OF_CHOSEN, "x:float32[n]", torch.tensor([1.0, 2, 3]), torch.tensor([60.0, 1, 2]), torch.tensor([60.0, 70]))
@@ -106,6 +108,7 @@ def test_pooling_keeps_minus_infinity() -> None:
     check(POOLS, "x:float32[batch,3,8,8]", rows[None, :, None].repeat(2, 1, 8, 1))
 
 
+@pytest.mark.matrix
 def test_sizes_and_pixels_of_interpolation() -> None:
     generator = torch.Generator().manual_seed(1)
     images = (torch.randn(1, 2, *shape, generator=generator) for shape in ((180, 50), (7, 10), (33, 21)))

@@ -87,6 +87,7 @@ class Calibrated(nn.Module):
         return x * self.scale
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_buffer_filled_by_the_first_call_is_a_constant(empty: bool) -> None:
     module = Positions(empty).eval()
@@ -168,6 +169,7 @@ class Kinds(nn.Module):
         return torch.cat(columns, 1)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("registered", [True, False])
 def test_a_branch_on_a_tensor_that_never_changes_is_a_constant(registered: bool) -> None:
     module = Kinds(registered).eval()

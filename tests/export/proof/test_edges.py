@@ -78,6 +78,7 @@ class LastToken(nn.Module):
         return self.rows(ids)[torch.arange(len(ids)), (ids == 777).int().argmax(1)]  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_indices_are_drawn_among_the_numbers_that_they_are_compared_with() -> None:
     assert not [item for item in notes(export_model(LastToken(), inputs="ids:int64[batch,seq]")) if "crossed" in item]
 

@@ -82,6 +82,7 @@ def test_generated_indices_are_in_range_at_every_size(module: Callable[[], nn.Mo
     assert archive.signature.ranges == {}  # sizes of 1 too
 
 
+@pytest.mark.matrix
 def test_the_indices_of_the_goldens_reach_all_nodes() -> None:
     (golden, *_) = export_model(GraphConvolution(), inputs=EDGES).variant().goldens()
     assert golden.inputs["edges"].max() == len(golden.inputs["nodes"]) - 1
@@ -102,6 +103,7 @@ class Positions(nn.Module):
         return x + self.table[: x.shape[1]]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("module", "spec", "found", "note"),
     [
@@ -234,6 +236,7 @@ class Recurrent(nn.Module):
         return self.h
 
 
+@pytest.mark.matrix
 def test_a_state_with_the_size_of_the_first_call_is_the_cause() -> None:
     module = Recurrent()
     with pytest.raises(ExportError) as caught:
@@ -315,11 +318,13 @@ class Bags(nn.Module):
         return self.bags(ids, offsets)  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_offsets_of_an_example_stay_in_order() -> None:
     example = torch.tensor([1, 4, 2, 7, 3, 9, 30]), torch.tensor([0, 2, 5])
     export_model(Bags(), example, inputs=["ids:int64[n]", "offsets:int64[batch]"])
 
 
+@pytest.mark.matrix
 def test_indices_of_a_type_that_the_engine_does_not_take() -> None:
     class Collect(nn.Module):
         def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
@@ -342,6 +347,7 @@ def test_a_model_that_runs_on_nothing_made_up() -> None:
         export_model(Function(refuse), inputs=["x:float32[3,4]"])
 
 
+@pytest.mark.matrix
 def test_a_layer_in_a_branch_of_torch_cond_is_not_counted_and_runs() -> None:
     layer = nn.Linear(3, 3)
 

@@ -51,6 +51,7 @@ def test_a_masked_model_may_be_padded_and_the_archive_says_how() -> None:
     assert any(note.startswith("padding along 'seq' changes no output in") for note in serving.provenance.notes)
 
 
+@pytest.mark.matrix
 def test_values_and_buckets_are_kept() -> None:
     serving = export_model(Mean(), inputs=INPUTS, pad=["seq:ids=7@16,64"]).variant().serving
     assert serving.padding == {"seq": Padding({"ids": 7, "mask": 0}, (16, 64))}
@@ -61,6 +62,7 @@ def test_a_model_that_notices_padding_is_refused() -> None:
         export_model(Mean(masked=False), inputs=INPUTS, pad="seq")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "function",
     [
@@ -74,6 +76,7 @@ def test_padding_that_only_some_sizes_or_values_show_is_refused(function: Callab
         export_model(Pair(function), inputs=FLOATS, pad="seq")
 
 
+@pytest.mark.matrix
 def test_rows_that_a_mask_hides_whole_are_not_padded() -> None:
     def pooled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return (x * (x + (1 - mask) * -1e9).softmax(1)).sum(1)
@@ -89,11 +92,13 @@ def test_the_graph_proves_padding_where_positions_never_meet() -> None:
     assert note in serving.provenance.notes
 
 
+@pytest.mark.matrix
 def test_a_value_that_unmasks_is_refused() -> None:
     with pytest.raises(ParityError, match="changes the model's outputs"):
         export_model(Mean(), inputs=INPUTS, pad="seq:mask=1")
 
 
+@pytest.mark.matrix
 def test_an_output_that_cannot_be_cut_back_is_refused() -> None:
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,6 +108,7 @@ def test_an_output_that_cannot_be_cut_back_is_refused() -> None:
         export_model(Twice(), inputs=["x:float32[batch,seq]"], pad="seq")
 
 
+@pytest.mark.matrix
 def test_a_dimension_of_one_size_cannot_be_proved() -> None:
     with pytest.raises(ParityError, match="no example could be enlarged"):
         export_model(Mean(), inputs=[text.replace("1..64", "8..8") for text in INPUTS], pad="seq")

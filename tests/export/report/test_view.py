@@ -250,6 +250,7 @@ def test_a_report_that_would_be_too_large_keeps_the_counts(monkeypatch: pytest.M
     assert "FX as captured: 2 nodes" in text(bounded)
 
 
+@pytest.mark.matrix
 def test_a_narrow_screen_shows_every_cell(browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.set_content(html(REPORT))

@@ -74,6 +74,7 @@ class TestHub:
         (tmp_path / "hubconf.py").write_text(HUBCONF)
         return tmp_path
 
+    @pytest.mark.matrix
     def test_an_entry_point(self, folder: Path, run_ingot: RunIngot) -> None:
         out = folder / "a.ingot"
         result = run_ingot("export", f"{folder}:doubling", "--input", "x:float32[batch,2]", "--out", out)
@@ -120,6 +121,7 @@ def lightning_checkpoint(path: Path, **hyperparameters: Any) -> nn.Module:
 
 
 class TestLightning:
+    @pytest.mark.matrix
     def test_its_checkpoint_has_its_hyperparameters_and_its_example_input(self, tmp_path: Path) -> None:
         original = lightning_checkpoint(tmp_path / "last.ckpt", width=5, scale=3.0)
         module = load_source("tests.export.source.test_folders:Lit", tmp_path / "last.ckpt")

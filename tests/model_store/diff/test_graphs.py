@@ -147,6 +147,7 @@ class TestHostileGraphs:
         with pytest.raises(InvalidArchive, match="which the manifest does not list"):
             diff(one(graph()), archive)
 
+    @pytest.mark.matrix
     @given(position=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
     def test_a_graph_with_any_byte_changed_is_read_or_refused(self, position: int, byte: int, cut: bool) -> None:
         good = graph(

@@ -211,6 +211,7 @@ def models(draw: st.DrawFn) -> ModelProto:
 
 
 class TestAgainstOnnx:
+    @pytest.mark.matrix
     @given(made=models())
     def test_all_files_that_onnx_knows_of_are_found_and_no_others(self, made: ModelProto) -> None:
         assert set(onnx_wire.locations(made.SerializeToString())) == set(seen(made))

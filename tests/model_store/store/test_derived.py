@@ -51,6 +51,7 @@ class TestBuild:
         entry.build(fill, 1)
         assert not entry.build(unused, 1)
 
+    @pytest.mark.matrix
     def test_one_of_several_processes_builds_for_all(self, entry: CacheEntry) -> None:
         code = (
             "import sys, time; from pathlib import Path; from ingot.model_store.store.derived import CacheEntry\n"

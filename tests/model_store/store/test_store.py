@@ -234,6 +234,7 @@ except AlreadyExists:
 """
 
 
+@pytest.mark.matrix
 def test_pushes_from_many_processes_lose_nothing(store: Store) -> None:
     processes = [
         subprocess.Popen(

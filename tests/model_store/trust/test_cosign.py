@@ -313,6 +313,7 @@ class TestCheck:
         assert result(model)[0] == "invalid"
         cosign.describe(model)
 
+    @pytest.mark.matrix
     @settings(max_examples=100, deadline=None)
     @given(st.dictionaries(st.sampled_from(["_type", "subject", "predicateType", "predicate", "x"]), JSON))
     def test_any_change_of_a_signed_statement_leads_to_a_verdict(self, change: dict[str, Any]) -> None:

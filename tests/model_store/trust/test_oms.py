@@ -112,6 +112,7 @@ def reference(tmp_path: Path) -> ModelSigning:
 
 
 class TestWithTheReferenceImplementation:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("key", matrix(KEY, *LARGE), ids=lambda key: str(key.public.curve))
     def test_it_verifies_ours(self, model: Path, key: PrivateKey, reference: ModelSigning) -> None:
         bundle = write(model, oms.sign(model, key, out=oms.beside(model)))
@@ -132,6 +133,7 @@ class TestWithTheReferenceImplementation:
         archive(b"two").save(release / "tiny.ingot")
         assert reference("verify", KEY, *command).returncode != 0
 
+    @pytest.mark.matrix
     def test_it_verifies_ours_of_an_unpacked_archive(self, tmp_path: Path, reference: ModelSigning) -> None:
         archive(b"one").save(tmp_path / "tiny.ingot")
         with tarfile.open(tmp_path / "tiny.ingot") as tar:
@@ -142,6 +144,7 @@ class TestWithTheReferenceImplementation:
         names = [item["name"] for item in statement(bundle)["predicate"]["resources"]]
         assert {"index.json", "oci-layout"} < set(names)
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize("key", [KEY, *LARGE], ids=lambda key: str(key.public.curve))
     def test_we_verify_its_own(self, model: Path, key: PrivateKey, reference: ModelSigning) -> None:
         bundle = oms.beside(model)
@@ -155,6 +158,7 @@ class TestWithTheReferenceImplementation:
         with pytest.raises(InvalidArchive, match=r"'weights\.bin' was changed"):
             oms.verify(model, bundle, {key.public.keyid: key.public})
 
+    @pytest.mark.matrix
     def test_we_verify_its_own_of_a_single_file(self, tmp_path: Path, reference: ModelSigning) -> None:
         archive(b"one").save(tmp_path / "tiny.ingot")
         answer = reference("sign", KEY, "--signature", tmp_path / "tiny.ingot.sig", tmp_path / "tiny.ingot")

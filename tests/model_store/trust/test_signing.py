@@ -244,6 +244,7 @@ class TestSeveral:
         damaged.unlink()
         assert signing.check(store.get("tiny:1"), "tiny", KEYS).result == "valid"
 
+    @pytest.mark.matrix
     def test_more_than_can_be_read_are_not_attached(self, tmp_path: Path) -> None:
         signed = FIRST
         for number in range(attachments.MAX_ATTACHMENTS):

@@ -40,6 +40,7 @@ def rounded(values: Array, low: float, high: float) -> Array:
     return np.asarray(np.clip(np.rint((values - low) / step), 0, 255) * step + low)
 
 
+@pytest.mark.matrix
 @given(BATCHES)
 def test_the_least_and_the_largest_are_exact_and_no_value_is_lost(batches: list[Array]) -> None:
     seen = observation(*batches)
@@ -54,6 +55,7 @@ def test_the_least_and_the_largest_are_exact_and_no_value_is_lost(batches: list[
     assert seen.clipped(*seen.range("minmax")) == 0
 
 
+@pytest.mark.matrix
 @given(BATCHES)
 def test_a_histogram_that_widens_counts_as_one_that_was_wide_from_the_start(batches: list[Array]) -> None:
     seen = observation(*batches)

@@ -196,12 +196,14 @@ class TestBiases:
 
 
 class TestGraph:
+    @pytest.mark.matrix
     def test_inputs_and_outputs_keep_their_names_and_types(self) -> None:
         for network in TAKEN.values():
             before, after = network.model().graph, quantized(network).graph
             for left, right in ((before.inputs, after.inputs), (before.outputs, after.outputs)):
                 assert [(value.name, value.dtype) for value in left] == [(value.name, value.dtype) for value in right]
 
+    @pytest.mark.matrix
     def test_unused_floating_point_weights_are_removed(self) -> None:
         for name, network in TAKEN.items():
             if name in ("weight that is an output too", "conv before a branch", "embedding and pooling"):

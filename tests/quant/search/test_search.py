@@ -221,6 +221,7 @@ class TestChoice:
         assert not found.chosen.plan.needs_data
         assert any(item.failure for item in found.trials)
 
+    @pytest.mark.matrix
     @given(st.integers(0, 10_000), st.floats(0, 0.1))
     def test_whatever_plans_are_worth(self, source: Source, seed: int, budget: float) -> None:
         def worth(plan: Plan) -> tuple[float, float]:

@@ -121,6 +121,7 @@ def test_pt2e_quantizes_every_layer(case: Case, samples: Samples) -> None:
     assert all(0 < error(case, made.program, rows) < 0.1 for rows in (1, 2, 9))
 
 
+@pytest.mark.matrix
 def test_pt2e_keeps_layers(case: Case, samples: Samples) -> None:
     pytest.importorskip("torchao")
     assert pt2e.quantize(case.program, samples, keep=["second"]).layers == ("first", "head")

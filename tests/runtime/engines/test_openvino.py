@@ -286,6 +286,7 @@ def test_two_engines_at_once(tmp_path: Path) -> None:
             assert all(np.array_equal(answer, expected[index]) for answer in answers)
 
 
+@pytest.mark.matrix
 def test_it_is_imported_when_used_and_reports_nothing_to_its_maker(tmp_path: Path) -> None:
     code = "import sys, pathlib, ingot.server.main, ingot.quant\n"
     code += "from ingot.runtime import EngineSpec, load_engine\n"

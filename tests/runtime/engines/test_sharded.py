@@ -46,6 +46,7 @@ def test_divided_programs_equal_the_original(tmp_path: Path, count: int) -> None
     assert max(errors.values()) < 1e-4, errors
 
 
+@pytest.mark.matrix
 def test_stages_have_equal_shares_and_cuts_where_little_crosses() -> None:
     module = program_of(decoders.Decoder(layers=6)).module(check_guards=False)
     module.graph.set_codegen(torch.fx.graph.CodeGen())

@@ -93,6 +93,7 @@ class TestOneProgram:
     def test_it_answers_as_the_model_at_any_sizes(self, many: Lowered) -> None:
         assert set(many.errors()) == {"logits", "small", "zero"}
 
+    @pytest.mark.matrix
     def test_it_runs_in_a_confined_process(self, many: Lowered, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO")
         model = Repository(settings=Settings(device="cpu", allow_code=True)).add(archive(many))

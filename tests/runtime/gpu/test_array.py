@@ -83,6 +83,7 @@ def test_an_input_on_the_device_is_copied_there() -> None:
     assert not device.early
 
 
+@pytest.mark.matrix
 def test_parts_on_the_device_and_on_the_host_are_joined_there() -> None:
     device = FakeDevice()
     made = Lanes(device)
@@ -100,6 +101,7 @@ def test_parts_on_the_device_and_on_the_host_are_joined_there() -> None:
         np.stack(parts)  # numpy joins such arrays in one way only
 
 
+@pytest.mark.matrix
 def test_outputs_are_copied_to_their_places() -> None:
     device = FakeDevice()
     made = Lanes(device)
@@ -123,6 +125,7 @@ def test_outputs_are_copied_to_their_places() -> None:
     assert values(memory) == (2 * X[1:]).reshape(-1).tolist()
 
 
+@pytest.mark.matrix
 def test_a_captured_batch_reads_and_writes_tensors_on_the_device(tmp_path: Path) -> None:
     device, path = SessionDevice(), onnx_models.affine(tmp_path)
     engine = pipelined(path, device, GraphOptions(most=4, batch=None, padded=False))
@@ -149,6 +152,7 @@ class Hasty(Lane):
         self._inputs, self._delivered = {}, []
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [Lane, Hasty])
 def test_memory_is_unmapped_after_the_batch_only(kind: type[Lane]) -> None:
     device = FakeDevice()
@@ -179,6 +183,7 @@ class Faulty(FakeDevice):
             super().synchronize(event)
 
 
+@pytest.mark.matrix
 def test_a_missing_wait_for_a_place_is_found() -> None:
     device = Faulty()
     made = Lanes(device)
@@ -230,6 +235,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
     device_tensors._arrivals.cache_clear()
 
 
+@pytest.mark.matrix
 def test_a_tensor_is_copied_after_the_work_that_computes_it(gpu: Faulty) -> None:
     made = Lanes(gpu)
     (result,) = made.lane.run({"x": device_tensors.resident("x", OnGpu(gpu, X))})  # type: ignore[dict-item]
@@ -242,6 +248,7 @@ def test_a_tensor_is_copied_after_the_work_that_computes_it(gpu: Faulty) -> None
         made.lane.start({"x": device_tensors.resident("x", OnGpu(gpu, X))})  # type: ignore[dict-item]
 
 
+@pytest.mark.matrix
 def test_tensors_that_are_not_read_where_they_are(gpu: Faulty) -> None:
     assert device_tensors.resident("x", torch.ones(2)) is None
     empty = OnGpu(gpu, X)
@@ -285,6 +292,7 @@ def load(device: SessionDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         model.close()
 
 
+@pytest.mark.matrix
 def test_requests_of_both_kinds_share_batches(load: Load, device: SessionDevice, tmp_path: Path) -> None:
     model = load(onnx_models.affine(tmp_path), lanes=2, limits=Limits(max_batch=8))
     assert model.direct == Direct({"x": "fake:0"}, {"y": "fake:0", "z": "fake:0"})
@@ -322,6 +330,7 @@ def test_requests_of_both_kinds_share_batches(load: Load, device: SessionDevice,
     assert not mapped(device)
 
 
+@pytest.mark.matrix
 def test_a_request_of_several_batches(load: Load, device: SessionDevice, tmp_path: Path) -> None:
     model = load(onnx_models.affine(tmp_path), lanes=2, limits=Limits(max_batch=4))
     large = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -332,6 +341,7 @@ def test_a_request_of_several_batches(load: Load, device: SessionDevice, tmp_pat
     assert device.acrosses == 5
 
 
+@pytest.mark.matrix
 def test_values_that_an_engine_rejects_fail_their_request_only(
     load: Load, device: SessionDevice, tmp_path: Path
 ) -> None:
@@ -348,6 +358,7 @@ def test_values_that_an_engine_rejects_fail_their_request_only(
     assert not device.early
 
 
+@pytest.mark.matrix
 def test_what_cannot_stay_on_a_device(load: Load, device: SessionDevice, tmp_path: Path) -> None:
     array = shared(device, X)
     elsewhere = FakeDevice()
@@ -367,6 +378,7 @@ def test_what_cannot_stay_on_a_device(load: Load, device: SessionDevice, tmp_pat
 # The driver.
 
 
+@pytest.mark.matrix
 def test_the_driver_maps_memory_of_others_and_copies_within_a_gpu() -> None:
     library = SharedGpu()
     gpu = CudaDevice(library, 0)

@@ -94,6 +94,7 @@ def test_batches_take_as_long_as_their_slowest_stage(slowest: int) -> None:
 STAGE = st.sampled_from([0.0, 0.25, 1.0, 3.0])
 
 
+@pytest.mark.matrix
 @settings(max_examples=60, deadline=None)
 @given(
     depth=st.integers(1, 5),

@@ -74,6 +74,7 @@ def right(count: int) -> list[float]:
     return [2.0 * number + 1 for number in range(count)]
 
 
+@pytest.mark.matrix
 def test_a_model_has_a_worker_for_each_lane_of_each_device(serve: Serve, devices: list[SessionDevice]) -> None:
     model = serve(device="fake:0,1", instances=2, lanes=3, limits=Limits(max_batch=4))
     assert len(model.workers) == 12
@@ -155,6 +156,7 @@ def test_a_failed_device_gets_no_more_batches_and_without_any_the_model_fails(
     model.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("opened")
 def test_over_http_and_grpc_until_the_last_device_fails(devices: list[SessionDevice], tmp_path: Path) -> None:
     path = str(onnx_models.affine(tmp_path))

@@ -157,6 +157,7 @@ def test_a_model_without_a_batch_has_one_graph() -> None:
     assert backend_of(engine).replays == 3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", matrix("bert", "resnet50", "decoder"))
 def test_larger_models_answer_as_the_cpu(tmp_path: Path, name: str) -> None:
     spec, path = specs(small=True)[name], tmp_path / "model.pt2"
@@ -224,6 +225,7 @@ class Run:
         check(dict(zip(expected, results, strict=True)), expected)
 
 
+@pytest.mark.matrix
 def test_batches_in_flight_use_no_memory_early(words: Lowered) -> None:
     for graphs in (None, GRAPHS):
         run = Run(words, FakeDevice((1, 20)), graphs)
@@ -356,6 +358,7 @@ def test_on_a_gpu_an_engine_opens_a_pipeline(words: Lowered, monkeypatch: pytest
     assert engine.settings["cuda_graphs"] == "1,2,4,8"
 
 
+@pytest.mark.matrix
 def test_the_precision_of_products_is_that_of_the_first_model(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import warnings
@@ -403,6 +406,7 @@ def test_a_model_whose_captures_fail_shows_that_it_has_no_graphs(
     model.close()
 
 
+@pytest.mark.matrix
 def test_a_server_captures_the_sizes_of_its_batches(words: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
     device, engines, plain = FakeDevice(), [], words.engine()
 

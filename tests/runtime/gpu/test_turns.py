@@ -98,6 +98,7 @@ def test_long_and_short_batches_get_equal_time(lanes: tuple[int, int]) -> None:
     assert gpu.most <= 4
 
 
+@pytest.mark.matrix
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(2, 4)), min_size=2, max_size=5))
 def test_any_engines_get_equal_time(given: list[tuple[int, int]]) -> None:
     engines = [Engine(seconds / 1000, lanes) for seconds, lanes in given]

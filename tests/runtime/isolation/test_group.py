@@ -22,6 +22,7 @@ from tests.export.programs import capture
 from tests.server.outside import wait_until
 
 
+@pytest.mark.matrix
 def test_a_group_is_one_engine_and_ends_with_any_of_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def full(value: float, samples: int = 1) -> dict[str, Array]:
     return {"x": np.full((samples, 3), value, np.float32)}
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("package")
 def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> None:
     large = THRESHOLD  # in shared memory
@@ -138,6 +139,7 @@ def test_calls_of_lanes_run_at_once_and_end_or_fail_alone(tmp_path: Path) -> Non
                 each.result(60)
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("package")
 def test_a_process_whose_device_has_failed_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     endings: list[str] = []
@@ -157,6 +159,7 @@ def test_a_process_whose_device_has_failed_is_replaced(tmp_path: Path, caplog: p
     assert "wrote before its end: error 700" in caplog.text
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("package")
 def test_a_server_has_as_many_batches_in_flight_as_lanes(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"engine": "meeting", "device": "pair:0", "isolate": "all", "max_batch": 1}

@@ -66,6 +66,7 @@ class Supervised:
         self._test(run)
 
 
+@pytest.mark.matrix
 def test_it_describes_itself_and_answers_as_in_this_process(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     inside = load_engine(EngineSpec(path, device="cpu", threads=1))
@@ -89,6 +90,7 @@ def test_text_and_empty_tensors_pass(tmp_path: Path) -> None:
             assert found.tolist() == array.tolist()
 
 
+@pytest.mark.matrix
 def test_errors_of_the_engine_keep_their_class(tmp_path: Path) -> None:
     with opened(onnx_models.quotient(tmp_path)) as engine:
         with pytest.raises(InvalidArgument, match="division by zero"):
@@ -96,6 +98,7 @@ def test_errors_of_the_engine_keep_their_class(tmp_path: Path) -> None:
         assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]
 
 
+@pytest.mark.matrix
 def test_a_file_that_is_not_a_model_is_refused_as_in_this_process(tmp_path: Path) -> None:
     path = tmp_path / "junk.onnx"
     path.write_bytes(b"junk")
@@ -139,6 +142,7 @@ def test_an_end_costs_only_the_call_that_was_running(tmp_path: Path, caplog: pyt
     assert "the engine process of model 'm' runs again" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_killed_process_is_replaced_though_nobody_calls(tmp_path: Path) -> None:
     with opened(onnx_models.affine(tmp_path)) as engine:
         supervised = Supervised(engine)
@@ -239,6 +243,7 @@ def _repeating(call: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.matrix
 def test_a_call_is_ended_in_the_process_that_runs_it(tmp_path: Path) -> None:
     with opened(onnx_models.counting(tmp_path)) as engine:
         Supervised(engine)
@@ -252,6 +257,7 @@ def test_a_call_is_ended_in_the_process_that_runs_it(tmp_path: Path) -> None:
         assert pid_of(engine) == pid
 
 
+@pytest.mark.matrix
 def test_a_stopped_process_is_killed(tmp_path: Path) -> None:
     with opened(onnx_models.counting(tmp_path)) as engine:
         supervised = Supervised(engine)
@@ -264,6 +270,7 @@ def test_a_stopped_process_is_killed(tmp_path: Path) -> None:
         assert supervised.lost == ["was killed, since a call did not end at its time limit"]
 
 
+@pytest.mark.matrix
 def test_a_process_that_is_stopped_in_its_start_is_replaced(tmp_path: Path) -> None:
     with opened(onnx_models.affine(tmp_path)) as engine:
 
@@ -280,6 +287,7 @@ def test_a_process_that_is_stopped_in_its_start_is_replaced(tmp_path: Path) -> N
         assert engine.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
 
 
+@pytest.mark.matrix
 def test_a_limited_address_space_is_shared_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = resource.getrlimit
     small = (3 << 30, resource.RLIM_INFINITY)

@@ -236,6 +236,7 @@ def test_only_one_that_runs_needs_no_reason_more(engines: Engines) -> None:
     assert (choice.runnable.variant, choice.reason, choice.why) == ("fp32", "only", "")
 
 
+@pytest.mark.matrix
 def test_where_nothing_runs_each_variants_reason_is_reported() -> None:
     made = archive(
         [

@@ -116,12 +116,14 @@ class TestAnswers:
             for answer, right in zip(served.answers(), expected, strict=True):
                 np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.matrix
     def test_every_instance_changes_over(self, store: Store, layers: Archive) -> None:
         expected = whole(store)
         with Served(store, settings=Settings(instances=2)) as served:
             check(served.settle().answers(), expected)
             assert served.results == {"built": 1}
 
+    @pytest.mark.matrix
     def test_requests_are_answered_while_engines_change(self, store: Store, layers: Archive) -> None:
         expected = whole(store)
         with Served(store) as served:
@@ -132,6 +134,7 @@ class TestAnswers:
                 rounds += 1
             check(served.answers(), expected)
 
+    @pytest.mark.matrix
     def test_a_variant_that_was_timed_uses_the_cache_too(
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -209,6 +212,7 @@ class TestFaults:
         assert result(store) == "built"
         entry(store).verify()
 
+    @pytest.mark.matrix
     def test_an_entry_that_looks_whole_and_is_not_is_given_up(self, store: Store) -> None:
         made = entry(store)
         made.remove()
@@ -216,6 +220,7 @@ class TestFaults:
         assert result(store) == "failed"
         assert result(store) == "built"
 
+    @pytest.mark.matrix
     def test_an_entry_that_answers_otherwise_is_not_served(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         other = entry(store)
         other.remove()
@@ -227,6 +232,7 @@ class TestFaults:
         used.build(other)
         assert result(store) == "failed"
 
+    @pytest.mark.matrix
     def test_it_can_be_deleted_while_it_is_served(self, store: Store) -> None:
         expected = whole(store)
         with Served(store) as served:
@@ -235,6 +241,7 @@ class TestFaults:
             check(served.answers(), expected)
         assert result(store) == "built"
 
+    @pytest.mark.matrix
     def test_a_store_that_cannot_be_written_serves_what_it_has(self, store: Store) -> None:
         if os.geteuid() == 0:
             pytest.skip("root may write anywhere")
@@ -250,6 +257,7 @@ class TestFaults:
 
 
 class TestWithoutACache:
+    @pytest.mark.matrix
     def test_a_store_that_cannot_be_written_is_served(
         self, store: Store, layers: Archive, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -283,6 +291,7 @@ class TestWithoutACache:
             check(served.answers(), expected)
             assert served.settle().results == {"failed": 1}
 
+    @pytest.mark.matrix
     def test_if_no_saved_form_opens_the_engine_stays(
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -300,6 +309,7 @@ class TestWithoutACache:
 
 
 class TestManyAtOnce:
+    @pytest.mark.matrix
     def test_models_that_load_together_make_one_entry(self, store: Store, layers: Archive) -> None:
         expected = whole(store)
         served = [Served(store) for _ in range(3)]

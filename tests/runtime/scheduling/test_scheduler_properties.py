@@ -171,6 +171,7 @@ def _never_ran(it: World, entry: Entry) -> bool:
     return entry.done and not any(entry in batch for _, batch in it.batches)
 
 
+@pytest.mark.matrix
 @given(arrivals=st.lists(ANY, max_size=40), profile=PROFILES, max_batch=st.integers(1, 40))
 @settings(deadline=None)
 def test_a_batch_has_one_group_within_the_limit_and_no_cancelled_requests(
@@ -201,6 +202,7 @@ def test_a_batch_has_one_group_within_the_limit_and_no_cancelled_requests(
         assert len(batch) == 1 or sum(entry.samples for entry in batch) <= max_batch
 
 
+@pytest.mark.matrix
 @given(arrivals=st.lists(ANY, max_size=40))
 @settings(deadline=None)
 def test_none_in_a_batch_is_late_because_the_batch_was_grown(arrivals: list[Arrival]) -> None:
@@ -232,6 +234,7 @@ def test_admitted_requests_of_equal_deadlines_are_in_time_if_calls_take_their_ex
             assert moment <= entry.deadline + 1e-6
 
 
+@pytest.mark.matrix
 @given(arrivals=st.lists(ANY, max_size=40))
 @settings(deadline=None)
 def test_each_batch_begins_with_the_most_urgent(arrivals: list[Arrival]) -> None:

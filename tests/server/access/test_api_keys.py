@@ -303,6 +303,7 @@ def test_a_broken_file_leaves_the_keys_in_use(changing: tuple[Served, str, str])
     assert server.infer(key).status_code == 200
 
 
+@pytest.mark.matrix
 def test_an_open_stream_ends_when_its_key_is_revoked(changing: tuple[Served, str, str]) -> None:
     server, _, key = changing
     assert server.grpc is not None

@@ -42,6 +42,7 @@ def status(service: Service, request: pb.ModelInferRequest) -> tuple[grpc.Status
     return error.code(), error.details()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", matrix(PATH, "/v2/repository/index", "/v2/models/affine", "/v2/health/live"))
 def test_cve_2025_23310_and_23311_a_body_in_hundreds_of_thousands_of_chunks(service: Service, path: str) -> None:
     """Each chunk of 6 bytes took 16 bytes of the stack by alloca(); some 3 MB of them overflowed it."""
@@ -238,6 +239,7 @@ def code_of(locked: Served, name: str, metadata: Any) -> grpc.StatusCode:
     return found
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "header",
     [

@@ -32,6 +32,7 @@ def most_resident(service: Service) -> int:
     return sum(int(size) << 10 for size in re.findall(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE))
 
 
+@pytest.mark.matrix
 def test_messages(service: Service) -> None:
     packed = gzip.compress(bytes(8 * MIB - 1), 9)
     body = b"\1" + len(packed).to_bytes(4, "big") + packed

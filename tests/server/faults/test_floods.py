@@ -136,6 +136,7 @@ def test_a_window_of_one_byte(service: Service) -> None:
             assert floats(unpacked(data)) == affine_of(row(stream))
 
 
+@pytest.mark.matrix
 def test_windows_that_stay_shut_hold_only_their_own_answers(service: Service) -> None:
     body = message(request_of(large(1), "increment"))
     with Peer(service.grpc_address, settings=setting(4, 0), timeout=30) as peer:
@@ -165,6 +166,7 @@ def send_body(peer: Peer, stream: int, body: bytes) -> bool:
     return peer.try_to_send(frame(DATA, END_STREAM, stream))
 
 
+@pytest.mark.matrix
 def test_answers_that_are_not_read(service: Service) -> None:
     """The windows are open, but the socket is not read: the server must not pile up what it cannot send."""
     body = message(request_of(large(1), "increment"))

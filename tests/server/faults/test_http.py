@@ -30,6 +30,7 @@ def raw(values: int, model: str = "increment") -> bytes:
 
 
 class TestPipelining:
+    @pytest.mark.matrix
     def test_answers_arrive_in_order_regardless_of_their_duration(self, service: Service) -> None:
         sent, wanted = b"", []
         for number in range(60):
@@ -55,6 +56,7 @@ class TestPipelining:
                     assert answer.values == affine_of(row(number))
                     assert json.loads(answer.body)["id"] == str(number)
 
+    @pytest.mark.matrix
     def test_thousands_in_one_go(self, service: Service) -> None:
         count = 1000
         with Connection(service.http_address) as connection:
@@ -139,6 +141,7 @@ class TestVanishing:
                 connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.send(request(body_of([1, 2, 3]))[:upto])
 
+    @pytest.mark.matrix
     def test_clients_that_leave_while_a_long_batch_runs(self, service: Service) -> None:
         before = service.count("ingot_requests_total", model="held", code="cancelled")
         with service.gate.closed():

@@ -172,6 +172,7 @@ def test_the_model_alone_is_not_ready_until_its_process_runs_again(tmp_path: Pat
         stops(service)
 
 
+@pytest.mark.matrix
 def test_a_call_that_does_not_end_is_ended(tmp_path: Path) -> None:
     with started(tmp_path, "--engine-timeout", "1s") as service:
         for protocol in PROTOCOLS:

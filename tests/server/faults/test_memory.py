@@ -135,6 +135,7 @@ def test_memory_of_a_large_call_is_given_back(folder: Path) -> None:
         assert asking.infer("inflated", {"n": np.array([3])})["y"] == 1
 
 
+@pytest.mark.matrix
 def test_a_call_that_needs_more_memory_than_there_is_fails_alone(folder: Path) -> None:
     """In a process of 2 GiB, of which the arena may hold three quarters."""
     with running(folder, limit=2 << 30) as asking:
@@ -301,6 +302,7 @@ def test_a_call_that_fills_the_process_is_ended(folder: Path, monkeypatch: pytes
         assert _metric(asking, counted) == 1
 
 
+@pytest.mark.one_case
 @both
 def test_calls_of_engine_processes_are_limited(folder: Path, protocol: str) -> None:
     """1e9 values, 4 GB, from a request of some bytes; what the operator cannot allocate is not computed."""

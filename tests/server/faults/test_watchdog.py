@@ -106,6 +106,7 @@ def test_a_call_over_its_limit_is_ended_and_neighbours_go_on(
     assert "model counting: ending an engine call over its limit" in caplog.text
 
 
+@pytest.mark.matrix
 @both
 def test_a_call_that_blocks_the_event_loop_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
@@ -147,6 +148,7 @@ def test_a_call_whose_requests_are_past_their_deadline_is_ended(
         assert metric(server, 'ingot_engine_calls_ended_total{model="counting",reason="abandoned"') == 1
 
 
+@pytest.mark.matrix
 def test_a_call_whose_client_left_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls_in(monkeypatch, loop=False)
     body = {"inputs": [{"name": "n", "datatype": "INT64", "shape": [1], "data": [2**62]}]}
@@ -288,6 +290,7 @@ def test_a_second_signal_ends_the_server(folder: Path, where: str) -> None:
         assert process.wait(60) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
+@pytest.mark.matrix
 def test_a_reader_of_the_log_that_stops_stops_no_request(folder: Path) -> None:
     with command(folder, "thread", "--access-log", "all") as (process, url):
         assert process.stderr is not None

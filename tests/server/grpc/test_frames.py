@@ -305,6 +305,7 @@ class TestOpenCalls:
     def counted(self, peer: Peer) -> int:
         return peer.listener._calls._open_calls._held
 
+    @pytest.mark.matrix
     def test_they_use_no_more_memory_than_is_counted(self) -> None:
         async def test() -> None:
             message = prefixed(request(1, model="never"))
@@ -551,6 +552,7 @@ def test_messages_round_trip_wherever_they_are_cut(cut: int) -> None:
     assert messages.size == 0
 
 
+@pytest.mark.matrix
 def test_messages_that_wait_take_about_the_bytes_that_came() -> None:
     raw = prefixed(b"\x0a\x00") * 50_000
     for cut in (1, 16_384):

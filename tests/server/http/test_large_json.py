@@ -308,6 +308,7 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
     asyncio.run(work())
 
 
+@pytest.mark.matrix
 def test_every_datatype_over_http(server: RunningServer) -> None:
     with httpx.Client(base_url=server.http_url, trust_env=False, timeout=60) as client:
         for dtype in DType:

@@ -28,6 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.matrix
 def test_each_parameter_of_a_path_is_described(server: RunningServer) -> None:
     paths = httpx.get(f"{server.http_url}/openapi.json", trust_env=False).json()["paths"]
     assert "/v2/models/{model}/versions/{version}/infer" in paths

@@ -15,6 +15,7 @@ from tests.support import ROOT, RequireTool
 CLIENT = Path(__file__).parent / "grpc_js"
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("still_answers")
 def test_many_calls_large_ones_deadlines_and_cancellations(service: Service, require_tool: RequireTool) -> None:
     node = require_tool("node")

@@ -108,6 +108,7 @@ def test_compressed(client: triton.InferenceServerClient, algorithm: str) -> Non
     assert np.array_equal(big, large(1) + 1)
 
 
+@pytest.mark.matrix
 def test_asynchronous(service: Service) -> None:
     async def work() -> None:
         async with triton_aio.InferenceServerClient(service.grpc) as client:

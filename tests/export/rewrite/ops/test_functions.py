@@ -95,6 +95,7 @@ def test_several_results() -> None:
     prove(function, model)
 
 
+@pytest.mark.matrix
 def test_every_kind_of_parameter() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         one = ops.mix(x, None, [x, x * 2], [1], mode="max")
@@ -111,6 +112,7 @@ def test_every_kind_of_parameter() -> None:
     prove(function, model)
 
 
+@pytest.mark.matrix
 def test_a_size_of_the_model_stays_dynamic_in_the_body() -> None:
     def function(x: Tensor) -> Tensor:
         return ops.shuffle(x, 2)
@@ -133,6 +135,7 @@ def test_an_operator_made_of_another() -> None:
     prove(function, model)
 
 
+@pytest.mark.matrix
 def test_an_older_opset_has_the_operators_without_their_functions() -> None:
     def function(x: Tensor) -> Tensor:
         return ops.scale(x, 5.0)
@@ -157,6 +160,7 @@ def test_a_native_kernel_of_onnx_runtime(function: Callable[..., Any], node: tup
     prove(function, model)
 
 
+@pytest.mark.matrix
 def test_a_function_written_in_onnxscript() -> None:
     def function(x: Tensor) -> Tensor:
         return ops.square_plus(x, 3.0) * ops.square_plus(x, 4.0)
@@ -167,6 +171,7 @@ def test_a_function_written_in_onnxscript() -> None:
     prove(function, model)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -84,6 +84,7 @@ def late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) 
     return torch.softmax(torch.where(mask, found, torch.finfo(torch.float32).min), -1) @ v
 
 
+@pytest.mark.matrix
 def test_attention_without_a_mask_becomes_one_operator() -> None:
     graph = rewrite(Attention(), Layer(bert), X, matches=1)
     assert not operators(graph).keys() & {"aten.matmul.default", "aten.softmax.int", "aten.div.Tensor"}
@@ -92,6 +93,7 @@ def test_attention_without_a_mask_becomes_one_operator() -> None:
     assert node.meta["val"].shape[1] == HEADS
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("formula", [llama, t5])
 def test_masks_of_every_kind_are_added(formula: Formula) -> None:
     graph = rewrite(Attention(), Masked(formula), X, MASK, matches=1)
@@ -106,6 +108,7 @@ def test_it_lowers_to_two_products_in_onnx() -> None:
     assert "Slice" not in found
 
 
+@pytest.mark.matrix
 def test_a_row_in_which_all_is_masked_stays_as_it_was() -> None:
     x, mask = torch.randn(2, 5, HEADS * SIZE), torch.zeros(2, 5, dtype=torch.bool)
     for formula, matches in ((llama, 1), (gpt, 0), (late, 0), (endless, 0)):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -43,6 +44,7 @@ def test_every_formula_of_it_becomes_the_operator() -> None:
     assert kinds == ["none", "none", "tanh", "tanh", "tanh", "none", "tanh"]
 
 
+@pytest.mark.matrix
 def test_other_functions_stay() -> None:
     rewrite(BiasGelu(), Each(OTHER), X, matches=0)
 

@@ -23,6 +23,7 @@ def test_equal_computations_are_merged() -> None:
     assert operators(graph)["aten.mul.Tensor"] == operators(graph)["aten.sin.default"] == 1
 
 
+@pytest.mark.matrix
 def test_tensors_that_share_a_weight_lower_to_onnx() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -71,6 +72,7 @@ def test_equal_results_that_are_written_to_are_kept_apart() -> None:
     rewrite(CommonSubexpressions(), Function(function), X, matches=0)
 
 
+@pytest.mark.matrix
 def test_outputs_keep_a_node_each() -> None:
     class Pair(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

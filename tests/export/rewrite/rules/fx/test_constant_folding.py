@@ -33,6 +33,7 @@ def test_computations_without_inputs_become_constants() -> None:
     assert {tuple(value.shape) for value in graph.state_dict().values()} == {(8, 8), (8,)}
 
 
+@pytest.mark.matrix
 def test_a_parametrized_weight_becomes_a_plain_one_which_lowers_to_onnx() -> None:
     module = nn.Sequential(weight_norm(nn.Conv1d(8, 4, 3)), nn.BatchNorm1d(4)).eval()
     before = copy.deepcopy(module.state_dict())
@@ -104,6 +105,7 @@ def test_a_large_weight_is_folded_only_if_the_old_one_goes() -> None:
         assert result.matches == (not tied)
 
 
+@pytest.mark.matrix
 def test_a_constant_may_be_an_output() -> None:
     class Returned(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,6 +44,7 @@ def test_a_choice_by_a_constant_is_made(on: bool, kept: str) -> None:
     assert torch.equal(graph(x), module(x))
 
 
+@pytest.mark.matrix
 def test_choices_within_choices_are_made() -> None:
     module = Switched(True, deep=True)
     x = torch.randn(3, 4)
@@ -91,10 +92,12 @@ class Redundant(nn.Module):
         return nn.functional.dropout(y, 0.5, self.training).view(y.shape).expand(-1, 4).relu()
 
 
+@pytest.mark.matrix
 def test_no_ops_are_removed_and_the_rest_lowers_to_onnx() -> None:
     assert onnx_operators(lower(DeadBranches(), Redundant(), X, matches=12)) == {"Gemm": 1, "Relu": 1}
 
 
+@pytest.mark.matrix
 def test_the_check_of_inputs_stays() -> None:
     graph = rewrite(DeadBranches(), Redundant(), "x:float32[batch=2..7,4]", matches=12)
     calls = [str(node.target) for node in graph.graph.nodes if node.op.startswith("call")]
@@ -117,6 +120,7 @@ def test_casts_copies_and_dropout_that_do_something_stay() -> None:
     assert found["aten.dropout.default"] == 1
 
 
+@pytest.mark.matrix
 def test_an_output_that_is_an_input_keeps_its_node() -> None:
     class Passing(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

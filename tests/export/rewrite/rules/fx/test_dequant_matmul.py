@@ -80,6 +80,7 @@ def test_the_scale_is_applied_to_the_product(product: Callable[[Layer, torch.Ten
     assert not any("dequantize" in name for name in found)
 
 
+@pytest.mark.matrix
 def test_in_onnx_the_weights_are_integers_and_the_numbers_exact() -> None:
     model = lower(DequantMatmul(), Layer(per_channel), X, matches=1, tolerance=2e-5)
     weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

@@ -25,6 +25,7 @@ class HardSwish(PatternPass):
         return insert(root, aten.hardswish.default, match["x"])
 
 
+@pytest.mark.matrix
 def test_a_rule_is_a_pattern_and_what_replaces_it() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (3 + x.float()).clamp(0, 6) * x / 6

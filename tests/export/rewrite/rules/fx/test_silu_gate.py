@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,6 +62,7 @@ def test_gates_are_found_in_any_order_of_their_product() -> None:
     assert operators(graph) == {"aten.linear.default": 9, "aten.silu.default": 3, "aten.mul.Tensor": 3}
 
 
+@pytest.mark.matrix
 def test_it_lowers_to_onnx() -> None:
     model = lower(SiluGate(), Mlp(lambda gate, up: gate / (1 + torch.exp(-gate)) * up), X, matches=1)
     assert onnx_operators(model)["Sigmoid"] == 1

@@ -27,6 +27,7 @@ def graph(
     return parse(f"g (float[batch,4] x{inputs}) => ({outputs}) <{constants}> {{ {body} }}", opset, {"w": floats(4, 64)})
 
 
+@pytest.mark.matrix
 def test_unoptimized_exports_of_pytorch_are_folded() -> None:
     model = export(Positions(), torch.randn(2, 8), optimize=False)
     found = ConstantFolding()(model)

@@ -45,6 +45,7 @@ def network(
     )
 
 
+@pytest.mark.matrix
 def test_normalizations_go_into_the_layers_before_them() -> None:
     # PyTorch's exporter folds them itself unless ``optimize=False``, which leaves constants to fold first.
     model = ConstantFolding()(export(Net(), torch.randn(2, 3, 6, 6), optimize=False)).graph

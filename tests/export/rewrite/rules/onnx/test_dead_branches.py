@@ -43,6 +43,7 @@ def taken(model: ir.Model) -> dict[str, int]:
     return dict(operators(apply(DeadBranches(), model, DeadBranches()(model).matches)))
 
 
+@pytest.mark.matrix
 def test_a_decided_branch_replaces_its_condition() -> None:
     model = export(Choice(), torch.randn(2, 4), optimize=False)
     assert operators(model)["If"] == 1

@@ -97,6 +97,7 @@ def test_weights_of_few_bits_are_multiplied_as_they_are_stored(kind: str, zeros:
     assert operators(found) == {"com.microsoft.MatMulNBits": 1}
 
 
+@pytest.mark.matrix
 def test_the_layers_of_a_model_that_was_quantized_are_found(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 8))
     exported = export(module, torch.randn(2, 5, 64), seq=1, opset=21)

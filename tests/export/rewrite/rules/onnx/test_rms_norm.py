@@ -62,6 +62,7 @@ def test_the_form_that_the_engine_knows_is_left_before_opset_23() -> None:
     untouched(RmsNorm(), norm("Pow(x, two)", "Div(x, root)"))
 
 
+@pytest.mark.matrix
 def test_from_opset_23_on_it_becomes_the_operator() -> None:
     model = export(SquaredNorm(), torch.randn(2, 5, 16), seq=1, opset=23)
     assert operators(apply(RmsNorm(), model, 1)) == {"RMSNormalization": 1}

@@ -41,6 +41,7 @@ def rotated(batch: str, angles: str) -> ir.Model:
     )
 
 
+@pytest.mark.matrix
 def test_the_exporters_form_at_opset_23_runs_for_more_than_one_row() -> None:
     example = torch.randn(2, 4, 5, 8)
     broken = export(Rope(), example, seq=2, opset=23)
