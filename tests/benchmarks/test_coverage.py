@@ -96,7 +96,7 @@ def test_an_export_whose_bound_exceeds_what_was_measured_is_broken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bounds = BoundsEvidence(calls=(CallBytes(sizes={"batch": 2}, peak=1 << 20, measured=1000),))
-    evidence, provenance = SimpleNamespace(bounds=bounds), SimpleNamespace(notes=())
+    evidence, provenance = SimpleNamespace(bounds=bounds, deviations=()), SimpleNamespace(notes=())
     variant = SimpleNamespace(serving=SimpleNamespace(evidence=evidence, provenance=provenance))
     archive = SimpleNamespace(variant=lambda: variant, signature=Signature((), ()))
     monkeypatch.setattr("ingot.export.export_model", lambda *_, **__: archive)

@@ -263,7 +263,7 @@ def test_a_failure_of_any_kind_at_the_start_is_raised_by_serve(
 ) -> None:
     """Code of a model may end its thread, for which the server would wait forever."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise failure
 
     with monkeypatch.context() as patch:
