@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ingot import foreign
+from ingot.errors import ExportError
 from ingot.export.torch_internals import version
 
 PARAMETER, BUFFER, ATTRIBUTE = "parameter", "buffer", "attribute"
@@ -69,9 +70,10 @@ class Snapshot:
         self._places: list[_Place] = []
         self._tensors: list[_Tensor] = []
         self._seen: set[object] = set()
-        self._pending: list[tuple[str, str, Any, Any, Any]] = [("", ATTRIBUTE, module, None, None)]
+        self._pending: list[tuple[str | _Place, str, Any, Any, Any]] = [("", ATTRIBUTE, module, None, None)]
         while self._pending:
-            self._visit(*self._pending.pop())
+            # What cannot be read, such as a weak reference to a deleted object, cannot be recorded.
+            foreign.attempt(functools.partial(self._visit, *self._pending.pop()))
         self._hooks = [place for place in self._places if place.path.endswith("_hooks")]
 
     @contextlib.contextmanager
@@ -79,28 +81,40 @@ class Snapshot:
         """Undo at the end what the block changes in the module, and in the process except for random numbers."""
         for place in self._hooks:  # hooks that watch this block belong to it
             place.before = place.read()
-        try:
-            with _settings():
-                yield
-        finally:
-            self.undo()
+        with _undoing(self), _settings():
+            yield
 
     def undo(self, *, thorough: bool = False) -> tuple[Change, ...]:
         """Restore the module, and return what had changed.
 
         Args:
             thorough: compare the values of large tensors too where PyTorch has counted no write.
+
+        Raises:
+            ExportError: a value cannot be restored; all others are.
         """
-        changes = [change for record in self._tensors if (change := record.restored(thorough)) is not None]
-        for place in self._places:
-            if not place.is_untouched():
-                changes += place.restored()
+        changes: list[Change] = []
+        failed: list[tuple[str, Exception]] = []
+        records: list[_Tensor | _Place] = [*self._tensors, *self._places]
+        for record in records:
+            outcome = foreign.outcome(functools.partial(record.restored, thorough))
+            if isinstance(outcome, Exception):
+                failed.append((record.path, outcome))
+            else:
+                changes += outcome
+        if failed:
+            path, error = failed[0]
+            raise ExportError(
+                f"a call of the model changes {path or 'the model'} in a way that cannot be undone "
+                f"({foreign.typed(error)}); keep such values in tensors, or create them in forward"
+            ) from error
         return tuple(changes)
 
-    def _visit(self, path: str, kind: str, value: Any, holder: Any, key: Any) -> None:
+    def _visit(self, place: str | _Place, kind: str, value: Any, holder: Any, key: Any) -> None:
         if isinstance(value, _CONSTANT) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        path = place if isinstance(place, str) else place.path_of(key)
         if isinstance(value, torch.Tensor):
             copy = self._copies.get(id(value))
             record = foreign.attempt(lambda: _Tensor(path, kind, value, holder, key, copy))
@@ -164,7 +178,7 @@ class Snapshot:
         self._places.append(place)
         for key, item in place.before.items() if place.is_container else ():
             if key not in (without or {}):
-                self._pending.append((place.path_of(key), place.kind, item, place.holder, key))
+                self._pending.append((place, place.kind, item, place.holder, key))
 
 
 class _Tensor:
@@ -172,7 +186,8 @@ class _Tensor:
 
     def __init__(self, path: str, kind: str, tensor: torch.Tensor, holder: Any, key: Any, copy: torch.Tensor | None):
         self.tensor = tensor
-        self._place = (path, kind)
+        self.path = path
+        self._kind = kind
         self._in = (holder, key)
         self._own = tensor.data  # keeps the memory of a tensor whose .data is replaced
         if tensor.is_meta or tensor.layout is not torch.strided:
@@ -184,7 +199,7 @@ class _Tensor:
         self._requires_grad = tensor.requires_grad
         self._grad = tensor.grad if tensor.is_leaf else None
 
-    def restored(self, thorough: bool) -> Change | None:
+    def restored(self, thorough: bool) -> list[Change]:
         """Restore the tensor, and return the change of its values if there is one."""
         tensor, own = self.tensor, self._own
         if tensor.is_leaf:
@@ -194,16 +209,16 @@ class _Tensor:
                 tensor.grad = self._grad
         moved = tensor.data_ptr() != own.data_ptr() or tensor.shape != own.shape or tensor.stride() != own.stride()
         if not moved and own.numel() > _LARGE and not thorough and self._version() == self._writes:
-            return None
+            return []
         if not moved and same(own, self.copy):
-            return None
+            return []
         now = tensor.detach().clone()
         if moved:
             tensor.data = own
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             own.copy_(self.copy)
         self._writes = self._version()
-        return None if same(now, self.copy) else Change(*self._place, now, *self._in)
+        return [] if same(now, self.copy) else [Change(self.path, self._kind, now, *self._in)]
 
     def _version(self) -> int:
         return 0 if self.tensor.is_inference() else version(self.tensor)
@@ -235,9 +250,12 @@ class _Place:
         """Return the path of one of the values."""
         if self._is_namespace:
             return joined(self.path, str(key))
-        return self.path if self.holder is None else f"{self.path}[{key!r}]"
+        if self.holder is None:
+            return self.path
+        shown = foreign.attempt(lambda: repr(key))
+        return f"{self.path}[{type(key).__name__ if shown is None else shown}]"
 
-    def is_untouched(self) -> bool:
+    def _is_untouched(self) -> bool:
         """Return whether all values are the same objects as before."""
         before = self.before
         if isinstance(self.holder, dict):  # without a copy
@@ -247,15 +265,23 @@ class _Place:
         read = self.read()
         return len(read) == len(before) and all(read.get(key, _Place) is value for key, value in before.items())
 
-    def restored(self) -> Iterator[Change]:
-        """Restore the values, and yield those that differ from the ones before."""
+    def restored(self, thorough: bool) -> list[Change]:
+        """Restore the values, and return those that differ from the ones before."""
+        if self._is_untouched():
+            return []
         before, now = self.before, self.read()
-        self._write(before)
-        for key in {**before, **now}:
-            if key in before and key in now and equal(before[key], now[key]):
-                continue
-            if not (key in _KINDS and self._is_namespace):
-                yield Change(self.path_of(key), self.kind, now.get(key), self.holder, key)
+        changed = [
+            key
+            for key in {**before, **now}
+            if not (key in before and key in now and foreign.attempt(functools.partial(equal, before[key], now[key])))
+        ]
+        if changed or self.is_container:  # a container must hold the same objects again, an array the same values
+            self._write(before)
+        return [
+            Change(self.path_of(key), self.kind, now.get(key), self.holder, key)
+            for key in changed
+            if not (key in _KINDS and self._is_namespace)
+        ]
 
 
 _Access = tuple[Any, Callable[[], dict[Any, Any]], Callable[[dict[Any, Any]], object]]
@@ -267,8 +293,7 @@ def _content(value: Any) -> _Access | None:
     if isinstance(value, dict | list | deque | set):
         return _of_container(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
-        array = value
-        return None, lambda: {"values": array.copy()}, lambda before: np.copyto(array, before["values"])
+        return _of_array(value)
     if isinstance(value, torch.Generator):
         return None, lambda: {"state": value.get_state()}, lambda before: value.set_state(before["state"])
     if isinstance(value, random.Random):
@@ -293,6 +318,15 @@ def _of_container(container: Any) -> _Access:
             base.extend(container, before.values())
 
     return container, lambda: _entries(container), write
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> _Access:
+    def write(before: dict[str, Any]) -> None:
+        if array.shape != before["values"].shape:
+            array.resize(before["values"].shape, refcheck=False)
+        np.copyto(array, before["values"])
+
+    return None, lambda: {"values": array.copy()}, write
 
 
 def _entries(container: Any) -> dict[Any, Any]:
@@ -367,6 +401,13 @@ def joined(path: str, name: str) -> str:
 
 def equal(left: Any, right: Any) -> bool:
     """Return whether two values are the same object, or data of equal values; NaN equals itself."""
+    try:
+        return _equal(left, right)
+    except RecursionError:  # containers that hold themselves
+        return False
+
+
+def _equal(left: Any, right: Any) -> bool:
     if left is right:
         return True
     if type(left) is not type(right):
@@ -378,7 +419,7 @@ def equal(left: Any, right: Any) -> bool:
         return alike and left.tobytes() == right.tobytes()
     if isinstance(left, dict | list | tuple | deque | set):
         left, right = _entries(left), _entries(right)
-        return left.keys() == right.keys() and all(equal(value, right[key]) for key, value in left.items())
+        return left.keys() == right.keys() and all(_equal(value, right[key]) for key, value in left.items())
     return isinstance(left, _CONSTANT) and bool(left == right or (left != left and right != right))
 
 
@@ -422,10 +463,21 @@ def untouched(module: nn.Module) -> Iterator[Snapshot]:
     """
     snapshot = Snapshot(module)
     states = random.getstate(), np.random.get_state()
+    with _undoing(snapshot, thorough=True):
+        try:
+            with _settings(), torch.random.fork_rng():
+                yield snapshot
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _undoing(snapshot: Snapshot, *, thorough: bool = False) -> Iterator[None]:
+    """Undo at the end what the block changes in the module; an error of the block has priority over one of that."""
     try:
-        with _settings(), torch.random.fork_rng():
-            yield snapshot
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        snapshot.undo(thorough=True)
+        yield
+    except BaseException:  # whatever ended the block
+        foreign.attempt(lambda: snapshot.undo(thorough=thorough))
+        raise
+    snapshot.undo(thorough=thorough)

@@ -384,6 +384,17 @@ def _(self: Any, x: Tensor) -> Any:
     return x + float(self.total[0])
 
 
+@case("numpy array that is read only", None, plain(table=lambda: np.frombuffer(b"abcd", np.uint8)))
+def _(self: Any, x: Tensor) -> Any:
+    return x * int(self.table[0])
+
+
+@case("numpy array that is resized", None, plain(log=lambda: np.zeros(3)))
+def _(self: Any, x: Tensor) -> Any:
+    self.log.resize((5,), refcheck=False)
+    return x * 2
+
+
 @case("generator of random numbers", "noise|random", plain(noise=lambda: torch.Generator().manual_seed(0)))
 def _(self: Any, x: Tensor) -> Any:
     return x + torch.rand(4, generator=self.noise)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import random
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +168,7 @@ _USUAL = {
     "peak in a Python number",
     "containers with other methods",
     "number of the file",
+    "numpy array that is read only",
     "ActNorm with a flag",
     "buffer registered by the first call",
     "lazy layer",
@@ -236,3 +240,42 @@ def _drawn(case: Case, seed: int, scale: float, rows: int) -> dict[str, Array]:
         values = rng.standard_normal(shape) * scale if spec.values is None else rng.integers(0, 5, shape)
         drawn[spec.name] = values.astype(spec.dtype.numpy)
     return drawn
+
+
+class Unreadable:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise SystemExit(3)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+def test_attributes_that_cannot_be_read_are_left_alone() -> None:
+    module = nn.Linear(4, 2)
+    endless: list[Any] = []
+    endless.append(endless)
+    deleted = weakref.proxy(Unprintable())
+    others = [random.SystemRandom(), Unreadable(), {Unprintable(): [1]}, endless, deleted]
+    module.others = others  # type: ignore[assignment]
+    export_model(module, inputs=ROWS)
+    assert vars(module)["others"] is others
+    assert others[3] is endless
+
+
+def test_a_value_that_cannot_be_restored_is_refused_unless_the_model_failed() -> None:
+    def change(log: np.ndarray[Any, Any], error: Exception | None = None) -> None:
+        module = nn.Linear(4, 2)
+        module.log = log  # type: ignore[assignment]
+        with untouched(module):
+            log += 1
+            log.flags.writeable = False
+            if error is not None:
+                raise error
+
+    with pytest.raises(ExportError, match=r"changes log in a way that cannot be undone .*keep such values in tensors"):
+        change(np.zeros(3))
+    with pytest.raises(ValueError, match="of the model"):
+        change(np.zeros(3), ValueError("of the model"))
