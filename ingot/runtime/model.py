@@ -6,12 +6,13 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import IngotError, InternalError
+from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
@@ -113,6 +114,7 @@ class Model:
         self._learned: Learned | None = None
         self._placement: Placement | None = None
         self._parkable = False
+        self._loading = threading.Lock()
         self._counted = Statistics()
         self._assembly = Assembly(name, version, self._settings, self._metrics, self._counted)
 
@@ -267,22 +269,66 @@ class Model:
         """Whether a sequence is open, which only this model can continue."""
         return bool(self._sequences)
 
-    def load(self, sizes: Sequence[int] = (), *, parkable: bool = False) -> None:
+    def load(
+        self, sizes: Sequence[int] = (), *, parkable: bool = False, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Load the engines, replay the goldens and warm up; a parkable model is faster from the second time on.
 
         Args:
             sizes: numbers of samples in a batch that traffic is known to have; they are run before it is ready.
             parkable: keep what another load after :meth:`close` needs; a model with states of sequences, which would be
                 lost, cannot be loaded again.
+            wanted: whether the caller still waits when the load begins; false before :meth:`give_up` is called.
 
         Raises:
-            InternalError: it is loaded, or it was closed meanwhile.
+            Unavailable: an earlier load, which was given up, has not ended.
+            InternalError: it is loaded, or it was given up or closed meanwhile.
             IngotError: the model cannot be loaded, or its answers differ from its goldens; the state is then FAILED.
         """
+        # One load at a time, so that whatever a load changes or releases is its own.
+        if not self._loading.acquire(blocking=False):
+            raise self._still_loading()
+        try:
+            with self.acceptor.lock:
+                if not wanted():
+                    raise InternalError(f"the load of model '{self.name}' was given up before it began")
+                self.acceptor.move(State.LOADING)
+            self._parkable = parkable and not self.sequential
+            self._load(sizes)
+        finally:
+            self._loading.release()
+
+    def check_no_load(self) -> None:
+        """Check that :meth:`load` may be called.
+
+        Raises:
+            Unavailable: an earlier load, which was given up, has not ended.
+        """
+        if self._loading.locked():
+            raise self._still_loading()
+
+    def _still_loading(self) -> Unavailable:
+        return Unavailable(
+            f"an earlier load of model '{self.name}' version {self.version}, which took too long, has not ended; try "
+            "again later"
+        )
+
+    def give_up(self, reason: str) -> bool:
+        """End a load that takes too long, unless the model is ready by now; return whether it was ended.
+
+        A parked model stays parked. The load's thread cannot be interrupted: the load closes its engines once they are
+        open. Until then, another load is refused.
+
+        Args:
+            reason: why, for users.
+        """
+        with self.acceptor.lock:
+            self.acceptor.move(State.UNLOADED, reason, after=_BEFORE_READY)
+            return self._dispatcher is None
+
+    def _load(self, sizes: Sequence[int]) -> None:
         engines: EngineLoader | None = None
         dispatcher: Dispatcher | None = None
-        self.acceptor.move(State.LOADING)
-        self._parkable = parkable and not self.sequential
         try:
             choice = self._choose_now()
             engines = EngineLoader(self.name, choice, self._signature, self._settings, self._learned)
@@ -563,8 +609,8 @@ class Model:
             self._sequences.close()
         if dispatcher is not None:
             dispatcher.close(timeout)
+            self._leave_devices()  # a load that still runs does so itself
         self._isolated = ()
-        self._leave_devices()
         self._cache = None
 
 

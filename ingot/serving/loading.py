@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -48,30 +49,40 @@ async def load_model(model: Model, sizes: Sequence[int] = (), *, parkable: bool 
     """Load a model within its ``load_timeout``; see :meth:`ingot.runtime.Model.load`.
 
     Raises:
-        DeadlineExceeded: it takes longer.
+        DeadlineExceeded: it takes longer. The model can be loaded again if it is parkable, once the load has ended.
         IngotError: it cannot be loaded.
     """
-    limit = model.settings.load_timeout
+    limit, left = model.settings.load_timeout, threading.Event()
+
+    def load() -> None:
+        model.load(sizes, parkable=parkable, wanted=lambda: not left.is_set())
+
     try:
         async with asyncio.timeout(limit) as scope:
-            await in_thread(f"load-{model.name}", lambda: model.load(sizes, parkable=parkable), lambda: model.close(0))
+            await in_thread(f"load-{model.name}", load)
+    except asyncio.CancelledError:  # the server is stopping, or the model is no longer wanted
+        left.set()
+        model.close(0)
+        raise
     except TimeoutError:
         if limit is None or not scope.expired():  # a file system or a lock of the load itself timed out
             raise
-        raise DeadlineExceeded(
-            f"model '{model.name}' version {model.version} was not ready within {units.written(limit)}: it was "
-            f"{model.state.value}. If the model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 "
-            "means no limit). A graph with a loop or nested functions may never end"
-        ) from None
+        left.set()
+        longest, state = units.written(limit), model.state.value
+        if model.give_up(f"its load took longer than {longest}"):
+            raise DeadlineExceeded(
+                f"model '{model.name}' version {model.version} was not ready within {longest}: it was {state}. If the "
+                "model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 means no limit). A graph with a loop "
+                "or nested functions may never end"
+            ) from None
 
 
-def in_thread(name: str, work: Callable[[], T], discard: Callable[[], None] = lambda: None) -> asyncio.Future[T]:
+def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     """Do work in a daemon thread, since an engine call or a registry that hangs must not keep the process.
 
     Args:
         name: of the thread.
         work: raises IngotError if it fails.
-        discard: called when it is done, if nothing waits for it any longer.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -79,9 +90,9 @@ def in_thread(name: str, work: Callable[[], T], discard: Callable[[], None] = la
     outcome: T | Exception = InternalError(f"the thread ingot-{name} ended without a result")
 
     def settle() -> None:
-        if done.done():  # the server was stopped, or the load timed out
-            discard()
-        elif isinstance(outcome, Exception):
+        if done.done():  # nothing waits for it any longer
+            return
+        if isinstance(outcome, Exception):
             done.set_exception(outcome)
         else:
             done.set_result(outcome)
@@ -91,10 +102,8 @@ def in_thread(name: str, work: Callable[[], T], discard: Callable[[], None] = la
         try:
             outcome = foreign.outcome(work)
         finally:
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle)
-            except RuntimeError:  # the loop has ended
-                discard()
 
     threading.Thread(target=run, name=f"ingot-{name}", daemon=True).start()
     return done

@@ -108,6 +108,7 @@ class Residency:
         self._loads.labels(model.name, model.version, reason).inc()
 
     async def _load_within(self, model: Model, sizes: Sequence[int], earlier: Model | None) -> None:
+        model.check_no_load()  # before others leave for it
         resident = self._residents.setdefault(model, _Resident())
         again = bool(resident.bytes)
         if not self._base:

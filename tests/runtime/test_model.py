@@ -5,15 +5,18 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from ingot import foreign
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
 from ingot.runtime import Limits, Model, Settings, State
 from ingot.runtime.loading.choice import single_variant
 from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime.loading.placement import Placement
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.serving.catalog import Catalog
@@ -70,6 +73,41 @@ def test_a_model_that_answers_other_than_its_goldens_is_not_served() -> None:
     assert served.state is State.FAILED
     with pytest.raises(Unavailable, match="failed"):
         run(served.infer(ONE))
+
+
+def test_a_load_that_was_given_up_closes_what_is_its_own_and_nothing_else() -> None:
+    gate, tested = threading.Event(), threading.Event()
+
+    def doubled(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        tested.set()
+        assert gate.wait(60)
+        return {"y": inputs["x"] * 2}
+
+    engines = [FunctionEngine(doubled), FunctionEngine()]
+    remaining = iter(engines)
+    form = LoadSpec(lambda device, threads: next(remaining), [golden(2.0)])
+    served = Model("m", "1", single_variant(form), settings=Settings(warm_time=0))
+    placement = Placement(devices=["cuda:0"])
+    placement.release = released = Mock()  # type: ignore[method-assign]
+    failures: list[Exception | None] = []
+    first = threading.Thread(target=lambda: failures.append(foreign.outcome(lambda: served.load(parkable=True))))
+    first.start()
+    assert tested.wait(60)
+    served._placement = placement
+    with pytest.raises(Unavailable, match="an earlier load of model 'm' version 1, which took too long, has not ended"):
+        served.load(parkable=True)
+    assert served.give_up("its load took too long")
+    served.close(0)
+    assert not released.called  # the engines of the load are in memory still
+    gate.set()
+    first.join(60)
+    assert "cannot become warming: it is unloaded" in str(failures[0])
+    assert (engines[0].closed, released.called) == (True, True)
+    with pytest.raises(InternalError, match="given up before it began"):
+        served.load(parkable=True, wanted=lambda: False)
+    served.load(parkable=True)
+    assert (served.state, engines[1].closed, served.give_up("")) == (State.READY, False, False)
+    served.close()
 
 
 def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import os
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,8 +21,15 @@ import ingot
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store import Store
+from ingot.runtime import Metrics, Model, Settings, State
+from ingot.runtime.loading.choice import single_variant
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.server.main import RunningServer
+from ingot.serving import residency
+from ingot.serving.loading import load_model
+from ingot.serving.residency import Residency
 from tests import onnx_models
+from tests.runtime.fake_engines import FunctionEngine
 from tests.server.outside import wait_until
 from tests.serving.rolling import X, archive
 from tests.support import RunIngot, succeeded
@@ -211,3 +221,115 @@ def test_a_model_that_cannot_be_loaded_again(models: Mapping[int, Path], tmp_pat
             with pytest.raises(Unavailable, match="model 'm' could not be loaded"):
                 client.infer("m", {"x": X})
         assert np.allclose(client.infer("m2", {"x": X})["y"], 2 * X)
+
+
+class SlowModel:
+    """A model of y = 2 * x; while ``slow`` is true, its load waits for ``gate``, and ``on_wait`` is called there."""
+
+    def __init__(self) -> None:
+        self.slow, self.gate = False, threading.Event()
+        self.on_wait: Callable[[], object] = dict  # nothing is done
+        self.engines: list[FunctionEngine] = []
+        form = LoadSpec(self._open)
+        settings = Settings(warm_time=0, load_timeout=300)
+        self.model = Model("m", "1", single_variant(form, settings), settings=settings)
+
+    def _open(self, device: str, threads: int) -> FunctionEngine:
+        if self.slow:
+            self.on_wait()
+            assert self.gate.wait(60)
+        self.engines.append(FunctionEngine())
+        return self.engines[-1]
+
+    async def answer(self) -> list[list[float]]:
+        found: list[list[float]] = (await self.model.infer({"x": np.ones((1, 2), np.float32)}))["y"].tolist()
+        return found
+
+    async def end_load(self) -> None:
+        """Let the load that waits continue, until its thread has ended."""
+        self.slow = False
+        self.gate.set()
+        for thread in threading.enumerate():
+            if thread.name == "ingot-load-m":
+                await asyncio.to_thread(thread.join, 60)
+
+
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what lets the time limit of the last load expire; it may be called in any thread."""
+    scopes: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+    timeout = asyncio.timeout
+
+    def kept(limit: float | None) -> asyncio.Timeout:
+        scopes.append((asyncio.get_running_loop(), timeout(None)))
+        return scopes[-1][1]
+
+    def expire() -> None:
+        loop, scope = scopes[-1]
+        loop.call_soon_threadsafe(lambda: scope.reschedule(loop.time()))
+
+    monkeypatch.setattr(asyncio, "timeout", kept)
+    monkeypatch.setattr(residency, "_PAUSE", 0.0)
+    return expire
+
+
+def test_a_load_for_a_request_that_took_too_long_once(expire: Any) -> None:
+    async def work() -> None:
+        slow = SlowModel()
+        model, repository = slow.model, SimpleNamespace(metrics=Metrics(), deployments={})
+        residents = Residency(repository, {"cpu": 1 << 50}, asyncio.Lock())  # type: ignore[arg-type]
+        await residents.load(model, "start")
+        await residents._park(model)
+
+        slow.slow, slow.on_wait = True, expire
+        with pytest.raises(Unavailable, match=r"could not be loaded: .* was not ready within 5m: it was loading"):
+            await slow.answer()
+        assert (model.state, model.parked, model.ready) == (State.UNLOADED, True, True)
+        assert model.reason == "its load took longer than 5m"
+        with pytest.raises(Unavailable, match=r"an earlier load of model 'm' version 1, .* has not ended; try again"):
+            await slow.answer()
+        assert (model.state, model.parked, len(slow.engines)) == (State.UNLOADED, True, 1)
+
+        await slow.end_load()
+        assert (model.state, model.parked, slow.engines[1].closed) == (State.UNLOADED, True, True)
+        assert await slow.answer() == [[2, 2]]
+        assert (model.state, len(slow.engines), slow.engines[2].closed) == (State.READY, 3, False)
+        model.close()
+
+    asyncio.run(work())
+
+
+def test_a_load_that_is_cancelled_closes_its_engines() -> None:
+    async def work() -> None:
+        slow, waits = SlowModel(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        slow.slow, slow.on_wait = True, lambda: loop.call_soon_threadsafe(waits.set)
+        task = asyncio.create_task(load_model(slow.model))
+        await waits.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await slow.end_load()
+        assert (slow.model.state, slow.engines[0].closed) == (State.UNLOADED, True)
+
+    asyncio.run(work())
+
+
+def test_a_load_that_is_ready_when_its_time_ends_is_used(expire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        slow = SlowModel()
+        load = slow.model.load
+
+        def loaded(*args: Any, **options: Any) -> None:
+            load(*args, **options)
+            expire()
+            assert slow.gate.wait(60)
+
+        monkeypatch.setattr(slow.model, "load", loaded)
+        await load_model(slow.model, parkable=True)
+        assert await slow.answer() == [[2, 2]]
+        await slow.end_load()
+        assert slow.model.state is State.READY
+        slow.model.close()
+
+    asyncio.run(work())

@@ -31,6 +31,7 @@ class State(Enum):
 
 _END = frozenset((State.DRAINING, State.UNLOADED, State.FAILED))
 _NEXT: Mapping[State, Collection[State]] = {
+    # A new model is LOADING before its first load; Model.load refuses a second load while one runs.
     State.LOADING: {State.LOADING, State.TESTING, State.UNLOADED, State.FAILED},
     State.TESTING: {State.WARMING, State.UNLOADED, State.FAILED},
     State.WARMING: {State.READY, State.UNLOADED, State.FAILED},
