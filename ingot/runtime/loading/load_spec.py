@@ -1,4 +1,4 @@
-"""A runnable form of a model: how its engine is opened, and which answers it must reproduce."""
+"""What a load of a model needs: how its engine is opened, and which answers it must reproduce."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OpenEngine = Callable[[str, int], Engine]
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """A runnable form of a model: a variant or a file.
+    """What a load of a model needs, of a variant or a file.
 
     ``open`` opens an engine, given the device and its number of CPU threads. ``goldens`` are cases that must be
     reproduced within ``tolerance`` before the model is ready; see :func:`ingot.tensors.arrays.departure`. ``variant``
@@ -54,8 +54,8 @@ class LoadSpec:
     machine. ``isolation`` is why and how engines run in separate processes,
     and ``risk`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
-    them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance
-    needs on a GPU, and ``placement`` is where instances run, once that is decided.
+    them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance needs on a GPU, and
+    ``placement`` is where instances run, once that is decided. ``source`` is the variant, whose files ``open`` reads.
     """
 
     open: OpenEngine
@@ -76,10 +76,13 @@ class LoadSpec:
     graph: Path | None = None
     needed: Callable[[], Need | None] = lambda: None
     placement: Placement | None = None
+    # An archive file is unpacked into a temporary folder that is removed with the last reference to its variants.
+    # ``open`` has only the path, and reads the file again when an engine process is restarted.
+    source: Variant | None = None
 
     @classmethod
     def of_file(cls, path: Path, settings: Settings) -> LoadSpec:
-        """Return the runnable of a bare ``.onnx`` file.
+        """Return the load spec of a bare ``.onnx`` file.
 
         Raises:
             Unsupported: it would have to be divided over processes.
@@ -103,7 +106,7 @@ class LoadSpec:
 
     @classmethod
     def of_variant(cls, variant: Variant, settings: Settings) -> LoadSpec:
-        """Return the runnable of a variant whose archive is unpacked.
+        """Return the load spec of a variant whose archive is unpacked.
 
         Raises:
             InvalidArchive: its goldens are damaged.
@@ -165,6 +168,7 @@ class LoadSpec:
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
             needed=needed,
+            source=variant,
         )
 
     def placed(self, settings: Settings, model: str) -> LoadSpec:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ import pytest
 
 from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge, Unavailable
 from ingot.ipc import arena
-from ingot.runtime import EngineSpec, Entry, load_engine
+from ingot.model_store import Archive
+from ingot.runtime import EngineSpec, Entry, Settings, load_engine
 from ingot.runtime.dispatch.batching import Batcher
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation import supervisor
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
 from ingot.runtime.engines.isolation.supervisor import Run, Supervision
+from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.tensors import Array, DType
 from tests import onnx_models
+from tests.runtime import variants
 from tests.server.outside import wait_until
 from tests.support import ROOT
 
@@ -451,3 +455,22 @@ def test_arrays_of_an_arena_are_found_in_it() -> None:
     del made
     gc.collect()
     assert outgoing.take(1 << 20) == 0
+
+
+def test_it_is_restarted_from_an_archive_file_that_nothing_else_refers_to(tmp_path: Path) -> None:
+    variants.archive([variants.Made("fp32")]).save(tmp_path / "m.ingot")
+
+    def spec() -> LoadSpec:
+        variant = Archive.open(tmp_path / "m.ingot").unpacked().variant()
+        made = LoadSpec.of_variant(variant, Settings(device="cpu", isolate="all"))
+        return replace(made, needed=lambda: None)  # which refers to the variant, too
+
+    made = spec()
+    gc.collect()
+    engine = made.open("cpu", 1)
+    assert isinstance(engine, ProcessEngine)
+    with contextlib.closing(engine):
+        supervised = Supervised(engine)
+        os.kill(pid_of(engine), signal.SIGKILL)
+        wait_until(lambda: supervised.tests == 1 and not engine.down)
+        np.testing.assert_allclose(engine.run({"x": variants.X})["y"], 2 * variants.X)
