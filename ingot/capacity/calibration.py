@@ -167,9 +167,9 @@ def pinned(cores: set[int]) -> Iterator[None]:
 def _profile(variant: Variant, site: Site, inputs: Mapping[str, Array]) -> tuple[dict[int, float], int]:
     """Return the seconds of an engine call by samples, and the number of threads, chosen as a server chooses it."""
     settings = Settings(device=site.device, allow_code=site.allow_code)
-    runnable = LoadSpec.of_variant(variant, settings)
+    spec = LoadSpec.of_variant(variant, settings)
     signature = variant.signature
-    tuned = runnable.tune(runnable.open(site.device, settings.threads), settings, signature)
+    tuned = spec.tune(spec.open(site.device, settings.threads), settings, signature)
     with contextlib.closing(tuned.engine) as engine:
         batches = [1 << power for power in range(7)] if signature.batch is not None else [1]
         found = profile.measure(engine, signature, inputs, batches, _BUDGET)

@@ -67,7 +67,7 @@ class Model:
         signature: the contract for requests; None uses the engine's own reading of the file.
         settings: device, instances and limits.
         metrics: where to count.
-        admission: checks to pass before anything is opened, and properties to report to clients.
+        terms: checks to pass before anything is opened, and properties to report to clients.
         digest: of the archive; for a bare file another text that changes with its content.
         defaults: settings of the archive, where the server's have none.
     """
@@ -81,14 +81,14 @@ class Model:
         signature: Signature | None = None,
         settings: Settings | None = None,
         metrics: Metrics | None = None,
-        admission: ServingTerms | None = None,
+        terms: ServingTerms | None = None,
         digest: str = "",
         defaults: ServingDefaults | None = None,
     ):
         self.name = name
         self.version = version
         self.number = next(_NUMBERS)
-        self.digest = digest or (admission.properties.get("digest", "") if admission else "")
+        self.digest = digest or (terms.properties.get("digest", "") if terms else "")
         self.acceptor = Acceptor(name, version)
         self.platform = ""
         self.device = ""
@@ -101,7 +101,7 @@ class Model:
         self._signature = signature
         self._settings = (settings or Settings()).completed(defaults)
         self.labels = read_labels(self._settings.labels) or (defaults.labels if defaults is not None else ())
-        self._admission = admission or ServingTerms(self._settings)
+        self._terms = terms or ServingTerms(self._settings)
         self._metrics = metrics or Metrics()
         self._gauges = ModelGauges(self._metrics, name, version)
         self._engine_swap: EngineSwap | None = None
@@ -120,12 +120,12 @@ class Model:
 
     @classmethod
     def of_file(
-        cls, name: str, version: str, path: Path, admission: ServingTerms, metrics: Metrics, digest: str = ""
+        cls, name: str, version: str, path: Path, terms: ServingTerms, metrics: Metrics, digest: str = ""
     ) -> Model:
         """Return a model that serves a bare ``.onnx`` file."""
-        settings = admission.settings
+        settings = terms.settings
         choose = single_variant(LoadSpec.of_file(path, settings), settings, model=name)
-        return cls(name, version, choose, settings=settings, metrics=metrics, admission=admission, digest=digest)
+        return cls(name, version, choose, settings=settings, metrics=metrics, terms=terms, digest=digest)
 
     @classmethod
     def of_variant(
@@ -133,12 +133,12 @@ class Model:
         name: str,
         version: str,
         variant: Variant,
-        admission: ServingTerms,
+        terms: ServingTerms,
         metrics: Metrics,
         reason: Reason = "requested",
     ) -> Model:
         """Return a model that serves one variant of an unpacked archive."""
-        settings, signature = admission.settings, variant.signature
+        settings, signature = terms.settings, variant.signature
         warn_of(variant, name, settings)
         choose = single_variant(LoadSpec.of_variant(variant, settings), settings, reason, name)
         return cls(
@@ -148,16 +148,16 @@ class Model:
             signature=signature,
             settings=settings,
             metrics=metrics,
-            admission=admission,
+            terms=terms,
             defaults=variant.serving.defaults,
         )
 
     @classmethod
-    def of_archive(cls, name: str, version: str, archive: Archive, admission: ServingTerms, metrics: Metrics) -> Model:
+    def of_archive(cls, name: str, version: str, archive: Archive, terms: ServingTerms, metrics: Metrics) -> Model:
         """Return a model that serves the best variant of an unpacked archive for this machine."""
         if len(archive.variants) == 1:
-            return cls.of_variant(name, version, archive.variant(), admission, metrics, "only")
-        settings, signature = admission.settings, archive.signature
+            return cls.of_variant(name, version, archive.variant(), terms, metrics, "only")
+        settings, signature = terms.settings, archive.signature
         choose = Chooser(name, archive.variants, settings)
         return cls(
             name,
@@ -166,7 +166,7 @@ class Model:
             signature=signature,
             settings=settings,
             metrics=metrics,
-            admission=admission,
+            terms=terms,
             defaults=archive.variants[0].serving.defaults,
         )
 
@@ -353,10 +353,10 @@ class Model:
             if self.repeat is not None:
                 self.repeat.check(self.signature)
             check_labels(self.labels, self.signature, f"the labels of model '{self.name}'")
-            mixing = choice.runnable.mixing(engines.signature)
+            mixing = choice.spec.mixing(engines.signature)
             dispatcher = self._assembly.dispatcher(
                 engines,
-                choice.runnable,
+                choice.spec,
                 sizes,
                 batching=not mixing,
                 lost=self._devices_lost,
@@ -366,7 +366,7 @@ class Model:
             measures = engines.supervise(self._gauges.engine_lost, self._engine_changed)
             self._isolated, self._engine_swap = engines.isolated, engines.swap
             if self._uncertain is None:  # the first load
-                self._uncertain = self._assembly.uncertainty(choice.runnable)
+                self._uncertain = self._assembly.uncertainty(choice.spec)
             self._cache, cached = self._assembly.cache(dispatcher, self._uncertain)
             placed = self._gauges.placed(self._placement)
             self.properties = {**self.properties, **measures, **placed, **cached}
@@ -386,9 +386,9 @@ class Model:
         finally:
             if not self._parkable:
                 # They hold the archive, which a closed model that something still refers to must not.
-                self._choose, self._admission = None, replace(self._admission, check=lambda: None)
+                self._choose, self._terms = None, replace(self._terms, check=lambda: None)
         if self._parkable:
-            self._choose = functools.partial(self._choose_again, choice.runnable)
+            self._choose = functools.partial(self._choose_again, choice.spec)
             self._learned = engines.learned
         self._engine_changed()
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
@@ -400,19 +400,19 @@ class Model:
         """Open the first engine of what is served, and describe it."""
         if self._choose is None:
             raise InternalError(f"model '{self.name}' is loaded once only")
-        self._admission.check()
+        self._terms.check()
         choice = self._choose()
-        self.variant, self.properties = choice.runnable.variant, {**choice.properties, **self._admission.properties}
-        self.size, self._placement = choice.runnable.size, choice.runnable.placement
+        self.variant, self.properties = choice.spec.variant, {**choice.properties, **self._terms.properties}
+        self.size, self._placement = choice.spec.size, choice.spec.placement
         return choice
 
-    def _choose_again(self, runnable: LoadSpec) -> Choice:
+    def _choose_again(self, spec: LoadSpec) -> Choice:
         """Open an engine of the variant that was chosen before, with as many threads."""
         threads = self._settings.threads if self._learned is None else self._learned.threads
-        runnable = runnable.placed(self._settings, self.name)
-        engine, tested = runnable.start(runnable.device(), threads, self.name)
+        spec = spec.placed(self._settings, self.name)
+        engine, tested = spec.start(spec.device(), threads, self.name)
         return Choice(
-            runnable,
+            spec,
             engine,
             reason=self._choice_reason or "",
             why=self.properties.get("variant_detail", ""),
@@ -555,7 +555,7 @@ class Model:
             "engine": dict(self.engine_settings),
             "cached": self._cache is not None,
             "digest": self.digest,
-            "variants": self._admission.variants,
+            "variants": self._terms.variants,
         }
         if self._dispatcher is None:
             return self._counted.copy(Duration(), described)

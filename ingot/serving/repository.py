@@ -224,8 +224,8 @@ class Repository(Catalog):
                 f"'{located.name}#{located.variant}': an .onnx file has no variants; leave #{located.variant} out"
             )
         served = (name or served_name_from(path.stem), version)
-        admission = self._trust.admit_file(path, served, settings)
-        return Model.of_file(*served, path, admission, self.metrics, stamp(path))
+        terms = self._trust.admit_file(path, served, settings)
+        return Model.of_file(*served, path, terms, self.metrics, stamp(path))
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
@@ -243,11 +243,11 @@ class Repository(Catalog):
         file: str = "",
     ) -> Model:
         served = (name.rpartition("/")[2], version)  # a slash would split the URL
-        admission = self._trust.admit(archive, found, served, file=file, settings=settings)
+        terms = self._trust.admit(archive, found, served, file=file, settings=settings)
         archive = archive.unpacked()
         if found.variant is None:
-            return Model.of_archive(*served, archive, admission, self.metrics)
-        return Model.of_variant(*served, archive.variant(found.variant), admission, self.metrics)
+            return Model.of_archive(*served, archive, terms, self.metrics)
+        return Model.of_variant(*served, archive.variant(found.variant), terms, self.metrics)
 
 
 @contextmanager

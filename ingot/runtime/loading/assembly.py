@@ -47,7 +47,7 @@ class Assembly:
     def dispatcher(
         self,
         engines: EngineLoader,
-        runnable: LoadSpec,
+        spec: LoadSpec,
         sizes: Sequence[int],
         *,
         batching: bool,
@@ -58,7 +58,7 @@ class Assembly:
 
         Args:
             engines: opened and tested.
-            runnable: what they run.
+            spec: what they run.
             sizes: numbers of samples that are run before the model is ready.
             batching: whether requests may share a batch, as far as the graph allows.
             lost: called with the reason when the devices of all engines have failed.
@@ -66,10 +66,10 @@ class Assembly:
         """
         settings, signature, served = self.settings, engines.signature, engines.engines
         most = settings.limits.max_batch
-        if (placement := runnable.placement) is not None:
+        if (placement := spec.placement) is not None:
             most = min(most, placement.max_batch)
         limits = replace(settings.limits, max_batch=signature.max_samples(most))
-        batching = batching and signature.batch is not None and runnable.batchable
+        batching = batching and signature.batch is not None and spec.batchable
         scheduler = Scheduler(
             limits,
             batching=batching,
@@ -79,7 +79,7 @@ class Assembly:
             sample_bytes=engines.sample_bytes,
         )
         call_limit = None
-        if (bounds := runnable.limiting(signature)) is not None:
+        if (bounds := spec.limiting(signature)) is not None:
             call_limit = CallLimit(bounds.peak, settings.max_call_bytes, self.name)
         return Dispatcher(
             self.name,
@@ -94,9 +94,9 @@ class Assembly:
             metrics=self.metrics,
             statistics=self.statistics,
             crowded=served[0].device == "cpu" and cpu_count() <= len(served) * engines.threads,
-            inline=not runnable.risk,
+            inline=not spec.risk,
             lost=lost,
-            batch_check=self._batch_check(runnable.tolerance) if batching and settings.verify_batches else None,
+            batch_check=self._batch_check(spec.tolerance) if batching and settings.verify_batches else None,
         )
 
     def _batch_check(self, tolerance: float) -> BatchCheck:
@@ -109,7 +109,7 @@ class Assembly:
             return None
         return Sequences(self.name, self.version, signature, settings.states, model, settings.sequences, self.metrics)
 
-    def uncertainty(self, runnable: LoadSpec) -> str:
+    def uncertainty(self, spec: LoadSpec) -> str:
         """Return why responses are not cached, though they should be; empty if they are."""
         settings = self.settings
         if not settings.cache_bytes:
@@ -117,7 +117,7 @@ class Assembly:
         if settings.states:
             why = "they depend on the states of sequences"
         else:
-            why = "a request has several" if settings.repeat.inputs else runnable.uncertainty()
+            why = "a request has several" if settings.repeat.inputs else spec.uncertainty()
         if why:
             log.warning("model %s: its responses are not cached: %s", self.name, why)
         return why

@@ -39,7 +39,7 @@ class Choice:
     ``tested`` is whether the engine has reproduced the goldens already.
     """
 
-    runnable: LoadSpec
+    spec: LoadSpec
     engine: Engine
     _: KW_ONLY
     reason: Reason = ""
@@ -49,21 +49,21 @@ class Choice:
     @property
     def properties(self) -> dict[str, str]:
         """The properties that clients see; empty for a file, which has no variants."""
-        if not self.runnable.variant:
+        if not self.spec.variant:
             return {}
-        found = {"variant": self.runnable.variant, "variant_reason": self.reason, "variant_detail": self.why}
+        found = {"variant": self.spec.variant, "variant_reason": self.reason, "variant_detail": self.why}
         return {name: text for name, text in found.items() if text}
 
 
 Choose = Callable[[], Choice]
 
 
-def single_variant(form: LoadSpec, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
+def single_variant(spec: LoadSpec, settings: Settings | None = None, reason: Reason = "", model: str = "") -> Choose:
     """Return a chooser for a single candidate, whose engine is opened when the chooser is called."""
     settings = settings or Settings()
 
     def choose() -> Choice:
-        placed = form.placed(settings, model)
+        placed = spec.placed(settings, model)
         engine, tested = placed.start(placed.device(), settings.threads, model)
         return Choice(placed, engine, reason=reason, tested=tested)
 
@@ -104,9 +104,9 @@ class Chooser:
             Unsupported: no variant can run here; the message gives the reason for each.
         """
         self._left_out = {}
-        runnable = [variant for variant in self._variants if self._can_run(variant)]
-        kept = [variant for variant in runnable if variant.serving.evidence.holds is not False]
-        broken = [variant for variant in runnable if variant.serving.evidence.holds is False]
+        able = [variant for variant in self._variants if self._can_run(variant)]
+        kept = [variant for variant in able if variant.serving.evidence.holds is not False]
+        broken = [variant for variant in able if variant.serving.evidence.holds is False]
         choice = self._among(kept)
         if choice is None:
             choice = self._among(broken)
@@ -117,7 +117,7 @@ class Chooser:
         log.info(
             "model %s: variant %s, %s%s%s",
             self._model,
-            choice.runnable.variant,
+            choice.spec.variant,
             choice.reason,
             f": {choice.why}" if choice.why else "",
             f"; left out: {self._reasons()}" if self._left_out else "",
@@ -214,17 +214,17 @@ class Chooser:
         return None
 
     def _tested(self, variant: Variant, *, timed: bool) -> tuple[LoadSpec, Engine]:
-        form = LoadSpec.of_variant(variant, self._settings).placed(self._settings, self._model)
-        device, threads = form.device(), self._settings.threads
-        engine, tested = (form.open(device, threads), False) if timed else form.start(device, threads, self._model)
+        spec = LoadSpec.of_variant(variant, self._settings).placed(self._settings, self._model)
+        device, threads = spec.device(), self._settings.threads
+        engine, tested = (spec.open(device, threads), False) if timed else spec.start(device, threads, self._model)
         with contextlib.ExitStack() as on_error:
             on_error.callback(engine.close)
             if devices_of(variant) == {"cuda"} and engine.device == "cpu":
                 raise Unsupported("it is made for GPUs, and the engine could not use the one in this machine")
             if not tested:
-                form.test(engine, self._model)
+                spec.test(engine, self._model)
             on_error.pop_all()
-        return form, engine
+        return spec, engine
 
     def _reasons(self) -> str:
         return "; ".join(f"{name}: {reason}" for name, reason in self._left_out.items())

@@ -37,7 +37,7 @@ class Learned:
 class EngineLoader:
     """Opens, tests and warms a model's engines; call the methods in the order in which they are defined.
 
-    If one of them fails, close the set. Otherwise its engines belong to a dispatcher, which closes them.
+    If one of them fails, close the loader. Otherwise its engines belong to a dispatcher, which closes them.
 
     Args:
         name: the model's.
@@ -68,12 +68,12 @@ class EngineLoader:
         self.isolated: Sequence[ProcessEngine | Replaceable] = ()
         self._name = name
         self._choice = choice
-        self._runnable = choice.runnable
+        self._spec = choice.spec
         self._settings = settings
         self._learned = learned
         self._threads_why = ""
         self._latency: Latency | None = None
-        self._examples = [golden.inputs for golden in choice.runnable.goldens[:1]]
+        self._examples = [golden.inputs for golden in choice.spec.goldens[:1]]
 
     def open(self) -> None:
         """Find the number of threads, and open an engine for each instance.
@@ -85,15 +85,15 @@ class EngineLoader:
         settings, first = self._settings, self._choice.engine
         tensors.check_same(self.signature, first.signature)
         if self._learned is None:
-            tuned = self._runnable.tune(first, settings, self.signature)
+            tuned = self._spec.tune(first, settings, self.signature)
         else:
             tuned = Tuned(first, self._learned.threads, self._learned.threads_why)
         self.engines[0] = tuned.engine
         self.threads, self._threads_why = tuned.threads, tuned.why
         self.instances = settings.instances * len(settings.devices)
         while len(self.engines) < self.instances:
-            device = self._runnable.device(len(self.engines))
-            self.engines.append(self._runnable.start(device, tuned.threads, self._name)[0])
+            device = self._spec.device(len(self.engines))
+            self.engines.append(self._spec.start(device, tuned.threads, self._name)[0])
         # Lanes of different engines take turns, so that the first batches use all devices.
         rows = [lanes_of(engine, settings.lanes) for engine in self.engines]
         self.engines = [lane for row in itertools.zip_longest(*rows) for lane in row if lane is not None]
@@ -113,7 +113,7 @@ class EngineLoader:
         """
         for engine in self.engines:
             if engine is not self._choice.engine or not self._choice.tested:
-                self._runnable.test(engine, self._name)
+                self._spec.test(engine, self._name)
 
     def warm(self, max_batch: int, sizes: Sequence[int], swapped: Callable[[str], None]) -> Latency:
         """Time the engines, and run sizes that are slow the first time.
@@ -123,21 +123,21 @@ class EngineLoader:
             sizes: numbers of samples that the traffic of the model's predecessor had.
             swapped: called with the result of replacing engines.
         """
-        self.swap = self._runnable.engine_swap(self.engines, self._settings.threads, self._name, swapped)
+        self.swap = self._spec.engine_swap(self.engines, self._settings.threads, self._name, swapped)
         if self.swap is not None:
             self.engines[:] = self.swap.engines
         first, examples, seconds = self.engines[0], self._examples, self._settings.warm_time
         if self._learned is not None:
             latency, self.padding = self._learned.latency, self._learned.padding
         else:
-            recorded = self._runnable.latency if first.device == "cpu" else {}
+            recorded = self._spec.latency if first.device == "cpu" else {}
             latency = warmup.measure(first, self.signature, examples, max_batch, seconds, recorded)
         self._latency = latency
         budget = self_test.SHARE * seconds
         if left := self_test.run_sizes(self.engines, self.signature, examples, latency, max_batch, budget, sizes):
             log.info("model %s: %d batch sizes were not tested within %.1f s", self._name, left, budget)
-        if self._learned is None and self._runnable.padding and examples:
-            self.padding = padding.of(first, self.signature, self._runnable.padding, examples[0], seconds)
+        if self._learned is None and self._spec.padding and examples:
+            self.padding = padding.of(first, self.signature, self._spec.padding, examples[0], seconds)
         if self.swap is not None:
             self.swap.start()
         return latency
@@ -159,21 +159,19 @@ class EngineLoader:
 
         ``lost`` and ``changed`` are those of :class:`Supervision`.
         """
-        name, runnable = self._name, self._runnable
+        name, spec = self._name, self._spec
         found = [
             each
             for each in self.engines
             if isinstance(each, ProcessEngine | Replaceable) and each.capabilities.isolated
         ]
-        if runnable.isolation is None or not found:
-            if runnable.risk:
-                log.warning(
-                    "model %s runs in the server's process, which it might end or freeze: %s", name, runnable.risk
-                )
+        if spec.isolation is None or not found:
+            if spec.risk:
+                log.warning("model %s runs in the server's process, which it might end or freeze: %s", name, spec.risk)
             return {}
-        measures, why = ", ".join(found[0].measures) or "nothing", runnable.isolation.why
+        measures, why = ", ".join(found[0].measures) or "nothing", spec.isolation.why
         log.info("model %s runs in an engine process, since %s; confined by: %s", name, why, measures)
-        supervision = Supervision(name, lambda run: runnable.replay(run, name), lost, changed)
+        supervision = Supervision(name, lambda run: spec.replay(run, name), lost, changed)
         for engine in found:
             engine.supervise(supervision)
         self.isolated = found

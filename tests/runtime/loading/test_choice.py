@@ -80,7 +80,7 @@ def choose(made: Archive, settings: Settings = CPU) -> Choice:
 def test_the_fastest_is_timed_and_the_others_are_closed(engines: Engines, times: dict[str, float]) -> None:
     times.update(a=0.004, b=0.001, c=0.002, d=0.003)
     choice = choose(archive([Made(name, work=index) for index, name in enumerate("abcd")]))
-    assert (choice.runnable.variant, choice.reason) == ("b", "measured")
+    assert (choice.spec.variant, choice.reason) == ("b", "measured")
     assert "b is 4.00 times as fast as a (batch 1: 4.00)" in choice.why
     assert (engines.open, engines.most) == (["b"], 2)
 
@@ -90,9 +90,9 @@ def test_a_difference_of_less_than_5_percent_leaves_the_archives_order(
     engines: Engines, times: dict[str, float], second: float, winner: str
 ) -> None:
     times.update(a=0.001, b=second)
-    assert choose(archive([Made("a"), Made("b", 2)])).runnable.variant == winner
+    assert choose(archive([Made("a"), Made("b", 2)])).spec.variant == winner
     recorded = archive([Made("a", evidence=timed(0.001)), Made("b", 2, evidence=timed(second))])
-    assert (choose(recorded).runnable.variant, choose(recorded).reason) == (winner, "recorded")
+    assert (choose(recorded).spec.variant, choose(recorded).reason) == (winner, "recorded")
 
 
 @pytest.mark.usefixtures("engines", "times")
@@ -109,12 +109,12 @@ class TestRecordedTimes:
             ]
         )
         choice = choose(made)
-        assert (choice.runnable.variant, choice.reason) == ("bf16", "recorded")
+        assert (choice.spec.variant, choice.reason) == ("bf16", "recorded")
         assert "bf16 is 3.00 times as fast as fp32 (batch 1: 3.00, batch 8: 3.00)" in choice.why
 
     def test_without_one_the_latencies_count(self) -> None:
         made = archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=timed(0.001))])
-        assert choose(made).runnable.variant == "b"
+        assert choose(made).spec.variant == "b"
 
     def test_the_next_best_is_taken_where_the_best_fails(self, caplog: pytest.LogCaptureFixture) -> None:
         made = archive(
@@ -126,7 +126,7 @@ class TestRecordedTimes:
         )
         with caplog.at_level(logging.WARNING):
             choice = choose(made)
-        assert choice.runnable.variant == "c"
+        assert choice.spec.variant == "c"
         assert "variant b is left out: model 'double' does not reproduce its golden" in caplog.text
         assert choice.why.startswith("c is 1.50 times as fast as a")
 
@@ -146,7 +146,7 @@ def test_times_of_other_hardware_are_not_believed(
     times.update(a=0.001, b=0.002)
     wrong = timed(0.001, machine=machine.replace("gpu", ""))
     choice = choose(archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=wrong)]), settings)
-    assert (choice.runnable.variant, choice.reason) == ("a", "measured")
+    assert (choice.spec.variant, choice.reason) == ("a", "measured")
 
 
 def test_records_of_a_processor_with_other_instructions_are_not_believed(
@@ -155,10 +155,10 @@ def test_records_of_a_processor_with_other_instructions_are_not_believed(
     """Of a machine with the same model of processor and as many cores, as virtual machines are."""
     times.update(a=0.001, b=0.002)
     made = archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=timed(0.001))])
-    assert (choose(made).runnable.variant, choose(made).reason) == ("b", "recorded")
+    assert (choose(made).spec.variant, choose(made).reason) == ("b", "recorded")
     assert warmup.recorded(made.variants[0].serving.evidence)
     monkeypatch.setattr(devices, "cpu_features", lambda: "x86_64 amx_int8")
-    assert (choose(made).runnable.variant, choose(made).reason) == ("a", "measured")
+    assert (choose(made).spec.variant, choose(made).reason) == ("a", "measured")
     assert not warmup.recorded(made.variants[0].serving.evidence)
 
 
@@ -168,7 +168,7 @@ def test_uncertain_records_are_not_believed(times: dict[str, float]) -> None:
     latency = tuple(item.model_copy(update={"spread": 0.3}) for item in evidence.latency)
     wrong = evidence.model_copy(update={"latency": latency})
     choice = choose(archive([Made("a", evidence=timed(0.002)), Made("b", 2, evidence=wrong)]))
-    assert (choice.runnable.variant, choice.reason) == ("a", "measured")
+    assert (choice.spec.variant, choice.reason) == ("a", "measured")
 
 
 def test_a_variant_that_broke_its_accuracy_budget_is_the_last_resort(
@@ -178,20 +178,18 @@ def test_a_variant_that_broke_its_accuracy_budget_is_the_last_resort(
     times.update(kept=0.003, unasked=0.002, broken=0.001)
     broken = Made("broken", evidence=timed(0.001, holds=False))
     kept = Made("kept", 2, evidence=timed(0.003, holds=True))
-    assert choose(archive([broken, kept, Made("unasked", 3)])).runnable.variant == "unasked"
+    assert choose(archive([broken, kept, Made("unasked", 3)])).spec.variant == "unasked"
     assert "left out: broken: it exceeded its accuracy budget" in caplog.text
-    assert (
-        choose(archive([broken, kept]), Settings(device="cpu", variant_choice="preferred")).runnable.variant == "kept"
-    )
+    assert choose(archive([broken, kept]), Settings(device="cpu", variant_choice="preferred")).spec.variant == "kept"
     failing = Made("kept", 2, goldens=(WRONG,))
-    assert choose(archive([broken, failing])).runnable.variant == "broken"
+    assert choose(archive([broken, failing])).spec.variant == "broken"
 
 
 def test_preferred_chooses_the_first_that_runs() -> None:
     preferred = Settings(device="cpu", variant_choice="preferred")
     gpu = Made("bf16", requires={"device": "cuda"})
     choice = choose(archive([gpu, Made("slow", 20), Made("fast", 1)]), preferred)
-    assert (choice.runnable.variant, choice.reason) == ("slow", "preferred")
+    assert (choice.spec.variant, choice.reason) == ("slow", "preferred")
     choice.engine.close()
 
 
@@ -208,7 +206,7 @@ def test_each_engine_replays_the_goldens_once(engines: Engines) -> None:
 
 def test_without_goldens_nothing_can_be_timed(engines: Engines, times: dict[str, float]) -> None:
     choice = choose(archive([Made("a", goldens=()), Made("b", 2, goldens=())]))
-    assert choice.runnable.variant == "a"
+    assert choice.spec.variant == "a"
     assert "no goldens" in choice.why
     assert engines.open == ["a"]
 
@@ -227,13 +225,13 @@ def test_a_timing_that_fails_leaves_the_first(engines: Engines, caplog: pytest.L
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoadSpec, "of_variant", form)
         choice = choose(archive([Made("a"), Made("b", 2)]), Settings(device="cpu", choice_time=0.001))
-    assert choice.runnable.variant == "a"
+    assert choice.spec.variant == "a"
     assert "could not be timed: no room" in caplog.text
 
 
 def test_only_one_that_runs_needs_no_reason_more(engines: Engines) -> None:
     choice = choose(archive([Made("bf16", requires={"device": "cuda"}), Made("fp32", 2)]))
-    assert (choice.runnable.variant, choice.reason, choice.why) == ("fp32", "only", "")
+    assert (choice.spec.variant, choice.reason, choice.why) == ("fp32", "only", "")
 
 
 @pytest.mark.matrix
@@ -327,7 +325,7 @@ def test_a_gpu_variant_is_not_served_by_an_engine_that_fell_back_to_the_cpu(
 ) -> None:
     monkeypatch.setattr(devices, "has_cuda", lambda: True)
     choice = choose(archive([Made("bf16", requires={"device": "cuda"}), Made("fp32", 2)]), Settings(device="auto"))
-    assert choice.runnable.variant == "fp32"
+    assert choice.spec.variant == "fp32"
     assert engines.open == ["fp32"]
 
 
