@@ -1,7 +1,7 @@
 """The settings of a server and its models: where they are stated, and how they are read.
 
-``ServerConfig`` states them. ``file.py`` reads ``ingot.toml``, ``configuration.py`` combines it with options and
-variables, and ``changes.py`` compares two configurations.
+``Fields`` in ``fields.py`` states them; ``ServerConfig`` reads and checks them. ``file.py`` reads ``ingot.toml``,
+``configuration.py`` combines it with options and variables, and ``changes.py`` compares two configurations.
 """
 
 from ingot.config.server import CLIENT_LIMITS, ServerConfig

@@ -11,7 +11,8 @@ from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.machine import devices, plugins
 
-ENGINES = ("onnxruntime", "openvino", "tensorrt")
+_PRECISIONS = {"onnxruntime": ("f32", "tf32"), "openvino": ("f32", "bf16"), "tensorrt": ("f32", "tf32", "fp16")}
+ENGINES = tuple(_PRECISIONS)
 """Engines for graphs of format ``onnx``; the first is the default."""
 _TORCH_FORMATS = ("aoti", "pt2", "partitioned")
 
@@ -58,7 +59,12 @@ def open_engine(spec: EngineSpec) -> Engine:
 
 def _open_onnx(spec: EngineSpec) -> Engine:
     path, device, threads, precision = spec.path, spec.device, spec.threads, spec.precision
-    if spec.engine == "onnxruntime" and precision in ("f32", "tf32"):
+    if (plugin := _plugin(spec.engine)) is not None:
+        return plugin(path, device=device, threads=threads)
+    check_engine(spec.engine)
+    if precision not in _PRECISIONS[spec.engine]:
+        raise Unsupported(f"no engine of this version supports precision '{precision}' with '{spec.engine}'")
+    if spec.engine == "onnxruntime":
         from ingot.runtime.engines.ort.ort_engine import OrtEngine
 
         return OrtEngine(
@@ -71,7 +77,7 @@ def _open_onnx(spec: EngineSpec) -> Engine:
             precision=precision,
             graphs=spec.graphs,
         )
-    if spec.engine == "tensorrt" and precision in ("f32", "tf32", "fp16"):
+    if spec.engine == "tensorrt":
         from ingot.runtime.engines.ort.tensorrt import TensorRtEngine
 
         return TensorRtEngine(
@@ -83,9 +89,7 @@ def _open_onnx(spec: EngineSpec) -> Engine:
             cache=spec.cache,
             max_batch=spec.max_batch,
         )
-    if (plugin := _plugin(spec.engine)) is not None:
-        return plugin(path, device=device, threads=threads)
-    return _open_openvino(path, spec.engine, precision, device, threads)
+    return _open_openvino(path, precision, device, threads)
 
 
 def _open_torch(spec: EngineSpec) -> Engine:
@@ -135,10 +139,7 @@ def _plugin(name: str) -> Callable[..., Engine] | None:
     return opened
 
 
-def _open_openvino(path: Path, engine: str, precision: str, device: str, threads: int | None) -> Engine:
-    if precision != "f32" and (engine, precision) != ("openvino", "bf16"):
-        raise Unsupported(f"no engine of this version supports precision '{precision}' with '{engine}'")
-    check_engine(engine)
+def _open_openvino(path: Path, precision: str, device: str, threads: int | None) -> Engine:
     if devices.kind_of(device) not in ("auto", "cpu", "cuda"):
         raise InvalidArgument(f"unknown device '{device}'; use auto, cpu or cuda")
     if device not in ("auto", "cpu"):
