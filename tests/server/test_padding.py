@@ -16,7 +16,7 @@ import ingot
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
 from ingot.runtime import EngineSpec, Entry, load_engine
-from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
@@ -130,10 +130,10 @@ def test_a_sentence_encoder_answers_the_same_among_sentences_of_other_lengths(tm
     engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     alone = [engine.run(item) for item in sentences]
     mixer = PaddingPolicy(Padder(archive.signature, archive.variant().serving.padding), math.inf, sentences[0])
-    batcher = Batcher(engine, archive.signature, mixer)
-    padded = batcher.run([Entry(item, 1, lambda outcome: None, 0.0) for item in sentences])
+    runner = BatchRunner(engine, archive.signature, mixer)
+    padded = runner.run([Entry(item, 1, lambda outcome: None, 0.0) for item in sentences])
     engine.close()
-    assert (batcher.spent.calls, batcher.spent.padded) == (1, 2 * 64 * len(sentences))
+    assert (runner.spent.calls, runner.spent.padded) == (1, 2 * 64 * len(sentences))
     # One engine and long requests: all that arrive meanwhile share a batch.
     with ingot.serve(archive, http_port=0, grpc_port=0, max_batch=8) as server:
 

@@ -17,7 +17,7 @@ from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.protocol.context import BatchTimes
 from ingot.report.units import duration, size, written
 from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
-from ingot.runtime.dispatch.batching import AnswerLimit, Batcher, BatchTimings, samples_of
+from ingot.runtime.dispatch.batch_run import AnswerLimit, BatchRunner, BatchTimings, samples_of
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, SignatureCheck
@@ -126,7 +126,7 @@ class Dispatcher:
         self._instances = [
             Worker(
                 engine,
-                Batcher(engine, signature, padding, answer_limit, suspects),
+                BatchRunner(engine, signature, padding, answer_limit, suspects),
                 self._done,
                 f"ingot-{name}-{version}-{index}",
             )

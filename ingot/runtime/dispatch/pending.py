@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
-from ingot.runtime.dispatch.batching import AnswerLimit
+from ingot.runtime.dispatch.batch_run import AnswerLimit
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, Request, ignore, size_of
 from ingot.tensors import Array, Signature
 

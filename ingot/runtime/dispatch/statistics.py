@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingot.runtime.dispatch.batching import BatchTimings
+from ingot.runtime.dispatch.batch_run import BatchTimings
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from ingot.errors import EngineTimeout, IngotError, InternalError
-from ingot.runtime.dispatch.batching import Batcher, BatchTimings
+from ingot.runtime.dispatch.batch_run import BatchRunner, BatchTimings
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.scheduling.entry import Entry, Outcome
 
@@ -23,7 +23,7 @@ class Worker:
 
     Args:
         engine: the loaded model; the worker closes it.
-        batcher: runs batches on the engine.
+        runner: runs batches on the engine.
         done: called in the worker thread with (worker, entries, outcomes, seconds, timings) after each batch.
         name: of the thread.
 
@@ -36,7 +36,7 @@ class Worker:
         isolated: whether the engine runs in an engine process.
     """
 
-    def __init__(self, engine: Engine, batcher: Batcher, done: Done, name: str):
+    def __init__(self, engine: Engine, runner: BatchRunner, done: Done, name: str):
         self.calls = 0
         self.running: list[Entry] | None = None
         self.threaded = False
@@ -45,7 +45,7 @@ class Worker:
         self.isolated = engine.capabilities.isolated
         self._ending: tuple[int, IngotError] | None = None
         self._engine = engine
-        self._batcher = batcher
+        self._runner = runner
         self._done = done
         self._work: SimpleQueue[list[Entry] | None] = SimpleQueue()
         self._thread = Thread(target=self._loop, name=name, daemon=True)
@@ -113,23 +113,23 @@ class Worker:
         self.calls += 1
         self.running = entries
         try:
-            outcomes = self._batcher.run(entries)
-            if self._batcher.ended is not None:
+            outcomes = self._runner.run(entries)
+            if self._runner.ended is not None:
                 outcomes = self._ended(entries, outcomes)
         except BaseException as error:  # noqa: BLE001 - a worker must not die and leave its clients waiting
             log.critical("the engine raised a fatal error in its thread: %r", error)
             outcomes = [InternalError("the engine failed on this input") for _ in entries]
         self.running = None
-        return outcomes, time.perf_counter() - began, self._batcher.spent
+        return outcomes, time.perf_counter() - began, self._runner.spent
 
     def _ended(self, entries: list[Entry], outcomes: list[Outcome]) -> list[Outcome]:
         """Return the outcomes of a batch whose engine call was ended."""
         if self._ending is not None and self._ending[0] == self.calls - 1:
             # The batch before this one was meant, and ended at the same moment.
-            outcomes = self._batcher.run(entries)
+            outcomes = self._runner.run(entries)
         if self._ending is None or self._ending[0] != self.calls:
             return outcomes
-        error, ended = self._ending[1], self._batcher.ended
+        error, ended = self._ending[1], self._runner.ended
         return [error if outcome is ended else outcome for outcome in outcomes]
 
     def _loop(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ingot.report import units
 from ingot.runtime.dispatch.batch_check import BatchCheck
-from ingot.runtime.dispatch.batching import AnswerLimit
+from ingot.runtime.dispatch.batch_run import AnswerLimit
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Accepts
 from ingot.runtime.dispatch.response_cache import ResponseCache

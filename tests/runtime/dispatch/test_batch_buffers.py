@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot.runtime.dispatch.batching import Batcher, Buffers
+from ingot.runtime.dispatch.batch_run import BatchRunner, Buffers
 from ingot.runtime.engines.engine import Capabilities
 from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -48,9 +48,9 @@ class Allocating(Watching):
         return np.empty(shape, spec.dtype.numpy)
 
 
-def firsts(batcher: Batcher, entries: Sequence[Entry]) -> list[Array]:
+def firsts(runner: BatchRunner, entries: Sequence[Entry]) -> list[Array]:
     found = []
-    for outcome in batcher.run(entries):
+    for outcome in runner.run(entries):
         assert isinstance(outcome, Mapping)
         found.append(outcome["y"])
     return found
@@ -58,32 +58,32 @@ def firsts(batcher: Batcher, entries: Sequence[Entry]) -> list[Array]:
 
 def test_a_large_batch_reuses_the_last_buffer() -> None:
     engine = Watching()
-    batcher = Batcher(engine, SIGNATURE)
+    runner = BatchRunner(engine, SIGNATURE)
     for values in ((1, 2, 3), (4, 5), (6, 7, 8)):
-        assert [answer[0, 0] for answer in firsts(batcher, batch(*values))] == [value + 1 for value in values]
+        assert [answer[0, 0] for answer in firsts(runner, batch(*values))] == [value + 1 for value in values]
     assert len(set(engine.places)) == 1
 
 
 def test_answers_in_the_buffer_stay_unchanged() -> None:
-    batcher = Batcher(Watching(aliases=True), SIGNATURE)
-    given = firsts(batcher, batch(1, 2))
-    firsts(batcher, batch(3, 4))
-    firsts(batcher, batch(5, 6))
+    runner = BatchRunner(Watching(aliases=True), SIGNATURE)
+    given = firsts(runner, batch(1, 2))
+    firsts(runner, batch(3, 4))
+    firsts(runner, batch(5, 6))
     assert [float(answer.min()) for answer in given] == [float(answer.max()) for answer in given] == [1, 2]
 
 
 def test_a_single_request_is_not_copied() -> None:
     engine = Watching()
     (entry,) = batch(1)
-    firsts(Batcher(engine, SIGNATURE), [entry])
+    firsts(BatchRunner(engine, SIGNATURE), [entry])
     assert engine.places == [entry.inputs["x"].ctypes.data]
 
 
 def test_an_engine_with_its_own_memory_gets_every_batch_there() -> None:
     engine = Allocating()
-    batcher = Batcher(engine, SIGNATURE)
+    runner = BatchRunner(engine, SIGNATURE)
     for values in ((1, 2), (3, 4), (5, 6, 7)):
-        firsts(batcher, batch(*values, size=10))
+        firsts(runner, batch(*values, size=10))
     assert engine.allocated == [(20,), (30,)]
 
 
@@ -103,4 +103,4 @@ def test_text_is_never_put_into_a_buffer() -> None:
     signature = Signature((spec,), (TensorSpec("y", DType.BYTES, ("batch", "size")),), "batch")
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature)
     entries = [Entry({"x": np.full((1, LARGE), value, object)}, 1, lambda outcome: None, 0.0) for value in (b"a", b"b")]
-    assert [answer[0, 0] for answer in firsts(Batcher(engine, signature), entries)] == [b"a", b"b"]
+    assert [answer[0, 0] for answer in firsts(BatchRunner(engine, signature), entries)] == [b"a", b"b"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.runtime.dispatch import padding
-from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.signature_check import CallLimit, SignatureCheck
 from ingot.runtime.scheduling.entry import Entry
@@ -47,33 +47,33 @@ def mixer(worth: float | None, paddings: Mapping[str, Padding] = PADDINGS, *, ro
     return PaddingPolicy(Padder(SIGNATURE, paddings), worth, request(5), rounded=rounded)
 
 
-def ask(made: PaddingPolicy | None, entries: Sequence[Entry]) -> tuple[FunctionEngine, Batcher]:
+def ask(made: PaddingPolicy | None, entries: Sequence[Entry]) -> tuple[FunctionEngine, BatchRunner]:
     """Run a batch, and check that every answer equals that of the request alone."""
     engine = FunctionEngine(masked_sum, SIGNATURE)
-    batcher = Batcher(engine, SIGNATURE, made)
-    for item, outcome in zip(entries, batcher.run(entries), strict=True):
+    runner = BatchRunner(engine, SIGNATURE, made)
+    for item, outcome in zip(entries, runner.run(entries), strict=True):
         assert isinstance(outcome, Mapping)
         for name, value in masked_sum(item.inputs).items():
             assert np.array_equal(outcome[name], value)
-    return engine, batcher
+    return engine, runner
 
 
 def test_lengths_whose_padding_costs_less_than_a_call_run_in_one() -> None:
-    engine, batcher = ask(mixer(worth=1000), [entry(3), entry(9, 2, first=50), entry(5)])
+    engine, runner = ask(mixer(worth=1000), [entry(3), entry(9, 2, first=50), entry(5)])
     assert engine.calls == [4]
-    assert (batcher.spent.elements, batcher.spent.padded) == (2 * (3 + 18 + 5), 2 * 4 * 9)
+    assert (runner.spent.elements, runner.spent.padded) == (2 * (3 + 18 + 5), 2 * 4 * 9)
 
 
 def test_lengths_whose_padding_costs_more_than_a_call_run_apart() -> None:
-    engine, batcher = ask(mixer(worth=10), [entry(3), entry(90), entry(4), entry(88)])
+    engine, runner = ask(mixer(worth=10), [entry(3), entry(90), entry(4), entry(88)])
     assert sorted(engine.calls) == [2, 2]
-    assert batcher.spent.padded == 2 * (2 * 4 + 2 * 90)
+    assert runner.spent.padded == 2 * (2 * 4 + 2 * 90)
 
 
 def test_equal_lengths_are_not_padded() -> None:
-    engine, batcher = ask(mixer(worth=10), [entry(8), entry(8)])
+    engine, runner = ask(mixer(worth=10), [entry(8), entry(8)])
     assert engine.calls == [2]
-    assert batcher.spent.padded == batcher.spent.elements
+    assert runner.spent.padded == runner.spent.elements
 
 
 def test_one_size_is_above_another_by_less_than_double_in_a_class() -> None:
@@ -95,8 +95,8 @@ def test_buckets_are_both_classes_and_padded_sizes() -> None:
     assert made.group(request(5)) == made.group(request(16)) != made.group(request(4))
     assert made.group(request(17)) not in (made.group(request(16)), made.group(request(60)))
     assert [made.target([entry(length)]) for length in (1, 4, 5, 17)] == [(4,), (4,), (16,), (17,)]
-    _, batcher = ask(made, [entry(5)])
-    assert batcher.spent.padded == 2 * 16
+    _, runner = ask(made, [entry(5)])
+    assert runner.spent.padded == 2 * 16
 
 
 def test_sizes_are_rounded_for_engines_that_compile_code_for_each() -> None:
@@ -132,11 +132,11 @@ def test_any_mix_is_answered_and_costs_no_more_than_padding_all(
     sizes: list[tuple[int, int]], worth: float | None
 ) -> None:
     entries = [entry(length, samples, first) for first, (length, samples) in enumerate(sizes)]
-    engine, batcher = ask(mixer(worth), entries)
+    engine, runner = ask(mixer(worth), entries)
     assert sum(engine.calls) == sum(samples for _, samples in sizes)
     all_padded = 2 * max(length for length, _ in sizes) * sum(samples for _, samples in sizes)
     if worth is not None and math.isfinite(worth):
-        assert batcher.spent.padded + worth * batcher.spent.calls <= all_padded + worth + 1e-6
+        assert runner.spent.padded + worth * runner.spent.calls <= all_padded + worth + 1e-6
     else:
         assert engine.calls == [sum(samples for _, samples in sizes)]
 
@@ -148,7 +148,7 @@ def test_a_request_that_fails_in_a_padded_batch_fails_alone() -> None:
         return masked_sum(inputs)
 
     entries = [entry(4), entry(3, first=13), entry(5, first=20)]
-    outcomes = Batcher(FunctionEngine(picky, SIGNATURE), SIGNATURE, mixer(1000)).run(entries)
+    outcomes = BatchRunner(FunctionEngine(picky, SIGNATURE), SIGNATURE, mixer(1000)).run(entries)
     assert [isinstance(outcome, Mapping) for outcome in outcomes] == [True, False, True]
 
 
@@ -186,6 +186,6 @@ def test_a_request_whose_mask_hides_a_row_runs_alone_and_unpadded() -> None:
     made = mixer(None, {"seq": Padding({"ids": 7, "mask": 0}, (8, 16), ("mask",))})
     hidden = entry(5, 3)
     hidden.inputs["mask"][1] = 0
-    engine, batcher = ask(made, [entry(3), hidden, entry(6)])
+    engine, runner = ask(made, [entry(3), hidden, entry(6)])
     assert sorted(engine.calls) == [2, 3]
-    assert batcher.spent.padded == 2 * (2 * 8 + 3 * 5)
+    assert runner.spent.padded == 2 * (2 * 8 + 3 * 5)

@@ -23,7 +23,7 @@ from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArg
 from ingot.ipc import arena
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, Entry, Settings, load_engine
-from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation import supervisor
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
@@ -315,9 +315,9 @@ def test_a_model_is_closed_while_a_call_does_not_end(tmp_path: Path) -> None:
         Supervised(engine)
         pid = pid_of(engine)
         os.kill(pid, signal.SIGSTOP)  # no engine can be asked to end its call
-        batcher = Batcher(engine, engine.signature)
+        runner = BatchRunner(engine, engine.signature)
         done: list[Any] = []
-        worker = Worker(engine, batcher, lambda _, entries, outcomes, *rest: done.extend(outcomes), "test")
+        worker = Worker(engine, runner, lambda _, entries, outcomes, *rest: done.extend(outcomes), "test")
         worker.start([Entry({"n": np.array([3])}, 1, lambda outcome: None, 0.0)])
         wait_until(lambda: worker.running is not None)
         worker.close(0.1)

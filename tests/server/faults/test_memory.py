@@ -73,13 +73,13 @@ def test_the_parts_of_a_large_request_count_together(folder: Path, protocol: str
 
 def test_only_the_request_with_the_large_answer_fails(folder: Path) -> None:
     """It shares its batch with others."""
-    from ingot.runtime.dispatch.batching import AnswerLimit, Batcher
+    from ingot.runtime.dispatch.batch_run import AnswerLimit, BatchRunner
     from ingot.runtime.scheduling.entry import Entry
     from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 
     arrays = [np.ones((rows, 2), np.float32) for rows in (1, 100, 2)]
     entries = [Entry({"x": array}, len(array), lambda _: None, 0.0) for array in arrays]
-    first, large, last = Batcher(FunctionEngine(), DOUBLER, limit=AnswerLimit(100, "m")).run(entries)
+    first, large, last = BatchRunner(FunctionEngine(), DOUBLER, limit=AnswerLimit(100, "m")).run(entries)
     assert isinstance(large, TooLarge)
     assert not isinstance(first, TooLarge)
     assert not isinstance(last, TooLarge)

@@ -120,7 +120,7 @@ class Buffers:
                     self._drop(name)
 
 
-class Batcher:
+class BatchRunner:
     """Runs batches on one engine, one at a time.
 
     Args:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineLost, EngineTimeout, InternalError, InvalidArgument
-from ingot.runtime.dispatch import batching
-from ingot.runtime.dispatch.batching import Batcher
+from ingot.runtime.dispatch import batch_run
+from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -26,7 +26,7 @@ def outputs(outcome: Outcome) -> Mapping[str, Array]:
 def test_rows_go_back_to_their_requests() -> None:
     engine = FunctionEngine()
     arrays = [np.full((samples, 2), samples, np.float32) for samples in (1, 3, 2)]
-    outcomes = Batcher(engine, DOUBLER).run([entry(array) for array in arrays])
+    outcomes = BatchRunner(engine, DOUBLER).run([entry(array) for array in arrays])
     assert engine.calls == [6]
     for array, outcome in zip(arrays, outcomes, strict=True):
         assert np.array_equal(outputs(outcome)["y"], array * 2)
@@ -40,7 +40,7 @@ def test_a_batch_axis_that_is_not_the_first() -> None:
         Entry({"x": np.full((2, columns), columns, np.float32)}, columns, lambda outcome: None, 0.0)
         for columns in (1, 3)
     ]
-    outcomes = Batcher(FunctionEngine(), signature).run(entries)
+    outcomes = BatchRunner(FunctionEngine(), signature).run(entries)
     assert [outputs(outcome)["y"].tolist() for outcome in outcomes] == [[[2], [2]], [[6, 6, 6], [6, 6, 6]]]
 
 
@@ -51,7 +51,7 @@ def test_only_the_request_to_blame_fails() -> None:
         return {"y": inputs["x"]}
 
     entries = [entry(np.full((1, 2), value, np.float32)) for value in (1, 13, 3)]
-    first, bad, last = Batcher(FunctionEngine(picky), DOUBLER).run(entries)
+    first, bad, last = BatchRunner(FunctionEngine(picky), DOUBLER).run(entries)
     assert outputs(first)["y"].tolist() == [[1, 1]]
     assert isinstance(bad, InvalidArgument)
     assert outputs(last)["y"].tolist() == [[3, 3]]
@@ -64,7 +64,7 @@ def test_a_batch_whose_call_was_ended_is_not_tried_again() -> None:
         raise EngineTimeout("the engine call was ended")
 
     engine = FunctionEngine(ended)
-    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(4)])
+    outcomes = BatchRunner(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(4)])
     assert engine.calls == [4, 2]
     assert all(isinstance(outcome, EngineTimeout) for outcome in outcomes)
 
@@ -73,7 +73,7 @@ class TestEndingABatch:
     """A batch is ended by another thread while the engine runs; here by the engine itself, for a certain order."""
 
     def worker(self, engine: FunctionEngine) -> Worker:
-        return Worker(engine, Batcher(engine, DOUBLER), lambda *_: None, "test")
+        return Worker(engine, BatchRunner(engine, DOUBLER), lambda *_: None, "test")
 
     def test_its_requests_fail_with_the_error_given(self) -> None:
         def function(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -109,7 +109,7 @@ def test_a_batch_that_lost_its_engine_process_is_not_tried_again() -> None:
         raise EngineLost("it ended by SIGFPE")
 
     engine = FunctionEngine(lost)
-    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
+    outcomes = BatchRunner(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
     assert [type(outcome) for outcome in outcomes] == [EngineLost] * 3
     assert engine.calls == [3]
 
@@ -117,12 +117,12 @@ def test_a_batch_that_lost_its_engine_process_is_not_tried_again() -> None:
 def test_an_unforeseen_failure_hides_its_text(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching.log, "filters", [])  # of repeated errors, which other tests may have raised
+    monkeypatch.setattr(batch_run.log, "filters", [])  # of repeated errors, which other tests may have raised
 
     def broken(inputs: Mapping[str, Array]) -> dict[str, Array]:
         raise ZeroDivisionError("a secret")
 
-    (outcome,) = Batcher(FunctionEngine(broken), DOUBLER).run([entry(np.ones((1, 2), np.float32))])
+    (outcome,) = BatchRunner(FunctionEngine(broken), DOUBLER).run([entry(np.ones((1, 2), np.float32))])
     assert isinstance(outcome, InternalError)
     assert "secret" not in str(outcome)
     assert "a secret" in caplog.text
@@ -130,7 +130,7 @@ def test_an_unforeseen_failure_hides_its_text(
 
 def test_an_engine_that_returns_too_few_rows_is_not_trusted() -> None:
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"][:1]})
-    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
+    outcomes = BatchRunner(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(3)])
     assert engine.calls == [3, 1, 2, 1, 1]  # joined it lied; alone each is right
     assert all(isinstance(outcome, Mapping) for outcome in outcomes)
 
@@ -139,7 +139,7 @@ def test_an_engine_that_drops_a_row_of_a_single_request_answers_nothing() -> Non
     for samples, returned in ((3, 2), (0, 1), (1, 0)):
         y = np.zeros((returned, 2), np.float32)
         engine = FunctionEngine(lambda inputs, y=y: {"y": y})  # type: ignore[misc]
-        [outcome] = Batcher(engine, DOUBLER).run([entry(np.ones((samples, 2), np.float32))])
+        [outcome] = BatchRunner(engine, DOUBLER).run([entry(np.ones((samples, 2), np.float32))])
         assert isinstance(outcome, InternalError)
         assert f"float32 [{returned}, 2] for {samples} samples" in str(outcome)
 
@@ -158,7 +158,7 @@ def test_what_an_engine_returns_has_the_datatype_rank_and_samples_of_the_signatu
     change: Callable[[Array], Array], count: int
 ) -> None:
     engine = FunctionEngine(lambda inputs: {"y": change(inputs["x"])})
-    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((3, 2), np.float32)) for _ in range(count)])
+    outcomes = BatchRunner(engine, DOUBLER).run([entry(np.ones((3, 2), np.float32)) for _ in range(count)])
     for outcome in outcomes:
         assert isinstance(outcome, InternalError)
         assert "the model's signature is y:float32[batch,2]" in str(outcome)
@@ -166,7 +166,7 @@ def test_what_an_engine_returns_has_the_datatype_rank_and_samples_of_the_signatu
 
 def test_outputs_that_the_signature_lacks_are_dropped() -> None:
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"], "more": inputs["x"][:1]})
-    outcomes = Batcher(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(2)])
+    outcomes = BatchRunner(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(2)])
     assert engine.calls == [2]
     assert [outputs(outcome).keys() for outcome in outcomes] == [{"y"}, {"y"}]
 
@@ -178,6 +178,6 @@ def test_an_output_that_the_engine_does_not_give_is_named() -> None:
         "batch",
     )
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"]}, signature)
-    [outcome] = Batcher(engine, signature).run([Entry({"x": np.ones((1, 2), np.float32)}, 1, print, 0.0)])
+    [outcome] = BatchRunner(engine, signature).run([Entry({"x": np.ones((1, 2), np.float32)}, 1, print, 0.0)])
     assert isinstance(outcome, InternalError)
     assert "'z'" in str(outcome)
