@@ -98,7 +98,7 @@ class Server:
         async with contextlib.AsyncExitStack() as on_late_error:
             on_late_error.push_async_callback(self._stop)
             if self.management is not None:
-                await self.management.start(self._ports.http_port)
+                await self.management.start(self._ports.http_port, self._ports.audit)
             await self.rollouts.start()
             await self._ports.set_serving(True)
             on_late_error.pop_all()

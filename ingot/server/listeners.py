@@ -30,8 +30,13 @@ log = logging.getLogger(__name__)
 
 
 class Ports(Protocol):
-    """Both ports of a server, whichever process listens on them."""
+    """Both ports of a server, whichever process listens on them.
 
+    Attributes:
+        audit: where refused requests are logged while the ports are open; None if they are not.
+    """
+
+    audit: AuditLog | None
     http_port: int
     grpc_port: int
 
@@ -62,6 +67,9 @@ class Listeners:
         plane: the server's behaviour.
         config: addresses and limits.
         tls: the certificate, or None.
+
+    Attributes:
+        audit: as of :class:`Ports`.
     """
 
     def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None):
@@ -75,7 +83,7 @@ class Listeners:
         self._open: list[Listener] = []
         self._reserved: list[socket.socket] = []
         self._descriptors = Descriptors(plane.metrics)
-        self._audit: AuditLog | None = None
+        self.audit: AuditLog | None = None
         self._watch = Watch(plane.metrics)
         self._had_plain = False
 
@@ -84,9 +92,9 @@ class Listeners:
         async with contextlib.AsyncExitStack() as on_error:
             on_error.push_async_callback(self.stop, config.drain_timeout)
             if config.audit_log is not None:
-                self._audit = AuditLog(config.audit_log, plane.metrics)
-                self._watch = Watch(plane.metrics, self._audit)
-                self._watch.each(self._audit.summarize)
+                self.audit = AuditLog(config.audit_log, plane.metrics)
+                self._watch = Watch(plane.metrics, self.audit)
+                self._watch.each(self.audit.summarize)
             gate = self._gate()
             if tls is not None:
                 tls.refused = self._refused_handshake
@@ -123,9 +131,9 @@ class Listeners:
         self._release()
         if self._plane.observer is not None:
             await asyncio.to_thread(self._plane.observer.close)
-        if self._audit is not None:
-            await asyncio.to_thread(self._audit.close)
-            self._audit = None
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.close)
+            self.audit = None
 
     def _create(self, gate: Gate | None) -> dict[str, Listener]:
         """Return a listener of each protocol that does not listen yet."""
@@ -154,7 +162,7 @@ class Listeners:
         config = self._config
         if config.auth is None and config.tls_client_ca is None:
             return None
-        gate = Gate(config.auth, self._plane.metrics, self._audit, by_certificate=config.tls_client_ca is not None)
+        gate = Gate(config.auth, self._plane.metrics, self.audit, by_certificate=config.tls_client_ca is not None)
         if config.auth is not None:
             self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)
@@ -186,9 +194,9 @@ class Listeners:
                 "a client speaks HTTP or gRPC without TLS to a port with TLS; it needs https:// or grpcs://. Further "
                 'ones are counted only: ingot_tls_refused_total{reason="plain"}'
             )
-        if reason == "certificate" and self._audit is not None:
+        if reason == "certificate" and self.audit is not None:
             # Its address is not known here.
-            self._audit.refused(Refusal(Unauthenticated("no valid certificate"), reason), "tls", "", Peer())
+            self.audit.refused(Refusal(Unauthenticated("no valid certificate"), reason), "tls", "", Peer())
 
     def _admission(self, gate: Gate | None) -> Admission | None:
         config = self._config

@@ -28,7 +28,7 @@ from ingot.server.grpc.grpcio_server import STATUS
 from ingot.server.grpc.service import Service
 from ingot.server.http.app import create_app
 from ingot.server.main import create
-from ingot.server.net.limits import check_size
+from ingot.server.net.limits import SMALL_BYTES, check_size
 from ingot.tensors import Array
 
 M = TypeVar("M", bound=Message)
@@ -38,6 +38,7 @@ class _Proxies:
     """The ports of a server that Ray's proxies have instead."""
 
     http_port = grpc_port = 0
+    audit = None
 
     async def start(self) -> None:
         """Do nothing: the proxies listen."""
@@ -185,7 +186,8 @@ class Ingress(Replica):
         return outcome
 
     def _parse(self, kind: type[M], raw: bytes) -> M:
-        check_size(len(raw), self._server.config.max_body_bytes)
+        most = self._server.config.max_body_bytes
+        check_size(len(raw), most if kind is pb.ModelInferRequest else min(most, SMALL_BYTES))
         return proto_codec.parse(kind, raw)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
 from ingot.protocol.addresses import is_path
+from ingot.server.access.audit import AuditLog
 from ingot.server.access.gate import MANAGE, Gate
 from ingot.server.access.watch import Watch
 from ingot.server.grpc.fast import FastListener
@@ -47,17 +48,23 @@ class Management:
         self._rollouts = rollouts
         self._config = config
         self._tls = tls
+        self._audit: AuditLog | None = None
         self._open: list[Listener] = []
         self._watch = Watch(plane.metrics)
         self._socket: Path | None = None
 
-    async def start(self, http_port: int) -> None:
-        """Open it; ``http_port`` is the server's.
+    async def start(self, http_port: int, audit: AuditLog | None) -> None:
+        """Open it.
+
+        Args:
+            http_port: the server's.
+            audit: where refused requests are logged; None if they are not.
 
         Raises:
             InvalidArgument: an address that was asked for cannot be opened. Without the default one, it is logged.
         """
         config = self._config
+        self._audit = audit
         if config.management_grpc is not None:
             await self._start_grpc(*split(config.management_grpc, "--management-grpc"))
         if config.management is None:
@@ -139,7 +146,7 @@ class Management:
         config = self._config
         if config.auth is None:
             return None
-        gate = Gate(config.auth, self._plane.metrics, scope=MANAGE)
+        gate = Gate(config.auth, self._plane.metrics, self._audit, scope=MANAGE)
         self._watch.add("auth", lambda: gate.files, gate.load, gate.replace)
         self._watch.each(gate.expire)
         return gate

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from benchmarks.serving.processes import free_ports
 from ingot.errors import InvalidArgument, Unauthenticated
+from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.proto_codec import SERVICE
 from ingot.runtime import Metrics
 from ingot.server.access.audit import AuditLog
 from ingot.server.access.grants import Refusal
@@ -58,6 +62,23 @@ def test_refused_requests_and_new_keys_are_logged_without_secrets(server: tuple[
     assert all(line["address"].startswith("127.0.0.1:") for line in found)
     assert key.split("_", 2)[2] not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_refusals_of_management_are_logged(tmp_path: Path) -> None:
+    auth, path = tmp_path / "keys.toml", tmp_path / "audit.log"
+    key = make_key(auth, "infer")
+    http, rpc = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    settings: dict[str, Any] = {"management": http, "management_grpc": rpc, "audit_log": path}
+    with served("fast", tmp_path, auth, **settings) as running:
+        managed = replace(running, http=f"http://{http}", grpc=f"grpc://{rpc}")
+        assert managed.get("/v2/repository/status", key).status_code == 403
+        with pytest.raises(grpc.RpcError):
+            managed.call(f"{SERVICE}/RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
+    shown = [(line["reason"], line["protocol"], line["target"]) for line in lines(path)]
+    assert shown == [
+        ("scope", "http", "/v2/repository/status"),
+        ("missing", "grpc", f"/{SERVICE}/RepositoryIndex"),
+    ]
 
 
 def test_a_broken_file_is_logged(server: tuple[Served, Path]) -> None:
