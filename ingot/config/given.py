@@ -25,6 +25,8 @@ OTHER_VARIABLES = (
 )
 # What Kubernetes puts into every container where a service is called "ingot" or "ingot-...", but for settings' names.
 _SERVICE = re.compile(r"INGOT_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+# Characters of a misspelt name that are compared: a client's name may have a million, and difflib indexes each.
+_LONGEST = 100
 _SERVICE_PORT = re.compile(r"INGOT_(\w+_)?PORT")
 
 
@@ -78,7 +80,7 @@ def given(
 
 def nearest(name: str, names: Collection[str]) -> str:
     """Return the name most like a misspelt one; empty if none is."""
-    return next(iter(difflib.get_close_matches(name, names, 1)), "")
+    return next(iter(difflib.get_close_matches(name[:_LONGEST], names, 1)), "")
 
 
 def _check_variables(known: Mapping[str, Setting]) -> None:

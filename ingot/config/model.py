@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.config.given import Given, nearest
 from ingot.config.server import ServerConfig
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, shortened
 
 if TYPE_CHECKING:
     from ingot.runtime import Settings
@@ -44,7 +44,7 @@ class ModelConfig:
             if name not in known:
                 near = nearest(name, known)
                 raise InvalidArgument(
-                    f"'{name}' is not a setting of a model; "
+                    f"'{shortened(name)}' is not a setting of a model; "
                     + (f"did you mean '{near}'?" if near else f"there are: {', '.join(known)}")
                 )
             try:

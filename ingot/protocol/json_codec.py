@@ -22,6 +22,7 @@ from ingot.protocol.requests import (
     InferResponse,
     Route,
     Template,
+    check_parameters,
     named,
 )
 from ingot.tensors import Array, DType, Signature, TensorSpec, arrays
@@ -96,25 +97,26 @@ def decode_request(
         buffers = _Buffers(memoryview(body)[header_length:])
     else:
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
-    inputs = named([_input(item, buffers, read) for item in _list(header, "inputs")])
+    given, wanted = _list(header, "inputs"), _list(header, "outputs", required=False)
+    check_parameters(sum(len(_dict(item, "parameters")) for item in (header, *given, *wanted)))
+    inputs = named([_input(item, buffers, read) for item in given])
     buffers.check_empty()
     parameters = _dict(header, "parameters")
     default = _flag(parameters, "binary_data_output", False) if parameters else False
     outputs: dict[str, bool] = {}
     deliveries: dict[str, Delivery] = {}
-    if wanted := _list(header, "outputs", required=False):
-        for item in wanted:
-            name = _text(item, "name", "an output")
-            if name in outputs:
-                raise InvalidArgument(f"output '{name}' already exists in request; name each output once")
-            options = _dict(item, "parameters")
-            outputs[name] = _flag(options, "binary_data", default)
-            if EXTRA.isdisjoint(options):
-                continue
-            delivery = Delivery.of(f"output '{name}'", options)
-            if delivery is not None:
-                deliveries[name] = delivery
-                outputs[name] = outputs[name] and delivery.place is None
+    for item in wanted:
+        name = _text(item, "name", "an output")
+        if name in outputs:
+            raise InvalidArgument(f"output '{name}' already exists in request; name each output once")
+        options = _dict(item, "parameters")
+        outputs[name] = _flag(options, "binary_data", default)
+        if EXTRA.isdisjoint(options):
+            continue
+        delivery = Delivery.of(f"output '{name}'", options)
+        if delivery is not None:
+            deliveries[name] = delivery
+            outputs[name] = outputs[name] and delivery.place is None
     layout = ResponseFormat(default, outputs) if default or outputs else _JSON
     identifier = _text(header, "id", "the request", default="")
     template = Template(model, version, tuple(outputs), parameters, None, deliveries)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from ingot.errors import Code, InvalidArgument
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.regions import Delivery, Place, Read, refuse
-from ingot.protocol.requests import MAX_TENSORS, InferRequest, InferResponse, Template, named
+from ingot.protocol.requests import MAX_TENSORS, InferRequest, InferResponse, Template, check_parameters, named
 from ingot.tensors import Array, DType, arrays
 
 M = TypeVar("M", bound=Message)
@@ -93,6 +93,8 @@ def decode_request(
     find(message.model_name, message.model_version)
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
         raise InvalidArgument(f"the request has over {MAX_TENSORS} inputs or outputs; no model has so many")
+    of_tensors = [len(each.parameters) for each in message.inputs], [len(each.parameters) for each in message.outputs]
+    check_parameters(len(message.parameters) + sum(map(sum, of_tensors)))
     raw = message.raw_input_contents
     places = [
         Place.of(f"tensor '{tensor.name}'", decode_parameters(tensor.parameters)) if tensor.parameters else None
@@ -115,13 +117,13 @@ def decode_request(
     parameters = decode_parameters(message.parameters)
     template = Template(message.model_name, message.model_version, outputs, parameters, None, deliveries)
     contents = iter(raw)
-    tensors = []
+    found = []
     for tensor, place in zip(message.inputs, places, strict=True):
         if place is None:
-            tensors.append(_tensor(tensor, next(contents, None)))
+            found.append(_tensor(tensor, next(contents, None)))
         else:
-            tensors.append((tensor.name, read(tensor.name, place, *_kind(tensor))))
-    return InferRequest(template, named(tensors), message.id)
+            found.append((tensor.name, read(tensor.name, place, *_kind(tensor))))
+    return InferRequest(template, named(found), message.id)
 
 
 def _check_untyped(message: pb.ModelInferRequest) -> None:
@@ -185,8 +187,13 @@ def decode_response(message: pb.ModelInferResponse) -> dict[str, Array]:
     return dict(_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.outputs))
 
 
-def decode_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    """Return protobuf parameters as Python values."""
+def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return protobuf parameters as Python values.
+
+    Raises:
+        InvalidArgument: there are too many.
+    """
+    check_parameters(len(parameters))
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, kind) if kind else None for name, (value, kind) in chosen.items()}
 

@@ -28,6 +28,8 @@ Parameters = Mapping[str, Any]
 
 MAX_TENSORS = 1024
 """Most inputs or outputs of a request: more than any model has. A request with more is refused before it is parsed."""
+MAX_PARAMETERS = 4 * MAX_TENSORS
+"""Most parameters of a request and of its tensors together: a tensor in shared memory has three."""
 
 # Most names in a template that is remembered: clients choose them.
 _MAX_NAMES = 64
@@ -47,6 +49,16 @@ _AT_ONCE = 1 << 15
 _TEXT_OBJECT = 40
 
 T = TypeVar("T")
+
+
+def check_parameters(count: int) -> None:
+    """Refuse a request with too many parameters before each is looked at.
+
+    Raises:
+        InvalidArgument: there are more than :data:`MAX_PARAMETERS`.
+    """
+    if count > MAX_PARAMETERS:
+        raise InvalidArgument(f"the request has {count} parameters; at most {MAX_PARAMETERS} are accepted")
 
 
 class Cancellable(Protocol):

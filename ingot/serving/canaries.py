@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ingot.config import ServerConfig
 from ingot.config.given import nearest
-from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported
+from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported, shortened
 from ingot.runtime import Metrics, Model
 from ingot.runtime.settings.canary import Plan
 from ingot.serving import Repository
@@ -264,7 +264,7 @@ def changed(plan: Plan, given: Mapping[str, Any]) -> Plan:
     for name, value in given.items():
         if name not in fields:
             near = nearest(name, dict.fromkeys([*fields, "source", "shadow", "weight"]))
-            raise InvalidArgument(f"'{name}' is not known" + (f"; did you mean '{near}'?" if near else ""))
+            raise InvalidArgument(f"'{shortened(name)}' is not known" + (f"; did you mean '{near}'?" if near else ""))
         setting = settings["canary" if name == "steps" else f"canary_{name}"]
         try:
             values[name] = setting.read(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import ingot
 from ingot.config import ServerConfig, given
+from ingot.config.model import ModelConfig
 from ingot.errors import InvalidArgument, Unsupported
 from tests.support import ROOT
 
@@ -225,6 +227,22 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
 def test_an_engine_that_does_not_exist_is_refused_though_models_name_theirs() -> None:
     with pytest.raises(Unsupported, match="unknown engine 'nonsense'; there are onnxruntime, openvino"):
         assert ServerConfig(engine="nonsense").runtime
+
+
+def test_only_the_beginning_of_a_long_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of management chooses the name, and difflib indexes each character."""
+    compared: list[int] = []
+    real = difflib.get_close_matches
+
+    def close(word: str, *others: Any) -> list[str]:
+        compared.append(len(word))
+        return real(word, *others)
+
+    monkeypatch.setattr(difflib, "get_close_matches", close)
+    with pytest.raises(InvalidArgument, match="is not a setting of a model") as caught:
+        ModelConfig.of_parameters({"x" * 1_000_000: 1})
+    assert compared == [100]
+    assert len(str(caught.value)) < 5000
 
 
 def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ingot.protocol import open_inference_pb2 as pb
+from ingot.protocol.proto_codec import decode_parameters
 
 Arguments = tuple[Mapping[str, str], Mapping[str, Any]]
 
@@ -39,18 +40,12 @@ def _index(request: pb.RepositoryIndexRequest) -> Arguments:
 
 
 def _with_parameters(request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest) -> Arguments:
-    chosen = {name: value for name, value in _chosen(request.parameters).items() if value is not None}
+    chosen = {name: value for name, value in decode_parameters(request.parameters).items() if value is not None}
     return {"model": request.model_name}, {"parameters": chosen}
 
 
 def _log_settings(request: pb.LogSettingsRequest) -> Arguments:
-    return {}, _chosen(request.settings)
-
-
-def _chosen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of messages of which one field is set; None for those without."""
-    kinds = {name: value.WhichOneof("parameter_choice") for name, value in values.items()}
-    return {name: getattr(values[name], kind) if kind else None for name, kind in kinds.items()}
+    return {}, decode_parameters(request.settings)
 
 
 READ: Mapping[str, Callable[[Any], Arguments]] = {

@@ -23,11 +23,15 @@ Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a service, unary or streaming; ``many``: it accepts more than one message."""
+    """A method of a service, unary or streaming.
+
+    ``many``: it accepts more than one message. ``large``: of more than 1 MiB each, as only those of inference are.
+    """
 
     unary: Unary | None = None
     streaming: Streaming | None = None
     many: bool = False
+    large: bool = False
 
 
 class Call(Stream):

@@ -27,7 +27,7 @@ from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.net import compression
 from ingot.server.net.compression import decompress
-from ingot.server.net.limits import BODY_PACE, CALL_BYTES, STREAM_BYTES, Budget, ClientLimits
+from ingot.server.net.limits import BODY_PACE, CALL_BYTES, SMALL_BYTES, STREAM_BYTES, Budget, ClientLimits
 from ingot.server.plane.dataplane import DataPlane
 
 Work = Callable[[], Coroutine[None, None, None]]
@@ -42,7 +42,7 @@ class Calls:
         plane: the server's behaviour.
         methods: the methods by path.
         infer: the path of ModelInfer, which calls the data plane without a coroutine.
-        limit: the most bytes of a message.
+        limit: the most bytes of a message of inference.
         budget: the bytes that messages of more than one frame may use until their calls end.
         open_calls: the bytes that open calls may use, not counting their messages.
         count_fault: called with the reason when a client breaks HTTP/2.
@@ -110,7 +110,7 @@ class Calls:
         elif self.limits is None or self._enter(self.limits, replies, call, method):
             replies.fresh.append(call)
             if method.streaming is not None:
-                call.messages = Messages(self._limit)
+                call.messages = Messages(self._limit_of(call))
             if call.ended:
                 self.ended(replies, call)
 
@@ -180,7 +180,7 @@ class Calls:
                 self._submit(replies, call, data[PREFIX:])
                 return
         if call.messages is None:
-            call.messages = Messages(self._limit)
+            call.messages = Messages(self._limit_of(call))
         messages = call.messages
         try:
             self._hold(call, len(data))
@@ -222,6 +222,11 @@ class Calls:
             self._submit(replies, call, data)
         else:
             self._run(replies, call, partial(self._unary, replies, call, method, compressed, data))
+
+    def _limit_of(self, call: Call) -> int:
+        """Return the most bytes of a message of a call, before and after decompression."""
+        large = call.method is not None and call.method.large
+        return self._limit if large else min(self._limit, SMALL_BYTES)
 
     def stalled(self, replies: Replies, call: Call) -> None:
         """End a call whose message stopped arriving."""
@@ -389,5 +394,5 @@ class Calls:
 
     async def _decompressed(self, call: Call, data: bytes) -> bytes:
         """Decompress a message; the budget counts its content in addition to the message."""
-        content = pieces(data, call.head.encoding, self._limit)
+        content = pieces(data, call.head.encoding, self._limit_of(call))
         return await decompress(content, len(data), partial(self._hold, call))

@@ -136,8 +136,10 @@ class FastListener:
             self._looking.cancel()
 
     def _methods(self, service: Service) -> dict[bytes, Method]:
-        methods = {_path(name): Method(_unary(*call)) for name, call in service.unary().items()}
-        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service), many=True)
+        methods = {
+            _path(name): Method(_unary(*call), large=name == "ModelInfer") for name, call in service.unary().items()
+        }
+        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service), many=True, large=True)
         methods[_path("Check", HEALTH)] = Method(self._health.check)
         methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
         reflection = Reflection((SERVICE, HEALTH, *REFLECTION), pool())

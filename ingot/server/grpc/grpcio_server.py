@@ -23,6 +23,7 @@ from ingot.server.access.gate import Gate
 from ingot.server.grpc.grpcio_access import AccessInterceptor
 from ingot.server.grpc.reflection import pool
 from ingot.server.grpc.service import Service
+from ingot.server.net.limits import SMALL_BYTES, check_size
 from ingot.server.net.listening import bracketed
 from ingot.server.net.tls import Content, Tls
 from ingot.server.plane.dataplane import DataPlane
@@ -148,6 +149,8 @@ def _unary(
     """Wrap a method so that its errors become statuses without internal text."""
 
     async def call(raw: bytes) -> Message:
+        if name != "ModelInfer":  # whose limit grpcio checks
+            check_size(len(raw), SMALL_BYTES)
         return await function(proto_codec.parse(kind, raw))
 
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:

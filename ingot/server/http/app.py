@@ -22,7 +22,7 @@ from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http import page as page_module
 from ingot.server.http.decoder import Decoder
 from ingot.server.http.parser import InferHead
-from ingot.server.net.limits import Budget, Reservation, bodies_budget, check_size
+from ingot.server.net.limits import SMALL_BYTES, Budget, Reservation, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.server.plane.operations import OPERATIONS, Handler, Operation
@@ -34,7 +34,6 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 # The router's errors, with our codes, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
-_SMALL_BYTES = 1 << 20
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not read it
 
 
@@ -171,14 +170,14 @@ class _Endpoints:
         """Answer one request of inference in flat JSON."""
         with self._service.budget.reserve() as reservation:
             body = await self._read(request, reservation)
-            decoded = generate.decode(self._plane, model, version, body, _sender(request))
+            decoded = await generate.read(self._plane, model, version, body, _sender(request))
             return Response(await generate.answer(self._plane, decoded), media_type="application/json")
 
     async def generate_stream(self, request: Request, model: str, version: str = "") -> Response:
         """Answer a request in flat JSON with server-sent events."""
         with self._service.budget.reserve() as reservation:
             body = await self._read(request, reservation)
-            decoded = generate.decode(self._plane, model, version, body, _sender(request))
+            decoded = await generate.read(self._plane, model, version, body, _sender(request))
         answers = generate.events(self._plane, decoded)
         first = await anext(answers)  # an error before it has its own status
 
@@ -197,9 +196,7 @@ class _Endpoints:
     async def _read(self, request: Request, reservation: Reservation, *, small: bool = False) -> bytes:
         """Return a request's body; a ``small`` one is decoded in the event loop, and has a lower limit."""
         most = self._service.max_body_bytes
-        check = functools.partial(check_size, limit=most)
-        if small and most > _SMALL_BYTES:
-            check = functools.partial(check_size, limit=_SMALL_BYTES, end=" for this operation")
+        check = functools.partial(check_size, limit=min(most, SMALL_BYTES) if small else most)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal():
             check(int(declared))

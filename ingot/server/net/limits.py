@@ -13,6 +13,9 @@ from ingot.errors import TooLarge, TooManyRequests, Unavailable
 BODY_BYTES = 1 << 20
 BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
+SMALL_BYTES = 1 << 20
+"""Most bytes of a body or message other than those of inference, which is converted in the event loop."""
+
 # Bytes that an open call costs in addition to its messages, rounded up: of a call of few messages, and of a stream,
 # which needs a task.
 CALL_BYTES = 2 << 10
@@ -29,13 +32,15 @@ _REMEMBERED_CLIENTS = 1024
 _TIMES_FREE = 7
 
 
-def check_size(size: int, limit: int, end: str = "; see --max-body-mb") -> None:
+def check_size(size: int, limit: int) -> None:
     """Refuse a body over the limit.
 
     Raises:
-        TooLarge: names both sizes, and ends with ``end``.
+        TooLarge: names both sizes.
     """
     if size > limit:
+        small = limit == SMALL_BYTES
+        end = " for this operation; --max-body-mb is that of inference" if small else "; see --max-body-mb"
         raise TooLarge(f"the request body has {size} bytes, over the limit of {limit}{end}")
 
 

@@ -11,7 +11,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
+from ingot.protocol.requests import MAX_PARAMETERS
 from ingot.server.main import RunningServer
+from ingot.server.plane.operations import METHODS
 from ingot.tensors import DType, arrays
 from tests.server.samples import sample
 from tests.support import matrix
@@ -202,6 +204,51 @@ def test_statuses(channel: grpc.Channel) -> None:
 def test_a_message_over_the_limit(channel: grpc.Channel) -> None:
     request = pb.ModelInferRequest(model_name="affine", raw_input_contents=[bytes(5 << 20)])
     assert refused(channel, request).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("encoding", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_messages_other_than_inference_are_small(channel: grpc.Channel, encoding: grpc.Compression) -> None:
+    """They are converted in the event loop, where a large one would delay all other requests."""
+    unknown = b"\xf2\x7f\x80\x80\x40" + bytes(1 << 20)  # a field that no message has
+    for name, operation in METHODS.items():
+        if operation.handler is not None:
+            stub: Any = channel.unary_unary(
+                f"/{proto_codec.SERVICE}/{name}", request_serializer=None, response_deserializer=None
+            )
+            with pytest.raises(grpc.RpcError) as caught:
+                stub(unknown, timeout=30, compression=encoding)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, name
+            assert "over the limit of 1048576 for this operation" in str(caught.value.details())
+    assert infer(channel, affine()).outputs
+
+
+def test_messages_of_other_services_are_small(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
+        request = health_pb2.HealthCheckRequest(service="x" * (1 << 20))
+        health = health_pb2_grpc.HealthStub(channel)
+        for ask in (lambda: health.Check(request), lambda: next(health.Watch(request))):
+            with pytest.raises(grpc.RpcError) as caught:
+                ask()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_too_many_parameters_are_refused_before_they_are_read(channel: grpc.Channel) -> None:
+    of_request, of_tensors = affine(), affine()
+    for index in range(MAX_PARAMETERS + 1):
+        of_request.parameters[f"p{index}"].bool_param = True
+    output = of_tensors.outputs.add(name="y")
+    for index in range(MAX_PARAMETERS // 2 + 1):
+        of_tensors.inputs[0].parameters[f"p{index}"].bool_param = True
+        output.parameters[f"p{index}"].bool_param = True
+    for request in (of_request, of_tensors):
+        error = refused(channel, request)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"at most {MAX_PARAMETERS} are accepted" in str(error.details())
+    settings = pb.LogSettingsRequest()
+    for index in range(MAX_PARAMETERS + 1):
+        settings.settings[f"p{index}"].bool_param = True
+    with pytest.raises(grpc.RpcError, match=f"at most {MAX_PARAMETERS} are accepted"):
+        call(channel, "LogSettings", settings, pb.LogSettingsResponse)
 
 
 def test_a_message_that_is_not_protobuf(channel: grpc.Channel) -> None:

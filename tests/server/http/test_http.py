@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.protocol.requests import MAX_PARAMETERS
 from ingot.server.main import RunningServer
 from ingot.tensors import DType, arrays
 from tests import onnx_models
@@ -102,6 +103,16 @@ def test_an_unknown_model_is_named_before_a_body_that_cannot_be_read(
 ) -> None:
     statuses = [http.post(f"/v2/models/{name}/infer", content=b"{", headers=headers) for name in ("nope", "affine")]
     assert [answer.status_code for answer in statuses] == [404, 400]
+
+
+@pytest.mark.parametrize("holders", [("request",), ("inputs", "outputs")])
+def test_too_many_parameters_are_refused(http: httpx.Client, holders: tuple[str, ...]) -> None:
+    body: dict[str, Any] = {**affine(), "outputs": [{"name": "y"}]}
+    for holder in holders:
+        found = body if holder == "request" else body[holder][0]
+        found["parameters"] = {f"p{index}": 1 for index in range(MAX_PARAMETERS // len(holders) + 1)}
+    answer = http.post("/v2/models/affine/infer", json=body)
+    assert (answer.status_code, f"at most {MAX_PARAMETERS} are accepted" in answer.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]], ids=["flat", "nested"])
