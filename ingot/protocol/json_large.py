@@ -135,11 +135,11 @@ def loads(raw: bytes) -> Any:
     lists = list(_long_lists(raw))
     if lists:
         rest = _without(raw, lists)
-        _check(rest)
+        check(rest)
         parsed = orjson.loads(rest)
         if _put_back(parsed, [Numbers(raw, *place) for place in lists]):
             return parsed
-    _check(raw)
+    check(raw)
     return orjson.loads(raw)
 
 
@@ -193,8 +193,12 @@ def _put_back(parsed: object, lists: Sequence[Numbers]) -> bool:
     return found == len(lists)
 
 
-def _check(text: bytes) -> None:
-    """Refuse JSON with too many values before they are parsed."""
+def check(text: bytes) -> None:
+    """Refuse JSON with too many values before they are parsed.
+
+    Raises:
+        TooLarge: the text has over a million.
+    """
     if _separators(text) <= _MOST_VALUES:
         return
     # Most of the separators may be in strings.
@@ -202,8 +206,8 @@ def _check(text: bytes) -> None:
     strings = plain.count(b'"') // 2
     if strings > _MOST_VALUES or _separators(b"".join(plain.split(b'"')[::2])) > _MOST_VALUES:
         raise TooLarge(
-            f"the request's JSON has over {_MOST_VALUES:,} values apart from the numbers of its tensors, the limit of "
-            "one request; send tensors of text as binary data (parameters: binary_data_size)"
+            f"the request's JSON has over {_MOST_VALUES:,} values that are decoded one by one, the limit of one "
+            "request; send tensors as binary data to .../infer (parameters: binary_data_size)"
         )
 
 

@@ -6,6 +6,7 @@ import json
 import queue
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 import ingot
 from ingot.errors import InvalidArgument, Unsupported
+from ingot.server.http import generate
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
@@ -191,6 +193,36 @@ def test_models_that_answer_once_have_the_extension_too(server_of_affine: str) -
     assert httpx.post(f"{url}/generate", json=body, trust_env=False).json() == answer
     with httpx.stream("POST", f"{url}/generate_stream", json=body, trust_env=False) as response:
         assert events(response) == [answer]
+
+
+def test_large_texts_are_converted_in_a_thread(server_of_affine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise they would delay all other requests."""
+    threads: dict[str, list[str]] = {"decode": [], "_encode": []}
+
+    def noted(name: str, real: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            threads[name].append(threading.current_thread().name.partition("_")[0])
+            return real(*arguments)
+
+        return call
+
+    for name in threads:
+        monkeypatch.setattr(generate, name, noted(name, getattr(generate, name)))
+    url = f"{server_of_affine}/v2/models/affine"
+    body = {"x": [[1, 2, 3]] * 10_000}
+    answer = httpx.post(f"{url}/generate", json=body, trust_env=False, timeout=60).json()
+    with httpx.stream("POST", f"{url}/generate_stream", json=body, trust_env=False, timeout=60) as response:
+        assert events(response) == [answer]
+    assert answer["y"] == [3, 5, 7] * 10_000
+    assert threads == {name: ["ingot-bodies"] * 2 for name in threads}
+
+
+def test_texts_with_too_many_values_are_refused(server_of_affine: str) -> None:
+    url = f"{server_of_affine}/v2/models/affine/generate"
+    values = httpx.post(url, content=b'{"x": [%b1]}' % (b"1," * (1 << 20)), trust_env=False, timeout=60)
+    assert (values.status_code, "over 1,048,576 values" in values.json()["error"]) == (413, True)
+    parameters = httpx.post(url, json={f"p{index}": 1 for index in range(5000)}, trust_env=False, timeout=60)
+    assert (parameters.status_code, "has 5000 parameters; at most 4096" in parameters.json()["error"]) == (400, True)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ class Service:
     async def _encoded(self, request: InferRequest, response: InferResponse) -> pb.ModelInferResponse:
         typed = proto_codec.wants_typed(request)
         encode = functools.partial(proto_codec.timed, response, typed)
-        message, seconds = await _run(encode, in_thread=response.is_slow(one_by_one=typed))
+        message, seconds = await compression.run(encode, in_thread=response.is_slow(one_by_one=typed))
         self._plane.encoding["grpc"].observe(seconds)
         return message
 
@@ -88,7 +88,7 @@ class Service:
         client = CLIENT.get()
         read = refuse if self._plane.reader is None else self._plane.reader(client)
         decode = functools.partial(proto_codec.decode_request, request, self._plane.repository.get, read)
-        decoded = await _run(decode, in_thread=proto_codec.is_slow(request))
+        decoded = await compression.run(decode, in_thread=proto_codec.is_slow(request))
         decoded.client = client
         return decoded
 
@@ -178,11 +178,6 @@ class Service:
         self._plane.count_error("grpc", error)
         answered = pb.ModelInferResponse(id=request.id)
         return pb.ModelStreamInferResponse(error_message=public_text(error), infer_response=answered)
-
-
-async def _run(work: Callable[[], T], *, in_thread: bool) -> T:
-    """Return the result of work that the event loop does itself, or a thread if it takes long."""
-    return await asyncio.get_running_loop().run_in_executor(compression.threads, work) if in_thread else work()
 
 
 def _final(message: pb.ModelInferResponse, last: bool) -> pb.ModelStreamInferResponse:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 
-from ingot.errors import InvalidArgument, Unsupported, public_text
+from ingot.errors import InvalidArgument, Unsupported, public_text, shortened
 from ingot.faults import public_error
-from ingot.protocol import json_codec, json_data
-from ingot.protocol.requests import InferRequest, InferResponse, Template
+from ingot.protocol import json_codec, json_data, json_large
+from ingot.protocol.requests import InferRequest, InferResponse, Template, check_parameters
+from ingot.server.net import compression
 from ingot.server.plane import generation
 from ingot.server.plane.dataplane import DataPlane
 from ingot.tensors import Array, TensorSpec
+
+
+async def read(plane: DataPlane, model: str, version: str, body: bytes, client: Hashable) -> InferRequest:
+    """Parse a request, in a thread if it is large; arguments and errors as for :func:`decode`."""
+    return await compression.run(
+        partial(decode, plane, model, version, body, client), in_thread=len(body) > json_large.AT_ONCE
+    )
 
 
 def decode(plane: DataPlane, model: str, version: str, body: bytes, client: Hashable) -> InferRequest:
@@ -26,7 +35,9 @@ def decode(plane: DataPlane, model: str, version: str, body: bytes, client: Hash
     Raises:
         NotFound: no such model or version is served.
         InvalidArgument: the body is not a JSON object, or a value does not fit its input.
+        TooLarge: it has too many values.
     """
+    json_large.check(body)
     content = json_codec.decode_object(body)
     specs = {spec.name: spec for spec in plane.signature(model, version).inputs}
     inputs = {name: _array(specs[name], value) for name, value in content.items() if name in specs}
@@ -35,9 +46,12 @@ def decode(plane: DataPlane, model: str, version: str, body: bytes, client: Hash
         raise InvalidArgument("'parameters' must be an object, and 'id' a text")
     others = {name: value for name, value in content.items() if name not in specs and name not in ("parameters", "id")}
     parameters = {**given, **others}
+    check_parameters(len(parameters))
     for name, value in parameters.items():
         if not isinstance(value, str | int | float | bool):
-            raise InvalidArgument(f"'{name}' is not an input of model '{model}', nor a parameter: a text or a number")
+            raise InvalidArgument(
+                f"'{shortened(name)}' is not an input of model '{model}', nor a parameter: a text or a number"
+            )
     return InferRequest(Template(model, version, (), parameters), inputs, identifier, None, client)
 
 
@@ -54,7 +68,7 @@ async def answer(plane: DataPlane, request: InferRequest) -> bytes:
         raise Unsupported(f"model '{template.model}' answers a request several times; ask .../generate_stream")
     async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
         response, _ = await anext(answers)
-        return _encode(response)
+        return await _encoded(response)
 
 
 async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[bytes, None]:
@@ -67,7 +81,7 @@ async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[byte
     async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
         try:
             async for response, _ in answers:
-                yield b"data: %b\n\n" % _encode(response)
+                yield b"data: %b\n\n" % await _encoded(response)
                 begun = True
         except Exception as error:  # the boundary of one request
             if not begun:
@@ -81,6 +95,10 @@ def _array(spec: TensorSpec, value: object) -> Array:
     array = json_data.from_json(spec.name, spec.dtype, value)
     missing = len(spec.shape) - array.ndim
     return array.reshape((1,) * missing + array.shape) if missing > 0 else array
+
+
+async def _encoded(response: InferResponse) -> bytes:
+    return await compression.run(partial(_encode, response), in_thread=response.is_slow(one_by_one=True))
 
 
 def _encode(response: InferResponse) -> bytes:

@@ -10,6 +10,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol.requests import outcome_of
@@ -30,6 +31,12 @@ threads = ThreadPoolExecutor(2, "ingot-bodies")
 """Runs whatever takes long on bodies and messages: compression, and the decoding of large JSON."""
 
 Hold = Callable[[int], None]
+T = TypeVar("T")
+
+
+async def run(work: Callable[[], T], *, in_thread: bool) -> T:
+    """Return the result of work that the event loop does itself, or a thread if it takes long."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work) if in_thread else work()
 
 
 def known(encoding: str) -> str:
