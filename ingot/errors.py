@@ -33,8 +33,10 @@ Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its
 from __future__ import annotations
 
 import errno
+import reprlib
 from collections.abc import Sequence
 from enum import Enum
+from typing import Self
 
 
 class Code(Enum):
@@ -57,11 +59,23 @@ class Code(Enum):
 class IngotError(Exception):
     """Base of all deliberate errors; ``str(error)`` is fit to show to a user.
 
-    ``retry_after`` is set by clients, if the server may answer the same request later: in so many seconds.
+    ``retry_after`` is set by clients, if the server may answer the same request later: in so many seconds. ``plain`` is
+    set if this error names files for the user of this machine: it is the error that it adds them to.
     """
 
     code = Code.INTERNAL
     retry_after: float | None = None
+    plain: IngotError | None = None
+
+    def hinting(self, plain: IngotError) -> Self:
+        """Set ``plain``, and return this error."""
+        self.plain = plain
+        return self
+
+    @property
+    def unhinted(self) -> IngotError:
+        """The error without names of files, for clients over the network."""
+        return self if self.plain is None else self.plain.unhinted
 
 
 class InvalidArgument(IngotError):
@@ -233,6 +247,8 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 """The numbers of an ``OSError`` for a full disk, or a quota that is used up."""
 
 _MAX_TEXT = 1000
+_QUOTES = reprlib.Repr()
+_QUOTES.maxstring = _QUOTES.maxother = _MAX_TEXT
 
 
 def public_text(error: IngotError) -> str:
@@ -245,6 +261,14 @@ def public_text(error: IngotError) -> str:
 def shortened(text: str) -> str:
     """Return at most 1000 characters of a text, which may quote a very long name."""
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+
+
+def quoted(value: object) -> str:
+    """Return a value of a client for a message, as ``repr`` does, but in part if it is long or deeply nested.
+
+    ``repr`` itself fails on values that are nested as deeply as the parser of JSON allows.
+    """
+    return _QUOTES.repr(value)
 
 
 def write_error(message: str, error: OSError, remedy: str = "") -> InvalidArgument | StorageFull:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.errors import quoted
 from ingot.report import units
 
 _TRUE, _FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
@@ -164,7 +165,7 @@ class Setting:
             return f"is 'on'; leave it out for the default, {self.shown_default}"
         own = isinstance(error, NotDurationError)
         unit = " seconds" if self.duration and not own and not isinstance(value, str) else ""
-        return f"is {value!r}{unit}: {error if own else f'it must be {self.takes}'}"
+        return f"is {quoted(value)}{unit}: {error if own else f'it must be {self.takes}'}"
 
     def read(self, value: Any) -> Any:
         """Return a value as the field has it; texts are those of options and variables.

@@ -220,5 +220,5 @@ def _file_of_that_name(name: str) -> Iterator[None]:
         yield
     except (NotFound, InvalidArgument, PermissionDenied) as error:
         if os.path.isfile(name):  # noqa: PTH113
-            raise NotFound(f"{error}; for the file of that name write ./{name}") from error
+            raise NotFound(f"{error}; for the file of that name write ./{name}").hinting(error) from error
         raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.tensors import Array, DType, dlpack
 
@@ -139,5 +139,5 @@ def _kind(value: object) -> str:
     """Return a description of a value for messages, with the value itself if it is short."""
     if value is None:
         return "None"
-    shown, kind = repr(value), type(value).__name__
+    shown, kind = quoted(value), type(value).__name__
     return f"{shown} ({kind})" if len(shown) <= 40 and "\n" not in shown else f"of type {kind}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ingot.errors import Code, InvalidArgument
+from ingot.errors import Code, InvalidArgument, quoted
 from ingot.protocol import json_data, json_large
 from ingot.protocol.regions import EXTRA, Delivery, Place, Read, refuse
 from ingot.protocol.requests import (
@@ -314,7 +314,9 @@ class _Buffers:
 
     def take(self, name: str, size: object) -> memoryview:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise InvalidArgument(f"binary_data_size of tensor '{name}' is {size!r}; it must be a number of bytes")
+            raise InvalidArgument(
+                f"binary_data_size of tensor '{name}' is {quoted(size)}; it must be a number of bytes"
+            )
         if size > len(self._view):
             raise InvalidArgument(
                 f"binary_data_size of tensor '{name}' is {size}, but only {len(self._view)} bytes are left in the body"
@@ -422,12 +424,12 @@ def _text(item: Any, key: str, where: str, default: str | None = None) -> str:
     if value is None:
         raise InvalidArgument(f"{where} has no '{key}'")
     if not isinstance(value, str):
-        raise InvalidArgument(f"'{key}' of {where} is {str(value)[:100]}; it must be text")
+        raise InvalidArgument(f"'{key}' of {where} is {quoted(value)}; it must be text")
     return value
 
 
 def _flag(parameters: Mapping[str, Any], key: str, default: bool) -> bool:
     value = parameters.get(key, default)
     if not isinstance(value, bool):
-        raise InvalidArgument(f"parameter '{key}' is {value!r}; it must be true or false")
+        raise InvalidArgument(f"parameter '{key}' is {quoted(value)}; it must be true or false")
     return value

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ingot.errors import InvalidArgument, Unsupported
+from ingot.errors import InvalidArgument, Unsupported, quoted
 from ingot.tensors import DType
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -119,5 +119,5 @@ def refuse(name: str, place: Place, dtype: DType, shape: tuple[int, ...]) -> NoR
 def _bytes(where: str, parameters: Mapping[str, Any], name: str, default: int | None) -> int:
     value = parameters.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"'{name}' of {where} is {str(value)[:100]}; it must be a number of bytes")
+        raise InvalidArgument(f"'{name}' of {where} is {quoted(value)}; it must be a number of bytes")
     return value

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, quoted
 from ingot.protocol import regions
 from ingot.protocol.context import RequestContext
 from ingot.protocol.keys import BoundedCache, InputKey, Step, key_of
@@ -199,7 +199,7 @@ def timeout_of(parameters: Parameters) -> float | None:
     if value is None or value == 0:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(f"parameter 'timeout' is {value!r}; it must be a whole number of microseconds")
+        raise InvalidArgument(f"parameter 'timeout' is {quoted(value)}; it must be a whole number of microseconds")
     return value / 1e6
 
 
@@ -213,7 +213,9 @@ def priority_of(parameters: Parameters) -> int:
     if value is None or value == 0:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_PRIORITY:
-        raise InvalidArgument(f"parameter 'priority' is {value!r}; it must be a whole number, 1 for the most urgent")
+        raise InvalidArgument(
+            f"parameter 'priority' is {quoted(value)}; it must be a whole number, 1 for the most urgent"
+        )
     return _MAX_PRIORITY - value
 
 
@@ -225,7 +227,7 @@ def step_of(parameters: Parameters) -> Step:
     """
     name = parameters.get("sequence_id")
     if isinstance(name, bool) or not isinstance(name, int | str | None):
-        raise InvalidArgument(f"parameter 'sequence_id' is {name!r}; it must be a whole number or a text")
+        raise InvalidArgument(f"parameter 'sequence_id' is {quoted(name)}; it must be a whole number or a text")
     if not name:
         raise InvalidArgument(
             "the model keeps a state for each sequence: send the parameter 'sequence_id', a whole number other than 0 "
@@ -234,7 +236,7 @@ def step_of(parameters: Parameters) -> Step:
     start, end = (parameters.get(flag, False) for flag in ("sequence_start", "sequence_end"))
     for flag, value in (("sequence_start", start), ("sequence_end", end)):
         if not isinstance(value, bool):
-            raise InvalidArgument(f"parameter '{flag}' is {value!r}; it must be true or false")
+            raise InvalidArgument(f"parameter '{flag}' is {quoted(value)}; it must be true or false")
     return Step.of(name, start, end)
 
 

@@ -11,6 +11,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -74,6 +75,10 @@ class Counts(Collector):
             found = self._children[values] = Count()
         return found
 
+    def forget(self, *labels: str) -> None:
+        """Drop what begins with these label values."""
+        _forget(self._children, labels)
+
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(*self._description)
         for labels, count in list(self._children.items()):
@@ -99,6 +104,10 @@ class Histograms(Collector):
             found = self._children[values] = Histogram(self._buckets)
         return found
 
+    def forget(self, *labels: str) -> None:
+        """Drop what begins with these label values."""
+        _forget(self._children, labels)
+
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(*self._description)
         for labels, histogram in list(self._children.items()):
@@ -108,6 +117,11 @@ class Histograms(Collector):
                 buckets.append((bound, below))
             family.add_metric(labels, buckets, histogram.total)
         yield family
+
+
+def _forget(children: dict[tuple[str, ...], Any], labels: tuple[str, ...]) -> None:
+    for values in [each for each in children if each[: len(labels)] == labels]:
+        del children[values]
 
 
 def _open_files() -> int:
@@ -444,6 +458,17 @@ class Metrics:
             _MODEL,
             registry=registry,
         )
+
+    def forget(self, model: str, version: str) -> None:
+        """Drop the values of a model that never answered."""
+        for each in vars(self).values():
+            if isinstance(each, Counts | Histograms):
+                each.forget(model, version)
+            elif isinstance(each, Counter | Gauge):
+                samples = [sample.labels for family in each.collect() for sample in family.samples]
+                found = [one for one in samples if (one.get("model"), one.get("version")) == (model, version)]
+                for labels in {tuple(one.values()) for one in found}:
+                    each.remove(*labels)
 
     def render(self) -> bytes:
         """Return the text exposition."""

@@ -10,7 +10,17 @@ from typing import Any, Protocol
 
 from ingot.config import ServerConfig
 from ingot.config.given import nearest
-from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unsupported, shortened
+from ingot.errors import (
+    AlreadyExists,
+    IngotError,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Unsupported,
+    quoted,
+    shortened,
+)
+from ingot.protocol.arguments import version_text
 from ingot.runtime import Metrics, Model
 from ingot.runtime.settings.canary import Plan
 from ingot.serving import Repository
@@ -93,11 +103,11 @@ class Canaries:
         if (version := given.pop("version", None)) is not None:
             if source is not None:
                 raise InvalidArgument("give a source or a version, not both")
-            source, passed = deployment.source_of(str(version)), await in_thread("look", deployment.wanted)
+            source, passed = deployment.source_of(version_text(version)), await in_thread("look", deployment.wanted)
         if source is not None and (not isinstance(source, str) or not source):
-            raise InvalidArgument(f"'source' is {source!r}; it must be a reference such as digits:2")
+            raise InvalidArgument(f"'source' is {quoted(source)}; it must be a reference such as digits:2")
         if not isinstance(shadow, bool):
-            raise InvalidArgument(f"'shadow' is {shadow!r}; it must be true or false")
+            raise InvalidArgument(f"'shadow' is {quoted(shadow)}; it must be true or false")
         weight = 0.0 if shadow else _percent(weight)
         async with deployment.changing:
             canary = self.running(deployment)
@@ -283,7 +293,7 @@ def _percent(value: Any) -> float | None:
     except (TypeError, ValueError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number <= 100:
-        raise InvalidArgument(f"'weight' is {value!r}; it must be a percentage, from 0 to 100")
+        raise InvalidArgument(f"'weight' is {quoted(value)}; it must be a percentage, from 0 to 100")
     return number
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config import ServerConfig
-from ingot.errors import Code, IngotError, InvalidArgument, NotFound, PermissionDenied, Unsupported
+from ingot.errors import Code, IngotError, InvalidArgument, NotFound, PermissionDenied, Unsupported, quoted
+from ingot.protocol.arguments import version_text
 from ingot.runtime.metrics import Metrics
 from ingot.serving.deployment import Deployment
 from ingot.serving.rollout import Rollout, Rollouts
@@ -91,7 +92,7 @@ class Control:
             if version is not None:
                 if source is not None or settings:
                     raise InvalidArgument("a version is loaded with the model's source and settings; give only that")
-                deployment = await self._rollouts.load_ahead(name, str(version))
+                deployment = await self._rollouts.load_ahead(name, version_text(version))
                 self._count("load", "ok").inc()
                 return deployment
             wanted = name if source is None else f"{name}={_text(source)}"
@@ -138,7 +139,11 @@ class Control:
         """
         try:
             yield
-        except IngotError as error:
+        except IngotError as found:
+            error = found
+            if not self._local:
+                error = found.unhinted
+                error.args = (self._rollouts.repository.without_places(found),)
             self._count(action, error.code.value).inc()
             if loaded and error.code is Code.NOT_FOUND:
                 error.args = (f"failed to load '{loaded}', failed to poll from model repository: {error}",)
@@ -146,7 +151,7 @@ class Control:
                 error.args = (f"load failed for model '{loaded}': {error}",)
             if error.code is Code.INTERNAL:  # such as goldens that do not hold; other clients do not see its text
                 raise InvalidArgument(str(error)) from error
-            raise
+            raise error from found.__cause__
 
     def _is_known(self, name: str) -> bool:
         try:
@@ -173,7 +178,7 @@ class Control:
 
 def _text(source: object) -> str:
     if not isinstance(source, str) or not source:
-        raise InvalidArgument(f"parameter 'source' is {source!r}; it must be a reference such as digits:1")
+        raise InvalidArgument(f"parameter 'source' is {quoted(source)}; it must be a reference such as digits:1")
     return source
 
 

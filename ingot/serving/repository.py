@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingot.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
+from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
@@ -156,6 +156,15 @@ class Repository(Catalog):
             old.withdraw(successor=False)
         return old
 
+    def without_places(self, error: IngotError) -> str:
+        """Return an error's text without the path of the store, and without names of files."""
+        return str(error.unhinted).replace(f"the store at {self._store.root}", "the store")
+
+    def forget(self, deployment: Deployment) -> None:
+        """Drop a deployment that was never loaded, with its metrics: clients choose the names of such."""
+        del self.deployments[deployment.name, deployment.tag]
+        self.metrics.forget(deployment.name, deployment.tag)
+
     def drop(self, model: Model) -> None:
         """Forget a model that is closed."""
         self.held.remove(model)
@@ -257,15 +266,17 @@ def _exported_first(source: str) -> Iterator[None]:
         yield
     except (NotFound, InvalidArgument, PermissionDenied) as error:
         if os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises on names that are too long
-            raise InvalidArgument(f"{source} is a folder, not an archive file; {_of_folder(Path(source))}") from error
+            hint = f"{source} is a folder, not an archive file; {_of_folder(Path(source))}"
+            raise InvalidArgument(hint).hinting(error) from error
         if os.path.isfile(source) and not source.endswith((".ingot", ".onnx")):  # noqa: PTH113 - as above
-            raise InvalidArgument(f"{source} is not an Ingot archive; {_of_file(Path(source))}") from error
+            hint = f"{source} is not an Ingot archive; {_of_file(Path(source))}"
+            raise InvalidArgument(hint).hinting(error) from error
         code = _CODE.fullmatch(source)
         if code and _is_code(code["module"]):
             raise type(error)(
                 f"{error}; if {source} is Python code, run ingot export {source} --input {_INPUT} "
                 f"-o {code['attribute']}.ingot first, then ingot serve {code['attribute']}.ingot"
-            ) from error
+            ).hinting(error) from error
         raise
 
 

@@ -198,12 +198,19 @@ class Rollouts:
     async def load_source(self, source: str, settings: Settings | None) -> Deployment:
         """Load a source with settings; arguments and errors as for :meth:`load`."""
         found, model = await in_thread("open", lambda: self.repository.open(source, settings))
-        deployment = self.repository.deployments.setdefault((found.name, found.tag), found)
-
-        async with deployment.changing:
-            done = await self._change(deployment, model.digest, lambda: model, at_once=True)
-        if done.error is not None:
-            raise done.error
+        served, deployment = self.repository.deployments, None
+        while deployment is None or served.get((found.name, found.tag)) is not deployment:
+            deployment = served.setdefault((found.name, found.tag), found)
+            async with deployment.changing:
+                if served.get((found.name, found.tag)) is not deployment:
+                    continue  # another request had begun it, and it was forgotten, as its first load failed
+                try:
+                    done = await self._change(deployment, model.digest, lambda: model, at_once=True)
+                finally:
+                    if deployment is found and deployment.current is None:
+                        self.repository.forget(deployment)
+            if done.error is not None:
+                raise done.error
         deployment.source, deployment.located, deployment.settings = source, found.located, settings
         return deployment
 
@@ -287,7 +294,7 @@ class Rollouts:
             before = deployment.digest
             wanted = await attempt_async("a model could not be found", in_thread("look", deployment.wanted))
             if isinstance(wanted, IngotError):
-                known = watched and shortened(str(wanted)) == deployment.failure
+                known = watched and self._reason(wanted) == deployment.failure
                 return _rollout(deployment, "", wanted) if known else self._failed(deployment, "", wanted)
             if watched and wanted in (deployment.refused, deployment.skipped_digest):
                 return _rollout(deployment, before)
@@ -389,13 +396,17 @@ class Rollouts:
             finally:
                 deployment.candidate = None
 
+    def _reason(self, error: IngotError) -> str:
+        """Return why a change failed, as every client of management may read it."""
+        return shortened(self.repository.without_places(error))
+
     def _failed(self, deployment: Deployment, wanted: str, error: IngotError) -> Rollout:
-        reason, before = shortened(str(error)), deployment.digest
+        reason, before = self._reason(error), deployment.digest
         deployment.refused = wanted
         deployment.note(Event(before=before, after=wanted, result="failed", reason=reason))
         self._rollouts.labels(deployment.name, deployment.tag, "failed").inc()
         stays = f"{before} still answers" if before else "it stays unloaded"
-        log.error("model %s version %s cannot be changed, so %s: %s", deployment.name, deployment.tag, stays, reason)
+        log.error("model %s version %s cannot be changed, so %s: %s", deployment.name, deployment.tag, stays, error)
         return _rollout(deployment, wanted, error)
 
     async def _retire(self, model: Model, *, wait: bool = False) -> None:
@@ -444,6 +455,6 @@ def _rollout(
         before=deployment.digest if before is None else before,
         after=after,
         result="failed" if error is not None else result,
-        reason=shortened(str(error)) if error is not None else "",
+        reason=deployment.failure if error is not None else "",
         error=error,
     )

@@ -121,6 +121,9 @@ def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: S
             result = run_ingot("server", *arguments)
             assert (result.returncode, text in result.stderr) == (1, True), result.stderr
         assert factor(server) == 1
+        # A name whose first load failed leaves nothing behind: clients could choose any number of names.
+        assert "third" not in succeeded(run_ingot("server", "status"))
+        assert 'model="third"' not in httpx.get(f"{server.http_url}/metrics", trust_env=False).text
 
 
 @pytest.mark.matrix
@@ -282,7 +285,7 @@ def test_triton_clients_control_the_repository(store: Store, tmp_path: Path) -> 
 
 
 def test_keys_without_the_right_and_files_are_refused_over_the_network(
-    store: Store, tmp_path: Path, run_ingot: RunIngot
+    store: Store, tmp_path: Path, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx_models.affine(tmp_path)
     with over_network(store, tmp_path) as (server, place, grpc_place, headers):
@@ -303,6 +306,29 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         assert (status_code, "'labels' is a file" in text) == (403, True), text
         for config in ("[" * 100_000, '{"instance_group": 2}', '{"instance_group": [2]}'):
             assert post("/models/times/load", {"parameters": {"config": config}}, headers)[0] == 400
+        monkeypatch.chdir(tmp_path)
+        Path("absent:1").touch()  # whether it exists is not for clients to know
+        for path, body in (
+            ("/models/new/load", {"parameters": {"source": "absent:1"}}),
+            ("/models/times/load", {"parameters": {"version": "9"}}),
+            ("/models/times/trial", {"source": "absent:1"}),
+        ):
+            status_code, text = post(path, body, headers)
+            assert (status_code, "the store has no" in text, str(tmp_path) in text) == (404, True, False), text
+            assert "file of that name" not in text
+        nested = json.loads("[" * 900 + "]" * 900)
+        for path, body in (
+            ("/models/times/trial", {"weight": nested}),
+            ("/models/times/trial", {"shadow": nested}),
+            ("/models/times/trial", {"source": nested}),
+            ("/models/times/trial", {"version": nested}),
+            ("/models/times/load", {"parameters": {"version": nested}}),
+            ("/models/times/load", {"parameters": {"max_batch": nested}}),
+            ("/models/times/unload", {"parameters": {"unload_dependents": nested}}),
+            ("/index", {"ready": nested}),
+        ):
+            status_code, text = post(path, body, headers)
+            assert (status_code, "[[[[" in text) == (400, True), text
         assert post("/models/new/load", {"parameters": {"source": "times:2"}}, headers)[0] == 200
         # Another version of what is followed, ahead of the alias.
         assert post("/models/times/load", {"parameters": {"version": "2"}}, headers)[0] == 200

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.config import ServerConfig
 from ingot.errors import IngotError, NotFound
 from ingot.model_store import Store
 from ingot.model_store.registry import Registry
 from ingot.server.main import RunningServer
+from ingot.serving import Repository
+from ingot.serving.rollout import Rollouts
 from tests import onnx_models
 from tests.model_store.signers import KEY, OTHER
 from tests.server.outside import wait_until
@@ -47,6 +50,20 @@ def test_a_promoted_version_takes_over_between_two_requests(store: Store) -> Non
                 store.promote(f"times:{version}", "prod")
                 wait_until(lambda: all(c.seen[-1] == version or c.failure for c in clients))  # noqa: B023
         assert [client.seen for client in clients] == [[1, 2, 3, 2, 1]] * len(clients)
+
+
+def test_first_loads_of_one_name_that_fail_at_once_leave_nothing(store: Store) -> None:
+    store.push(times(4, golden=5), "times:4")
+    repository = Repository(store)
+    rollouts = Rollouts(repository, ServerConfig.of({"device": "cpu"}))
+
+    async def load_twice() -> list[Any]:
+        return await asyncio.gather(*(rollouts.load("third=times:4") for _ in range(2)), return_exceptions=True)
+
+    outcomes = asyncio.run(load_twice())
+    assert ["golden" in str(each) for each in outcomes] == [True, True]
+    assert not repository.deployments
+    assert b'model="third"' not in repository.metrics.render()
 
 
 def test_a_candidate_that_does_not_reproduce_its_goldens_never_answers(

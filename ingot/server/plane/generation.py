@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 import numpy as np
 
-from ingot.errors import DeadlineExceeded, InvalidArgument
+from ingot.errors import DeadlineExceeded, InvalidArgument, quoted
 from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
 from ingot.runtime.gpu.array import reachable
 from ingot.runtime.settings.repeat import Repeat
@@ -79,5 +79,7 @@ def _template(template: Template, parameters: Parameters) -> Template:
 def _steps(parameters: Parameters, repeat: Repeat) -> int:
     steps = parameters.get("max_steps", repeat.steps)
     if isinstance(steps, bool) or not isinstance(steps, int) or not 0 < steps <= repeat.steps:
-        raise InvalidArgument(f"parameter 'max_steps' is {steps!r}; it must be a whole number from 1 to {repeat.steps}")
+        raise InvalidArgument(
+            f"parameter 'max_steps' is {quoted(steps)}; it must be a whole number from 1 to {repeat.steps}"
+        )
     return steps

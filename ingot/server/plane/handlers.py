@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ingot.errors import InvalidArgument, Unsupported
+from ingot.errors import InvalidArgument, Unsupported, quoted
 from ingot.protocol.documents import ModelMetadata
 from ingot.protocol.json_codec import region_of
 from ingot.server.plane import extensions
@@ -189,5 +189,5 @@ async def unregister_cuda_memory(call: Call) -> dict[str, Any]:
 def _flag(parameters: Mapping[str, Any], name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise InvalidArgument(f"'{name}' is {value!r}; it must be true or false")
+        raise InvalidArgument(f"'{name}' is {quoted(value)}; it must be true or false")
     return value
