@@ -24,6 +24,7 @@ from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.requests import CLIENT
 from ingot.runtime import Model
+from ingot.server.access.audit import AuditLog
 from ingot.server.grpc.grpcio_server import STATUS
 from ingot.server.grpc.service import Service
 from ingot.server.http.app import create_app
@@ -38,7 +39,7 @@ class _Proxies:
     """The ports of a server that Ray's proxies have instead."""
 
     http_port = grpc_port = 0
-    audit = None
+    audit: AuditLog | None = None
 
     async def start(self) -> None:
         """Do nothing: the proxies listen."""

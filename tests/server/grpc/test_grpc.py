@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -225,8 +225,9 @@ def test_messages_other_than_inference_are_small(channel: grpc.Channel, encoding
 def test_messages_of_other_services_are_small(server: RunningServer) -> None:
     with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
         request = health_pb2.HealthCheckRequest(service="x" * (1 << 20))
-        health = health_pb2_grpc.HealthStub(channel)
-        for ask in (lambda: health.Check(request), lambda: next(health.Watch(request))):
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        asks: tuple[Callable[[], Any], ...] = (lambda: health.Check(request), lambda: next(health.Watch(request)))
+        for ask in asks:
             with pytest.raises(grpc.RpcError) as caught:
                 ask()
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
