@@ -212,11 +212,20 @@ def _averaging(rank: int, form: Callable[..., Any]) -> Callable[..., Any]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
-        kernel, around = (list(sizes) * (rank if len(sizes) == 1 else 1) for sizes in (kernel_size, padding))
-        counts = count_include_pad or divisor_override is not None
-        found = form(x, kernel, stride, around, ceil_mode, counts)
+        kernel, steps, around = (
+            list(sizes) * (rank if len(sizes) == 1 else 1) for sizes in (kernel_size, stride or kernel_size, padding)
+        )
         if divisor_override is None:
-            return found
+            return form(x, kernel, steps, around, ceil_mode, count_include_pad)
+        # Zeros make all windows whole, so that each average is the sum divided by the kernel's size. With ceil_mode, a
+        # window may reach beyond the padding at the end, but may not start in this padding.
+        ends = around
+        if ceil_mode:
+            ends = [min(pad + step - 1, size - 1) for pad, step, size in zip(around, steps, kernel, strict=True)]
+        others = [0] * (len(x.shape) - rank)
+        whole = op.Pad(x, op.Constant(value_ints=[*others, *around, *others, *ends]), like(0.0, x))
+        whole.dtype, whole.shape = x.dtype, ir.Shape([None] * len(x.shape))
+        found = form(whole, kernel, steps, [0] * rank, False, True)
         return op.Mul(found, like(math.prod(kernel) / divisor_override, x))
 
     apply.__name__ = form.__name__  # the exporter's registry reads it

@@ -55,6 +55,18 @@ POOLS: Functions = {
     "average without padding": lambda x: functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "after relu": lambda x: functional.max_pool2d(functional.relu(x), 2),
 }
+# Windows at the end reach beyond the padding, or would start there, and are cut or left out.
+CUT: Functions = {
+    "divisor": lambda x: functional.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=5),
+    "divisor, padding": lambda x: functional.avg_pool2d(x, 3, 2, 1, True, divisor_override=5),
+    "divisor, padding not counted": lambda x: functional.avg_pool2d(x, 3, 2, 1, True, False, 5),
+    "divisor, long steps": lambda x: functional.avg_pool2d(x, (2, 3), (3, 5), (1, 0), True, divisor_override=-3),
+    "divisor, volumes": lambda x: functional.avg_pool3d(x, 2, 3, 1, True, False, 7),
+    "images": lambda x: functional.avg_pool2d(x, 3, 2, 1, True),
+    "padding not counted": lambda x: functional.avg_pool2d(x, 3, 2, 1, True, False),
+    "volumes": lambda x: functional.avg_pool3d(x, 2, 3, 1, True, False),
+    "lines": lambda x: functional.avg_pool1d(x[:, 0], 3, 2, 1, True, False),
+}
 RESIZED: Functions = {
     "bilinear": lambda x: functional.interpolate(x, scale_factor=0.7, mode="bilinear"),
     "bilinear, corners": lambda x: functional.interpolate(x, scale_factor=0.7, mode="bilinear", align_corners=True),
@@ -106,6 +118,13 @@ def test_selections_of_nothing() -> None:
 def test_pooling_keeps_minus_infinity() -> None:
     rows = torch.tensor([[-INF] * 8, [1, -INF, -INF, -INF, 2, -INF, INF, -INF], [torch.finfo().min] * 4 + [-INF] * 4])
     check(POOLS, "x:float32[batch,3,8,8]", rows[None, :, None].repeat(2, 1, 8, 1))
+
+
+@pytest.mark.matrix
+def test_averages_of_windows_that_reach_beyond_the_end() -> None:
+    generator = torch.Generator().manual_seed(1)
+    images = (torch.randn(2, 3, *shape, generator=generator) for shape in ((8, 8), (7, 10), (9, 11)))
+    check(CUT, "x:float32[batch,3,height=4..,width=4..]", *images)
 
 
 @pytest.mark.matrix
