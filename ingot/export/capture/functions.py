@@ -1,7 +1,8 @@
 """Functions of PyTorch whose capture would fix a dynamic size, written for any size.
 
-PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid and ``linspace`` as a
-fixed number of points. Layers of transformers branch on the values of their masks, and a covariance on its divisor.
+PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid, ``linspace`` and
+``logspace`` as a fixed number of points. Layers of transformers branch on the values of their masks, and a covariance
+on its divisor.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -33,19 +34,19 @@ def dynamic(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced() -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
-    modules: dict[str, Any] = {name: _OWNERS.get(name, functional) for name in _FUNCTIONS}
-    originals = {name: getattr(module, name) for name, module in modules.items()}
-    inherited = {name for name, module in modules.items() if name not in vars(module)}
-    for name, make in _FUNCTIONS.items():
-        setattr(modules[name], name, functools.wraps(originals[name])(make(originals[name])))
+    places = [(owner, name) for name in _FUNCTIONS for owner in _OWNERS.get(name, (functional,))]
+    originals = {(owner, name): getattr(owner, name) for owner, name in places}
+    inherited = {(owner, name) for owner, name in places if name not in vars(owner)}
+    for (owner, name), original in originals.items():
+        setattr(owner, name, functools.wraps(original)(_FUNCTIONS[name](original)))
     try:
         yield
     finally:
-        for name, original in originals.items():
-            if name in inherited:
-                delattr(modules[name], name)
+        for (owner, name), original in originals.items():
+            if (owner, name) in inherited:
+                delattr(owner, name)
             else:
-                setattr(modules[name], name, original)
+                setattr(owner, name, original)
 
 
 def _adaptive(
@@ -122,6 +123,17 @@ def _linspace(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return points
 
 
+def _logspace(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def points(start: Any, end: Any, steps: Any = None, base: float = 10.0, **options: Any) -> Tensor:
+        if not isinstance(steps, torch.SymInt) or "out" in options:
+            return original(start, end, steps, base, **options)
+        kind = options.pop("dtype", None) or torch.get_default_dtype()
+        exponents = torch.linspace(start, end, cast(Any, steps), dtype=torch.float64, **options)
+        return torch.pow(base, exponents).to(kind)
+
+    return points
+
+
 def _detect_is_causal_mask(original: Callable[..., bool]) -> Callable[..., bool]:
     """Read what the caller says: a graph cannot branch on whether the values of a mask are those of a causal one.
 
@@ -148,40 +160,53 @@ def _cov(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the covariance without weights: PyTorch branches on the value of the divisor."""
 
     def cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:  # noqa: A002
-        if fweights is not None or aweights is not None or input.dim() != 2 or not input.is_floating_point():
+        if fweights is not None or aweights is not None or not _has_rows(input):
             return original(input, correction=correction, fweights=fweights, aweights=aweights)
-        centred = input - input.mean(1, keepdim=True)
-        result: Tensor = centred @ centred.mH / sym_max(input.shape[1] - correction, 0)
-        return result
+        rows = input if input.dim() == 2 else input.unsqueeze(0)
+        centred = rows - rows.mean(1, keepdim=True)
+        result: Tensor = centred @ centred.mH / sym_max(rows.shape[1] - correction, 0)
+        return result if input.dim() == 2 else result[0, 0]
 
     return cov
 
 
 def _corrcoef(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def corrcoef(input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
-        if input.dim() != 2 or not input.is_floating_point():
+        if not _has_rows(input):
             return original(input)
         covariance = torch.cov(input)
+        if input.dim() == 1:
+            return covariance / covariance
         deviation = covariance.diagonal().sqrt()
         return (covariance / deviation[:, None] / deviation[None, :]).clamp(-1, 1)
 
     return corrcoef
 
 
+def _has_rows(x: Tensor) -> bool:
+    return x.dim() in (1, 2) and x.is_floating_point()
+
+
 def _any_dynamic(sizes: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-_OWNERS: dict[str, Any] = {
-    **dict.fromkeys(("linspace", "cov", "corrcoef"), torch),
-    "fill_diagonal_": torch.Tensor,
-    "_detect_is_causal_mask": transformer,
+_OWNERS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("linspace", "logspace"), (torch,)),
+    **dict.fromkeys(("cov", "corrcoef"), (torch, Tensor)),
+    "adaptive_avg_pool1d": (functional, torch),
+    "affine_grid_generator": (torch,),
+    "fill_diagonal_": (Tensor,),
+    "_detect_is_causal_mask": (transformer,),
 }
+"""Where functions stand that are not only in ``torch.nn.functional``."""
 # Maximum pooling is always replaced: PyTorch's operator has no ONNX form even with fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "_detect_is_causal_mask": _detect_is_causal_mask,
     "affine_grid": _affine_grid,
+    "affine_grid_generator": _affine_grid,
     "linspace": _linspace,
+    "logspace": _logspace,
     "cov": _cov,
     "corrcoef": _corrcoef,
     "fill_diagonal_": _fill_diagonal,

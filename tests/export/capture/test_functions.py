@@ -70,12 +70,28 @@ class Related(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         products = x @ x.T
         products.fill_diagonal_(0.5)
-        return torch.stack((products, torch.cov(x), torch.cov(x, correction=0), torch.corrcoef(x)))
+        functions = (torch.cov(x), torch.cov(x, correction=0), torch.corrcoef(x))
+        return torch.stack((products, *functions, x.cov(), x.corrcoef() * x[0].cov() + x[0].corrcoef()))
 
 
 def test_diagonals_and_covariances() -> None:
     equal(Related(), ["x:float32[n,size=2..]"], (6, 17))
-    assert "fill_diagonal_" not in vars(Tensor)
+    assert {"fill_diagonal_", "cov", "corrcoef"}.isdisjoint(vars(Tensor))
+
+
+class Direct(nn.Module):
+    """The functions that ``torch`` itself has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        theta = x[:, :2, :3]
+        grid = torch.affine_grid_generator(theta, list(x[:, None].shape), False)
+        parts = (grid, torch.adaptive_avg_pool1d(x, 3), x * torch.logspace(0, 2, x.shape[2], 2))
+        return torch.cat([part.flatten(1) for part in parts], 1)
+
+
+@pytest.mark.matrix
+def test_functions_of_torch_itself() -> None:
+    equal(Direct(), ["x:float32[batch,height=2..,width=3..]"], (2, 7, 8))
 
 
 class Grid(nn.Module):
