@@ -192,6 +192,21 @@ def test_modules_that_pages_name_exist() -> None:
             assert module.is_dir() or module.with_suffix(".py").is_file(), f"{page.name} names {name}"
 
 
+def test_imports_from_ingot_that_pages_show_work() -> None:
+    lines = [
+        (page, line)
+        for page in PAGES
+        for line in re.findall(r"^ *((?:from ingot\S* )?import (?:\([^)]*\)|.+))$", page.read_text(), re.MULTILINE)
+        if "ingot" in line
+    ]
+    assert len(lines) > 20
+    for page, line in lines:
+        try:
+            exec(line, {})
+        except ImportError as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
+
+
 def test_everything_names_the_distribution_as_the_package_index_knows_it() -> None:
     """``ingot`` is the distribution of another project; only the import and the command are called so."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == "ingot-serve"

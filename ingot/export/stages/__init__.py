@@ -1,5 +1,5 @@
-"""The stages of an export, in order: capture, rewrite, lower, prove, pack.
+"""The stages of an export: capture, rewrite the FX graph, lower, rewrite the ONNX graph, prove, pack.
 
-:mod:`ingot.export.pipeline` runs them; :class:`~ingot.export.stages.context.Context` is what they share. Start reading
-at :mod:`ingot.export.stages.capture`.
+Rewriting runs on both sides of lowering, and proves each change. :mod:`ingot.export.pipeline` wires the stages, which
+share a :class:`~ingot.export.stages.context.Context`. Start reading at :mod:`ingot.export.stages.capture`.
 """

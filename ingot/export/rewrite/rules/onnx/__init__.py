@@ -1,6 +1,7 @@
 """Rules for the ONNX graph, in the order in which they run. A new one is a file and an instance in ``RULES``.
 
-Start in layer_norm.py; the base classes are in passes/onnx.py, a tutorial is in docs/guides/make/rules.md.
+Start in layer_norm.py; the base classes are in passes/onnx.py. docs/guides/make/write-a-rule.md is a tutorial,
+docs/guides/make/rules.md the catalogue.
 """
 
 from ingot.export.rewrite.passes.manager import OnnxPass
