@@ -47,6 +47,16 @@ class Limits:
     ratio: int = 100
     free: int = 64 << 20
 
+    @property
+    def entries(self) -> int:
+        """The most files and folders together."""
+        return 2 * self.members
+
+
+def too_many(path: Path, limits: Limits) -> InvalidArgument:
+    """Return the error for more entries than the limit, in which folders count too."""
+    return InvalidArgument(f"{path} holds over {limits.entries} entries, more than any model needs")
+
 
 LIMITS = Limits()
 
@@ -209,7 +219,10 @@ class FolderMembers(Members):
         super().__init__(path, limits)
         self._root = path.resolve()
         with reading(path):
-            for item in sorted(itertools.islice(path.rglob("*"), 2 * limits.members)):
+            items = list(itertools.islice(path.rglob("*"), limits.entries + 1))
+            if len(items) > limits.entries:
+                raise too_many(path, limits)
+            for item in sorted(items):
                 if item.is_file():
                     self.add(item.relative_to(path).as_posix(), item.stat().st_size)
 

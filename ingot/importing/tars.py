@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ingot.errors import InvalidArgument
-from ingot.importing.members import DAMAGED, LIMITS, Limits, Members, Meter, reason, write
+from ingot.importing.members import DAMAGED, LIMITS, Limits, Members, Meter, reason, too_many, write
 from ingot.model_store.format.tar import LocalFile, members, span
 
 _CHUNK = 1 << 20
@@ -37,10 +37,10 @@ class TarMembers(Members):
         try:
             with io.BufferedReader(self._file.open()) as stream:
                 for count, member in enumerate(members(stream, str(path))):
-                    if count >= 2 * limits.members:
-                        raise InvalidArgument(f"{path} holds over {limits.members} files, more than any model needs")
+                    if count >= limits.entries:
+                        raise too_many(path, limits)
                     self._take(member)
-        except (*DAMAGED, OverflowError) as error:  # the last is tarfile's, of lying sizes
+        except (*DAMAGED, OverflowError) as error:  # tarfile raises OverflowError for impossible sizes in a header
             raise InvalidArgument(f"{path} is damaged or truncated: {reason(error)}") from error
 
     def open(self, name: str) -> BinaryIO:

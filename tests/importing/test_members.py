@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.importing.members import Limits
+from ingot.importing.members import FolderMembers, Limits
 from tests.importing.sources import SCRIPT, manifest, read, script_mar, tgz, torch_file
 
 HOSTILE_NAMES = ["../a", "a/../../b", "/etc/a", "a\\..\\b", "C:a", "a//b", "./", "a/./b", "a\nb", "\x1b[2J", "a" * 1001]
@@ -143,6 +143,14 @@ class TestZip:
                 continue
 
 
+def test_folders_in_any_number(tmp_path: Path) -> None:
+    folder = tmp_path / "net"
+    for index in range(21):
+        (folder / str(index)).mkdir(parents=True)
+    with pytest.raises(InvalidArgument, match="over 20 entries"):
+        FolderMembers(folder, Limits(members=10))
+
+
 class TestTar:
     FILES: ClassVar = {
         "net/MAR-INF/MANIFEST.json": manifest(modelName="net", serializedFile="net.pt"),
@@ -180,7 +188,7 @@ class TestTar:
         folders = [tarfile.TarInfo(f"{index}") for index in range(20)]
         for info in folders:
             info.type = tarfile.DIRTYPE
-        refused(tgz(path, self.FILES, *folders), "over 10 files", Limits(members=10))
+        refused(tgz(path, self.FILES, *folders), "over 20 entries", Limits(members=10))
 
     def test_a_header_that_would_fill_the_memory(self, path: Path) -> None:
         info = tarfile.TarInfo("net/a.txt")
