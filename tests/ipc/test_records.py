@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import socket
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +10,9 @@ from hypothesis import strategies as st
 
 from ingot.errors import CLASSES, Code, DeadlineExceeded
 from ingot.ipc import records
+from ingot.ipc.arena import Incoming, Outgoing, create
 from ingot.ipc.records import HEADER, Splitter, TensorLayout
+from ingot.runtime.engines.isolation.link import Kind, Link
 from ingot.tensors import Array, DType
 from tests.server.samples import sample
 
@@ -29,30 +34,33 @@ ARRAYS["scalar"] = np.array(7, np.int16)
 ARRAYS["columns"] = np.arange(12, dtype=np.float64).reshape(3, 4).T
 
 
-def test_tensors_of_all_kinds_survive_the_stream() -> None:
-    layout = TensorLayout.loads(TensorLayout.of_arrays(ARRAYS).dumps())
-    got = layout.read(memoryview(b"".join(layout.dump(ARRAYS))))
-    assert list(got) == list(ARRAYS)
-    for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(got[name], array)
-        assert got[name].dtype == array.dtype
-    assert layout.size == -1
+def test_a_layout_survives_its_encoding() -> None:
+    layout = TensorLayout.of_arrays(ARRAYS)
+    assert TensorLayout.decode(layout.encode()) == layout
 
 
-def test_tensors_of_fixed_size_survive_a_block() -> None:
-    plain = {name: array for name, array in ARRAYS.items() if array.dtype != object}
-    layout = TensorLayout.of_arrays(plain)
-    block = np.zeros(layout.size + 100, np.uint8)
-    layout.write(plain, block)
-    got = layout.map(block)
-    for name, array in plain.items():
-        np.testing.assert_array_equal(got[name], array)
-        assert np.shares_memory(got[name], block) or not array.size
+def test_tensors_of_all_kinds_survive_a_connection() -> None:
+    arena = create(1 << 20)
+    left, right = socket.socketpair()
+    with left, right:
+        arrived = Incoming(arena, list[int]().append)
+        sender, receiver = Link(left, Outgoing(arena), arrived), Link(right, Outgoing(arena), arrived)
+        os.close(arena)
+        sent = {**ARRAYS, "large": np.arange(1 << 15, dtype=np.float64)}
+        for _ in range(2):  # the layout is sent once
+            sender.send_tensors(Kind.RUN, b"", sent)
+            kind, body = receiver.receive()
+            got = receiver.tensors(body)
+            assert kind == Kind.RUN
+            assert list(got) == list(sent)
+            for name, array in sent.items():
+                np.testing.assert_array_equal(got[name], array)
+                assert got[name].dtype == array.dtype
 
 
 @pytest.mark.parametrize("code", Code)
 def test_errors_keep_their_code_and_text(code: Code) -> None:
-    error = records.load_error(memoryview(records.dump_error(CLASSES[code]("it's 5 \u00b5s late"))))
+    error = records.decode_error(memoryview(records.encode_error(CLASSES[code]("it's 5 \u00b5s late"))))
     assert type(error) is CLASSES[code]
     assert error.code is code
     assert str(error) == "it's 5 \u00b5s late"

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ingot import foreign
 from ingot.errors import IngotError, InternalError, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
-from ingot.ipc.records import dump_error
+from ingot.ipc.records import encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
 from ingot.runtime.engines.isolation import confinement, description
 from ingot.runtime.engines.isolation.link import Kind, Link
@@ -100,7 +100,7 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
     opened = calls.attempt(lambda: calls.open(spec), "loading it")
     if isinstance(opened, IngotError):
-        link.send(Kind.ERROR, dump_error(opened))
+        link.send(Kind.ERROR, encode_error(opened))
         return
     measures += confinement.after_loading()
     logging.getLogger().removeHandler(kept)
@@ -135,7 +135,7 @@ def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -
     began = time.monotonic()
     outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
     if isinstance(outcome, IngotError):
-        link.send(Kind.ERROR, dump_error(outcome))
+        link.send(Kind.ERROR, encode_error(outcome))
         if down := engine.down:  # its device has failed for this process, but not for the next one
             print(down, file=sys.stderr, flush=True)
             os._exit(1)

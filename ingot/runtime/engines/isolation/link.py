@@ -92,7 +92,7 @@ class Link:
         taken: list[int] = []
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.free, taken)
-            for name, dtype, _, _ in layout.tensors:
+            for name, dtype, _ in layout.tensors:
                 start = None
                 if dtype is not DType.BYTES and (array := values[name]).nbytes >= THRESHOLD:
                     start = self._outgoing.offset_of(array)
@@ -142,7 +142,7 @@ class Link:
                 self._known = []
             if len(self._known) >= _MAX_LAYOUTS:
                 raise ValueError("too many layouts")
-            self._known.append(_checked(TensorLayout.loads(bytes(body[1:]))))
+            self._known.append(_checked(TensorLayout.decode(bytes(body[1:]))))
 
     def tensors(self, body: memoryview) -> dict[str, Array]:
         """Return the tensors at the end of a record. The other end is not trusted.
@@ -180,7 +180,7 @@ class Link:
             self._sent = {}
         layout = TensorLayout.of_arrays(values)
         found = self._sent[key] = len(self._sent), layout
-        body = (b"\1" if full else b"\0") + layout.dumps()
+        body = (b"\1" if full else b"\0") + layout.encode()
         return [HEADER.pack(len(body), Kind.LAYOUT), body], *found
 
 
@@ -191,7 +191,7 @@ def _checked(layout: TensorLayout) -> list[_Tensor]:
         InvalidArgument: it has shapes that cannot be.
     """
     tensors = []
-    for name, dtype, shape, _ in layout.tensors:
+    for name, dtype, shape in layout.tensors:
         count = prod(arrays.check_shape(name, shape))
         tensors.append((name, dtype, dtype.numpy, shape, count, count * dtype.numpy.itemsize))
     return tensors

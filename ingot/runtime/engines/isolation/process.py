@@ -24,7 +24,7 @@ from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError, write_error
 from ingot.ipc import arena
 from ingot.ipc.arena import Incoming, Outgoing
-from ingot.ipc.records import load_error
+from ingot.ipc.records import decode_error
 from ingot.runtime.engines.isolation import confinement
 from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.link import Kind, Link, arena_size
@@ -283,7 +283,7 @@ class EngineProcess:
                 raise TimeoutError
 
     def _error(self, body: memoryview) -> Exception:
-        error = foreign.outcome(lambda: load_error(body[:_MOST_ERROR]))
+        error = foreign.outcome(lambda: decode_error(body[:_MOST_ERROR]))
         if isinstance(error, DeadlineExceeded):
             return EngineTimeout(str(error))
         return error if isinstance(error, IngotError) else self._invalid(error)

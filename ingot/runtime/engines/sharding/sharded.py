@@ -21,7 +21,7 @@ from torch.export.passes import move_to_device_pass
 
 from ingot import foreign
 from ingot.errors import IngotError, InternalError
-from ingot.ipc.records import dump_error, load_error
+from ingot.ipc.records import decode_error, encode_error
 from ingot.model_store.format.manifest import Division
 from ingot.runtime.engines.pytorch.torch_arrays import torch_dtype
 from ingot.runtime.engines.pytorch.torch_engine import TorchEngine, pick_device
@@ -123,12 +123,12 @@ class ShardedEngine(TorchEngine):
             if turn == self._rank:
                 outcome = foreign.outcome(lambda: self._load(path, plan))
                 if isinstance(outcome, Exception):
-                    failure = dump_error(_loading_error(outcome))
+                    failure = encode_error(_loading_error(outcome))
             failures = [None] * self._count
             dist.all_gather_object(failures, failure)
         for found in failures:
             if found is not None:
-                raise load_error(memoryview(found))
+                raise decode_error(memoryview(found))
 
     @property
     def settings(self) -> Mapping[str, str]:

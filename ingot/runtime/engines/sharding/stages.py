@@ -15,7 +15,7 @@ from torch import fx
 
 from ingot import foreign
 from ingot.errors import IngotError, InvalidArgument
-from ingot.ipc.records import dump_error, load_error
+from ingot.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.pytorch.torch_engine import run_error
 from ingot.runtime.engines.sharding.collectives import Form, Value, contents, in_step, no_sizes, room_for, sizes_of
 
@@ -197,7 +197,7 @@ class RunningStage:
 
     def _send(self, values: Sequence[Value] | IngotError) -> list[Send]:
         if isinstance(values, IngotError):
-            text = torch.frombuffer(bytearray(dump_error(values)), dtype=torch.uint8)
+            text = torch.frombuffer(bytearray(encode_error(values)), dtype=torch.uint8)
             messages = [sizes_of((), self._outgoing, text.numel()), text]
         else:
             messages = [sizes_of(values, self._outgoing), *contents(values)]
@@ -210,7 +210,7 @@ class RunningStage:
             dist.recv(sizes := no_sizes(forms), self._previous)
             if failed := int(sizes[0]):
                 dist.recv(text := torch.empty(failed, dtype=torch.uint8), self._previous)
-                return load_error(memoryview(bytes(text.tolist())))
+                return decode_error(memoryview(bytes(text.tolist())))
             values = room_for(sizes, forms, self._device)
             for content in contents(values):
                 dist.recv(content, self._previous)
