@@ -1,4 +1,4 @@
-"""Sockets of the load generator: opened while blocking, used without blocking."""
+"""Sockets of the load generator: connect blocking, then send and receive without blocking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _READ = 1 << 18
 
 
 def context(tls: Tls, *, http2: bool) -> ssl.SSLContext:
-    """Return what verifies the server. Raises OSError or SSLError if a file cannot be used."""
+    """Return a TLS context that verifies the server. Raises OSError or SSLError if a file cannot be used."""
     made = ssl.create_default_context(cafile=tls.ca_file)
     if tls.cert_file is not None:
         made.load_cert_chain(tls.cert_file, tls.cert_key_file)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingot.bounds.abstract import Tensor, is_sent, limits, sent
+from ingot.bounds.abstract import Tensor, UnboundedError, is_sent, limits, sent
 from ingot.bounds.analysis import Analysis, Scope, StoppedError
 from ingot.bounds.derived import quotient
 from ingot.bounds.graph import Model, opened
@@ -24,7 +24,7 @@ from ingot.tensors import DType, Range, Signature, TensorSpec
 __all__ = ["LOOSE", "Bounds", "bounds_of", "excess"]
 
 LOOSE = 10
-"""Bounds that exceed the measured bytes of a call this many times say too little to limit requests and batches by."""
+"""Bounds over this multiple of a call's measured bytes are too loose to limit requests or batches."""
 # Fewer bytes do not matter: constants of a few kilobytes are a large part of the smallest calls.
 _LEAST_MEASURED = 1 << 14
 
@@ -92,7 +92,7 @@ def bounds_of(path: Path, signature: Signature | None = None) -> Bounds:
             # Bounds are much tighter if sizes are at least 1, so calls with an empty input have separate ones.
             more, peak_if_empty = _analysed(model, signature, empty=True)
             return Bounds(reasons or more, symbols, peak, peak_if_empty)
-    except (DamagedError, StoppedError) as error:
+    except (DamagedError, StoppedError, UnboundedError) as error:
         return Bounds((str(error),))
     except TooComplexError:
         return Bounds(("the formula of its memory is too complex",))
@@ -104,10 +104,10 @@ def _analysed(model: Model, signature: Signature, *, empty: bool) -> tuple[tuple
     _, peak = analysis.graph(model.graph, Scope(dict(inputs_of(model, signature, empty=empty))))
     texts = [(monomial, by) for monomial, by in peak.terms.items() if any(is_sent(name) for name, _ in monomial)]
     if any(monomial[1:] or monomial[0][1] > 1 or by > _MOST_COPIES for monomial, by in texts):
-        raise DamagedError(f"it may need more than {_MOST_COPIES} times the bytes of the texts that a client sends")
+        raise UnboundedError(f"it may need more than {_MOST_COPIES} times the bytes of the texts that a client sends")
     peak = Poly({monomial: by for monomial, by in peak.terms.items() if monomial not in dict(texts)})
     if not analysis.reasons and peak.terms.get((), 0) > _MOST_CONSTANT:
-        raise DamagedError(f"it needs more than {_MOST_CONSTANT >> 30} GiB whatever the sizes of its inputs are")
+        raise UnboundedError(f"it needs more than {_MOST_CONSTANT >> 30} GiB whatever the sizes of its inputs are")
     return tuple(analysis.reasons), peak
 
 
@@ -115,11 +115,11 @@ def inputs_of(model: Model, signature: Signature, *, empty: bool) -> dict[str, T
     """Return the bounds of a graph's inputs; ``empty`` lets sizes be 0 where they may.
 
     Raises:
-        DamagedError: the signature lacks an input of the graph.
+        UnboundedError: the signature lacks an input of the graph.
     """
     tensors = {spec.name: _input(spec, signature, empty=empty) for spec in signature.inputs}
     if any(name not in tensors and name not in model.graph.constants for name in model.graph.inputs):
-        raise DamagedError("it has an input that its signature lacks")
+        raise UnboundedError("it has an input that its signature lacks")
     return tensors
 
 

@@ -43,7 +43,7 @@ _SENT = -1  # the depth of symbols that are not sizes, so that no dimension's na
 
 
 class UnboundedError(Exception):
-    """A node's work or memory is not bounded by the sizes of the inputs; the text says why."""
+    """The work or memory of a node or a graph is not bounded by the sizes of the inputs; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

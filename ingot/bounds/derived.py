@@ -32,7 +32,7 @@ def quotient(whole: Poly, by: int) -> Poly | None:
     if not whole.integral:
         return None
     leading = max((monomial for monomial in whole.terms if monomial), default=())
-    if whole.terms.get(leading, 0) < 0:  # it is the negative of another quotient that is rounded up
+    if whole.terms.get(leading, 0) < 0:  # floor(w / by) = -floor((by - 1 - w) / by), whose leading term is positive
         found = quotient(Poly.of(by - 1) - whole, by)
         return None if found is None else -found
     # Multiples are divided exactly, so that floor((h - 1) / 2) + 1 and floor((h + 1) / 2) are one size.

@@ -62,8 +62,8 @@ class Interval:
                 return Interval(*ends) if by >= 0 else Interval(*ends[::-1])
         return Interval()
 
-    def divided(self, other: Interval, *, floor: bool) -> Interval:
-        """Return the quotients, rounded towards zero or down if ``floor``."""
+    def divided(self, other: Interval, *, rounded: bool) -> Interval:
+        """Return the quotients; with ``rounded``, an interval that holds both the floored and the truncated ones."""
         by = other.constant
         if by is None and self.exact is not None and other.exact is not None and self.exact.over(other.exact):
             return Interval.exactly(self.exact.over(other.exact) or ZERO)
@@ -71,13 +71,13 @@ class Interval:
             return Interval(ZERO, self.high)
         if not by:
             return Interval()
-        if floor and self.exact is not None and self.non_negative and by > 0 and by.denominator == 1:
-            rounded = quotient(self.exact, int(by))
-            if rounded is not None:
-                return Interval.exactly(rounded)
+        if rounded and self.exact is not None and self.non_negative and by > 0 and by.denominator == 1:
+            floored = quotient(self.exact, int(by))
+            if floored is not None:
+                return Interval.exactly(floored)
         found = self * Interval.exactly(1 / by)
         whole = found.exact is not None and all(factor.denominator == 1 for factor in found.exact.terms.values())
-        if not floor or whole:
+        if not rounded or whole:
             return found
         # Rounded down, or towards zero: less than 1 away.
         low = None if found.low is None else found.low - ONE

@@ -54,18 +54,20 @@ def capacity(
     variant: Annotated[
         str, typer.Option(help="The variant that is served.", show_default="the archive's preferred one")
     ] = "",
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What it runs on.", rich_help_panel=_BASIS)] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Device of a replica.", rich_help_panel=_BASIS)
+    ] = "cpu",
     cores: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=1024,
             help="CPU cores of a replica.",
-            show_default="those of the machine of the latencies",
+            show_default="the cores of the machine where latencies were measured",
             rich_help_panel=_BASIS,
         ),
     ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="Of the requests.", rich_help_panel=_BASIS)] = "binary",
+    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.", rich_help_panel=_BASIS)] = "binary",
     overhead: Annotated[
         str,
         typer.Option(
@@ -99,7 +101,7 @@ def capacity(
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
-    """Plan how many replicas hold a latency at a rate, by simulation.
+    """Plan how many replicas keep a latency target at a request rate, by simulation.
 
     The latencies of the engine by batch size are those that the archive recorded, or are measured here.
 
@@ -240,7 +242,9 @@ def _rate(given: float | None, traffic: Traffic) -> float:
 def _overhead(text: str) -> float:
     seconds = output.seconds("--overhead", text)
     if not 0 < seconds < 1:
-        raise InvalidArgument(f"--overhead {text} is not the time of a request outside the engine; write it as 60us")
+        raise InvalidArgument(
+            f"--overhead {text} must be over 0 and under 1 s: the CPU time per request outside the engine, such as 60us"
+        )
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Completion by the shell of archives, of the models of a running server, and of words with colons in bash."""
+"""Shell completion: archives, served models, and (in bash) words with colons."""
 
 from __future__ import annotations
 

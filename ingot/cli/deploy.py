@@ -42,13 +42,13 @@ RegistryOption = Annotated[
     typer.Option("--registry", help="Where pods read archives of the store: oci://host/team.", show_default="none"),
 ]
 Name = Annotated[str | None, typer.Option(help="The name of all objects.", show_default="the first model's")]
-Replicas = Annotated[str, typer.Option(metavar="<number>[..<number>]", help="Replicas: the least and the most.")]
+Replicas = Annotated[str, typer.Option(metavar="<number>[..<number>]", help="Minimum and maximum replicas.")]
 Cpu = Annotated[
     int | None, typer.Option(min=1, help="Cores of a replica.", show_default="--threads for each of --instances, or 2")
 ]
 Gpus = Annotated[int, typer.Option(min=0, help="NVIDIA GPUs of a replica.")]
 HasTorch = Annotated[
-    bool, typer.Option("--image-has-torch", help="The image has PyTorch, which those of Dockerfile have not.")
+    bool, typer.Option("--image-has-torch", help="The image has PyTorch; images built from Dockerfile do not.")
 ]
 Secret = Annotated[
     str | None,
@@ -94,7 +94,10 @@ def _plan(
     store: StoreOption = None,
     **settings: Any,
 ) -> Any:
-    """Return the :class:`~ingot.deploy.plan.Plan` of the options; its type would be imported for --help."""
+    """Return the :class:`~ingot.deploy.plan.Plan` of the options.
+
+    It is annotated ``Any``, because naming the type would import it for --help.
+    """
     from ingot.deploy.models import resolve
     from ingot.deploy.plan import Plan, parse_range
 
@@ -262,7 +265,7 @@ def ray(
 ) -> None:
     """Print a configuration of Ray Serve, for serve deploy; or run it on a Ray cluster.
 
-    The options of ingot serve are those of the replicas.
+    Options of ingot serve apply to every replica.
 
     Examples:
 
@@ -274,7 +277,7 @@ def ray(
     if run:
         require_ray()
     elif address is not None:
-        raise InvalidArgument("--address is of --run, which runs the application there")
+        raise InvalidArgument("--address needs --run")
     plan = Plan.of(
         models,
         name=name,

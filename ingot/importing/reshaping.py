@@ -27,8 +27,8 @@ def reshape_graph(path: Path, called: str, declared: Sequence[Declared], target:
     Raises:
         InvalidArgument: the file has no such tensor, or the sizes do not fit each other.
     """
-    changed = {item.name: item for item in declared if item.inner is not None}
-    if not changed:
+    pending = {item.name: item for item in declared if item.inner is not None}
+    if not pending:
         return path
     import onnx_ir as ir
 
@@ -37,15 +37,15 @@ def reshape_graph(path: Path, called: str, declared: Sequence[Declared], target:
     model = onnx_graph.load(path, called)
     graph = model.graph
     for index, value in enumerate(graph.inputs):
-        if value.name in changed:
-            item = changed.pop(value.name)
+        if value.name in pending:
+            item = pending.pop(value.name)
             graph.inputs[index] = _before(ir, graph, value, item)
     for index, value in enumerate(graph.outputs):
-        if value.name in changed:
-            item = changed.pop(value.name)
+        if value.name in pending:
+            item = pending.pop(value.name)
             graph.outputs[index] = _after(ir, graph, value, item)
-    if changed:
-        raise InvalidArgument(f"{called} has no input or output '{next(iter(changed))}', which is to be reshaped")
+    if pending:
+        raise InvalidArgument(f"{called} has no input or output '{next(iter(pending))}', which is to be reshaped")
     ir.save(model, target, external_data=f"{target.name}.data")
     return target
 
@@ -78,14 +78,14 @@ def _shape(ir: Any, value: Any, item: Declared) -> Any:
 
 
 def _target(ir: Any, graph: Any, item: Declared, sizes: Sizes | None) -> Any:
-    """Return the constant of a step to these sizes, behind the batch."""
+    """Return the shape input of a Reshape to ``sizes``; a leading 0 keeps the batch."""
     outer, inner = item.sizes, item.inner or ()
     known = [math.prod(size for size in side if size is not None) for side in (outer, inner)]
     free = [side.count(None) for side in (outer, inner)]
     if max(free) > 1 or free[0] != free[1] or (not free[0] and known[0] != known[1]):
         raise InvalidArgument(
             f"the reshape of '{item.name}' from {_shown(outer)} to {_shown(inner)} is not supported: both need the "
-            "same number of elements, and at most one dimension of any size"
+            "same number of elements and the same number of dynamic dimensions, at most one"
         )
     wanted = [0] * item.batched + [-1 if size is None else size for size in sizes or ()]
     constant = ir.Value(name=f"{item.name}_shape", const_value=ir.tensor(np.array(wanted, np.int64)))

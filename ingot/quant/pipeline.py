@@ -326,7 +326,7 @@ def _named(runner: TrialRunner, recipe: Recipe, config: QuantConfig, progress: P
             )
         raise QuantizationError(
             f"nothing in this model can be quantized by '{recipe.name}': it has no layer that the recipe supports"
-            f"{acceptance.double(runner.source)}"
+            f"{acceptance.float64_hint(runner.source)}"
         )
     progress(f"Trying {plan.name}")
     trial = runner.attempt(plan, _TIMING, certain)

@@ -130,7 +130,7 @@ _TABLE: dict[DType, _Names] = {
 _BY_NAME = {alias: dtype for dtype, row in _TABLE.items() for alias in (dtype.value.lower(), row.name, *row.aliases)}
 _BY_NUMPY = {row.numpy: dtype for dtype, row in _TABLE.items() if dtype is not DType.BYTES}
 
-# The datatype comes last, so that a name may contain colons, as in TensorFlow.
+# The datatype follows the last colon before the shape, so that names may contain colons, as in TensorFlow.
 _NAME = re.compile(r"[A-Za-z_][\w.\-/:]*")
 _SPEC = re.compile(
     rf"""^(?P<name>{_NAME.pattern}|"[^"]+"):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\](\s*=\s*(?P<values>.*))?$"""
@@ -170,7 +170,7 @@ class TensorSpec:
         return [dim if isinstance(dim, int) else -1 for dim in self.shape]
 
     @property
-    def least(self) -> float:
+    def nearest_to_zero(self) -> float:
         """The number closest to 0 that the range of values allows."""
         return 0 if self.values is None else self.values.nearest(0)
 
@@ -202,7 +202,7 @@ class Range:
         return ends if self.step == 1 else f"{ends}:{self.step}"
 
     def nearest(self, size: int) -> int:
-        """Return the size of the range that is nearest to ``size``, or nearest below it."""
+        """Return the largest allowed size not above ``size``, or ``low`` if there is none."""
         size = max(size - size % self.step, self.low)
         return size if self.high is None else min(size, self.high)
 

@@ -107,7 +107,7 @@ def test_replicas_read_a_registry(run_ingot: RunIngot, pushed: str) -> None:
         (["times:1", "--management", "127.0.0.1:1", "--insecure"], "--management (INGOT_MANAGEMENT) has no effect"),
         (["times:1", "--states", "a=b", "--replicas", "2"], "requests of one sequence would reach several replicas"),
         (["times:1", "--route-prefix", "a"], "--route-prefix 'a' must begin with a slash"),
-        (["times:1", "--address", "auto"], "--address is of --run"),
+        (["times:1", "--address", "auto"], "--address needs --run"),
     ],
 )
 def test_wrong_input_is_refused(run_ingot: RunIngot, stored: Store, arguments: list[str], message: str) -> None:

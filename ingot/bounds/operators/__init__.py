@@ -47,7 +47,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Mod", combined(elementwise.remainder)),
     **_all("Neg", combined(Interval.__neg__, computes=True)),
     **_all("Abs", combined(lambda value: value if value.non_negative else value.most(-value), computes=True)),
-    **_all("Floor", combined(lambda value: value.divided(Interval.exactly(1), floor=True))),
+    **_all("Floor", combined(lambda value: value.divided(Interval.exactly(1), rounded=True))),
     **_all("Ceil", combined(lambda value: value + Interval(Interval.exactly(0).low, Interval.exactly(1).high))),
     **_all("Min", combined(lambda first, *rest: _folded(Interval.least, first, rest))),
     **_all("Max", combined(lambda first, *rest: _folded(Interval.most, first, rest))),

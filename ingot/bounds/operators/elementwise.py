@@ -117,7 +117,7 @@ def divided(op: Op) -> list[Tensor]:
             "guards the division, or declare the values' range: --input 'NAME:int64[...]=1..1000'"
         )
     whole = op[0].kind in INTEGERS
-    return combined(lambda one, two: one.divided(two, floor=whole), computes=not whole)(op)
+    return combined(lambda one, two: one.divided(two, rounded=whole), computes=not whole)(op)
 
 
 def _cannot_trap(op: Op) -> bool:

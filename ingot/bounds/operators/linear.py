@@ -178,7 +178,7 @@ def _windows(op: Op, spatial: Dims, kernel: Sequence[int]) -> list[Interval]:
         rounds_up = bool(op.integer("ceil_mode")) and not same and strides[axis] > 1
         if strides[axis] > 1:
             up = strides[axis] - 1 if rounds_up else 0
-            room = (room + Interval.exactly(up)).divided(Interval.exactly(strides[axis]), floor=True)
+            room = (room + Interval.exactly(up)).divided(Interval.exactly(strides[axis]), rounded=True)
         place = room + Interval.exactly(1)
         # Kernels for pooling ignore dilations where they pad, and drop a last window that is all padding.
         sure = place.non_negative and dim.positive and not (same and dilations[axis] > 1) and not rounds_up
@@ -227,7 +227,7 @@ def attention(op: Op) -> list[Tensor]:
     else:
         heads, length = Interval.exactly(op.integer("q_num_heads", 1)), query[1]
         key_heads = Interval.exactly(op.integer("kv_num_heads", 1))
-        width = values[2].divided(key_heads, floor=True)
+        width = values[2].divided(key_heads, rounded=True)
         past, out = keys[1], (query[0], query[1], heads * width)
     if op.get(4) is not None:
         past = past + op[4].shape()[2]
@@ -236,7 +236,7 @@ def attention(op: Op) -> list[Tensor]:
     outputs = [Tensor.of(op[0].kind, out)]
     if op.outputs > 1:
         for dims, wide in ((keys, op.get(4)), (values, op.get(5))):
-            last = dims[3] if len(dims) == 4 else dims[2].divided(key_heads, floor=True)
+            last = dims[3] if len(dims) == 4 else dims[2].divided(key_heads, rounded=True)
             outputs.append(Tensor.of(op[0].kind, (dims[0], key_heads, past, last if wide is None else wide.shape()[3])))
         outputs.append(scores)
     return outputs[: op.outputs]

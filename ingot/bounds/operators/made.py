@@ -94,14 +94,14 @@ def stft(op: Op) -> list[Tensor]:
         raise UnboundedError("its step comes from values")
     frame = _from_value(op, 3) if op.get(3) is not None else op[2].shape()[0]
     refuse_empty([frame, *(op[2].shape() if op.get(2) is not None else ())])
-    frames = Interval.up_to((length.divided(step, floor=False).high or length.high or ZERO) + ONE)
+    frames = Interval.up_to((length.divided(step, rounded=False).high or length.high or ZERO) + ONE)
     out = Tensor.of(op[0].kind, (batch, frames, Interval.up_to(frame.high or ZERO), Interval.exactly(2)))
     op.workspace = out.nbytes.scaled(4)
     return [out]
 
 
 def mel_weights(op: Op) -> list[Tensor]:
-    bins = _from_value(op, 1).divided(Interval.exactly(2), floor=False) + Interval.exactly(1)
+    bins = _from_value(op, 1).divided(Interval.exactly(2), rounded=False) + Interval.exactly(1)
     return [Tensor.of(op.integer("output_datatype", FLOAT), (bins, _from_value(op, 0)))]
 
 

@@ -15,10 +15,10 @@ from ingot.bounds.poly import ZERO, Poly
 class Op:
     """A node, the bounds of its inputs, and what its rule reports besides its outputs.
 
-    ``inputs`` has None for those that are omitted. ``maker`` and ``tensor`` return the node that made a tensor of this
-    name and its bounds, if there are any. ``run`` analyses a graph of an attribute, given its inputs and how often it
-    runs, and returns its outputs and its peak in bytes. ``workspace`` is the memory in bytes that the operator needs
-    while it runs besides inputs and outputs.
+    ``inputs`` has None for those that are omitted. ``maker(name)`` returns the node that made a tensor,
+    ``tensor(name)`` its bounds; None if unknown. ``run`` analyses a graph of an attribute, given its inputs and how
+    often it runs, and returns its outputs and its peak in bytes. ``workspace`` is the memory in bytes that the operator
+    needs while it runs besides inputs and outputs.
     """
 
     node: Node
@@ -97,7 +97,7 @@ def never_empty(dims: Sequence[Interval]) -> bool:
 
 
 def refuse_empty(dims: Sequence[Interval]) -> None:
-    """Check that a tensor is not empty, for kernels that then end the process.
+    """Refuse a tensor that may be empty, for operators whose kernel crashes on one.
 
     Raises:
         UnboundedError: a size may be 0.

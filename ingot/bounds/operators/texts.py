@@ -15,7 +15,7 @@ from ingot.bounds.poly import ONE, ZERO
 _UNKNOWN = "the length of its texts is not known"
 # Numbers as text: a sign, 17 digits, a point and an exponent.
 _LONGEST_NUMBER = 32
-# StringNormalizer: letters of two bytes in UTF-8 whose other case has three, such as U+023A.
+# StringNormalizer: changing case can turn a 2-byte letter into 3 bytes (U+023A); twice the bytes is enough.
 _CASES = 2
 _DEFAULT_LABEL = "_Unused"
 
@@ -24,7 +24,7 @@ def with_texts(op: Op, outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the outputs of a node with bounds of their texts, where they have any.
 
     Raises:
-        UnboundedError: these are unknown, or texts of the client may be repeated as often as it likes.
+        UnboundedError: these are unknown, or a client controls how often its texts are repeated.
     """
     if all(tensor.kind != STRING or tensor.text is not None for tensor in outputs):
         return list(outputs)
@@ -41,7 +41,7 @@ def _text(tensor: Tensor) -> Text:
 
 
 def _repeated(tensor: Tensor, times: int | None) -> Text:
-    """Return the texts of a tensor of which each element is used so often; None if that depends on sizes."""
+    """Bound the texts of a tensor whose elements are each used ``times`` times; None if sizes decide it."""
     text = _text(tensor)
     if text.sent == ZERO:
         return text

@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 
 from ingot.bounds import inputs_of
-from ingot.bounds.abstract import ITEMS
+from ingot.bounds.abstract import ITEMS, UnboundedError
 from ingot.bounds.analysis import Scope, StoppedError
 from ingot.bounds.flow import SHARED, Flow, Kind
 from ingot.bounds.graph import Attribute, Constant, Model, Node, opened
@@ -52,7 +52,7 @@ def mixings(path: Path, signature: Signature, dim: str) -> Iterator[Mixing]:
     try:
         with opened(path) as model:
             yield from _mixings(model, signature, dim)
-    except (DamagedError, StoppedError) as error:
+    except (DamagedError, StoppedError, UnboundedError) as error:
         yield Mixing("", f"the graph: {error}")
     except TooComplexError:
         yield Mixing("", "the graph: the bounds of its sizes are too complex")
@@ -75,7 +75,7 @@ def _mixings(model: Model, signature: Signature, dim: str) -> Iterator[Mixing]:
 
 
 def numbers_of(path: Path) -> tuple[int, ...]:
-    """Return the whole numbers above 2 in small constants of a graph, at which sizes may change a result."""
+    """Return sizes worth testing: the whole numbers above 2 among the graph's small constants."""
     with opened(path) as model:
         graphs, found = [model.graph, *model.functions.values()], set[float]()
         while graphs:

@@ -62,7 +62,9 @@ def _runs_on(runner: Runner, inputs: Mapping[str, Array], declared: Sequence[Ten
     same = dict(inputs)
     for spec in declared:
         high = None if spec.values is None else spec.values.high
-        same[spec.name] = np.full_like(inputs[spec.name], spec.least if end == "least" or high is None else high)
+        same[spec.name] = np.full_like(
+            inputs[spec.name], spec.nearest_to_zero if end == "least" or high is None else high
+        )
     return _failure(runner, same) is None
 
 

@@ -32,8 +32,8 @@ def judge(recipe: Recipe, speedups: Mapping[int, float], drop: float, config: Qu
     return found
 
 
-def double(source: Source) -> str:
-    """Return the end of a sentence on why a model in float64 has no layers; empty for others."""
+def float64_hint(source: Source) -> str:
+    """Return a clause for messages if the model's layers are float64, and an empty text otherwise."""
     return "; layers in float64 cannot be quantized: cast the model to float32 first" if source.double else ""
 
 
@@ -47,7 +47,7 @@ def of_search(found: Found, source: Source, config: QuantConfig) -> tuple[Verdic
         return "quantized", ""
     if not found.trials:
         return "nothing faster", (
-            f"nothing in this model can be quantized{double(source)}"
+            f"nothing in this model can be quantized{float64_hint(source)}"
             if found.complete
             else "the time was up before anything was tried"
         )

@@ -97,7 +97,7 @@ def zeros(signature: Signature) -> dict[str, Array]:
 
     arrays: dict[str, Array] = {}
     for spec in signature.inputs:
-        array = np.full([size(dim) for dim in spec.shape], spec.least, spec.dtype.numpy)
+        array = np.full([size(dim) for dim in spec.shape], spec.nearest_to_zero, spec.dtype.numpy)
         if spec.dtype is DType.BYTES:
             array[...] = b""
         arrays[spec.name] = array

@@ -119,7 +119,7 @@ def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
     return tuple(
         torch.full(
             [dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape],
-            spec.least,
+            spec.nearest_to_zero,
             dtype=getattr(torch, spec.dtype.torch_name),
         )
         for spec in signature.inputs
