@@ -72,7 +72,7 @@ class Snapshot:
         self._seen: set[object] = set()
         self._pending: list[tuple[str | _Place, str, Any, Any, Any]] = [("", ATTRIBUTE, module, None, None)]
         while self._pending:
-            # What cannot be read, such as a weak reference to a deleted object, cannot be recorded.
+            # Values that cannot be read, such as a weak reference to a deleted object, are not recorded.
             foreign.attempt(functools.partial(self._visit, *self._pending.pop()))
         self._hooks = [place for place in self._places if place.path.endswith("_hooks")]
 
