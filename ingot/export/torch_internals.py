@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn.modules import rnn
 from torch.nn.utils import rnn as packing
 
-# https://github.com/pytorch/pytorch/issues/65761 asks for a public name.
-from torch.utils import _pytree
+# https://github.com/pytorch/pytorch/issues/65761 asks for a public name of the second.
+from torch.utils import _device, _pytree
 
 # Documented in "Extending PyTorch", but importable from here only: https://github.com/pytorch/pytorch/pull/102087
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -65,6 +65,14 @@ def forget_compiled() -> None:
 
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
+def remember_constructors() -> None:
+    """Fill PyTorch's cache of the functions that ``with torch.device(...)`` applies to.
+
+    Source: ``torch/utils/_device.py``, 2.13.
+    """
+    _device._device_constructors()
+
+
 def memory(tensor: torch.Tensor) -> int:
     """Return what identifies a tensor's memory, which its views share; fake tensors have no address."""
     return int(tensor.untyped_storage()._cdata)

@@ -87,7 +87,7 @@ def trace(
 def _drop_failed(graph: fx.Graph) -> None:
     """Remove calls of operators that raised an error, which the module caught: they have no result and no users."""
     for node in reversed(graph.nodes):
-        returns = isinstance(node.target, torch_internals.OpOverload) and node.target._schema.returns
+        returns = isinstance(node.target, torch_internals.OpOverload) and torch_internals.schema(node.target).returns
         if returns and not node.users and node.meta.get("val") is None:
             graph.erase_node(node)
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 
 from ingot.export.capture import recurrent
-from ingot.export.torch_internals import sym_max
+from ingot.export.torch_internals import remember_constructors, sym_max
 
 Tensor = torch.Tensor
 
@@ -35,6 +35,7 @@ def dynamic(module: nn.Module) -> Iterator[None]:
 def _replaced() -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
     places = [(owner, name) for name in _FUNCTIONS for owner in _OWNERS.get(name, (functional,))]
+    remember_constructors()  # PyTorch would remember the replacements, and `with torch.device(...)` miss the originals
     originals = {(owner, name): getattr(owner, name) for owner, name in places}
     inherited = {(owner, name) for owner, name in places if name not in vars(owner)}
     for (owner, name), original in originals.items():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ingot.export import export_model
+from ingot.export.capture import functions
 from ingot.runtime import EngineSpec, load_engine
 
 IMAGE = "x:float32[batch,3,height,width]"
@@ -24,6 +25,14 @@ def equal(module: nn.Module, inputs: Sequence[str], *shapes: Sequence[int]) -> N
     feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
     (actual,) = load_engine(EngineSpec(archive.variants[0].path())).run(feed).values()
     torch.testing.assert_close(torch.from_numpy(actual), module(*tensors), atol=1e-5, rtol=1e-4)
+
+
+def test_a_device_applies_to_all_functions_after_a_capture() -> None:
+    torch.utils._device._device_constructors.cache_clear()  # as in a process that has used none
+    with functions.dynamic(nn.Linear(1, 1)), torch.device("meta"):
+        torch.linspace(0, 1, 2)
+    with torch.device("meta"):
+        assert torch.linspace(0, 1, 2).is_meta
 
 
 @pytest.mark.parametrize("kind", ["Avg", "Max"])
