@@ -72,7 +72,7 @@ class Snapshot:
         self._seen: set[object] = set()
         self._pending: list[tuple[str | _Place, str, Any, Any, Any]] = [("", ATTRIBUTE, module, None, None)]
         while self._pending:
-            # Values that cannot be read, such as a weak reference to a deleted object, are not recorded.
+            # Values that cannot be read or copied, such as a weak reference to a deleted object, are not recorded.
             foreign.attempt(functools.partial(self._visit, *self._pending.pop()))
         self._hooks = [place for place in self._places if place.path.endswith("_hooks")]
 
@@ -116,9 +116,7 @@ class Snapshot:
         self._seen.add(id(value))
         path = place if isinstance(place, str) else place.path_of(key)
         if isinstance(value, torch.Tensor):
-            copy = self._copies.get(id(value))
-            record = foreign.attempt(lambda: _Tensor(path, kind, value, holder, key, copy))
-            self._tensors += [] if record is None else [record]  # some subclasses cannot be copied
+            self._tensors.append(_Tensor(path, kind, value, holder, key, self._copies.get(id(value))))
         elif isinstance(value, torch.jit.ScriptModule):
             for name, tensor in (*value.named_parameters(), *value.named_buffers()):
                 self._visit(joined(path, name), kind, tensor, None, None)
@@ -255,21 +253,19 @@ class _Place:
         shown = foreign.attempt(lambda: repr(key))
         return f"{self.path}[{type(key).__name__ if shown is None else shown}]"
 
-    def _is_untouched(self) -> bool:
+    def _holds(self, now: dict[Any, Any]) -> bool:
         """Return whether all values are the same objects as before."""
         before = self.before
-        if isinstance(self.holder, dict):  # without a copy
-            now = self.holder
-            same_size = dict.__len__(now) == len(before)
-            return same_size and all(dict.get(now, key, _Place) is value for key, value in before.items())
-        read = self.read()
-        return len(read) == len(before) and all(read.get(key, _Place) is value for key, value in before.items())
+        same_size = dict.__len__(now) == len(before)
+        return same_size and all(dict.get(now, key, _Place) is value for key, value in before.items())
 
     def restored(self, thorough: bool) -> list[Change]:
         """Restore the values, and return those that differ from the ones before."""
-        if self._is_untouched():
+        if isinstance(self.holder, dict) and self._holds(self.holder):  # without a copy
             return []
         before, now = self.before, self.read()
+        if self._holds(now):
+            return []
         changed = [
             key
             for key in {**before, **now}

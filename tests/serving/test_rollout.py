@@ -201,7 +201,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(store: Store) -> None:
         ):
             with pytest.raises(IngotError, match=reason):
                 call(server, server.rollouts.load(source, parameters))
-        # What was never loaded is not kept: clients could add names without limit.
+        # A version that was never loaded is not kept: clients could add names without limit.
         assert [(each["version"], each["state"]) for each in server.status()] == [("1", "ready")]
         with ingot.Client(server.http_url) as client:
             assert client.ready()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported, quoted
 from ingot.protocol.documents import ModelMetadata
@@ -12,10 +12,7 @@ from ingot.protocol.json_codec import region_of
 from ingot.server.plane import extensions
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.triton.cuda_memory import CudaRegion, handle_of
-from ingot.serving.control import ELSEWHERE
-
-if TYPE_CHECKING:
-    from ingot.serving.control import Control
+from ingot.serving.control import ELSEWHERE, Control
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ingot._version import __version__
 from ingot.server.access.gate import INFER, METRICS
 from ingot.server.plane import handlers
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
-
-if TYPE_CHECKING:
-    from ingot.serving.control import Control
+from ingot.serving.control import Control
 
 Handler = Callable[[Call], Awaitable[Any]]
 
