@@ -59,6 +59,11 @@ def engines_of(service: Service) -> list[int]:
     return found
 
 
+def private_mib(pid: int) -> int:
+    """Return the private memory of a process in MiB, of which --engine-memory-mb is the most."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
 class Neighbour(threading.Thread):
     """Sends requests to ``affine`` throughout; each answer must arrive and be right."""
 
@@ -219,6 +224,8 @@ def test_a_request_that_needs_too_much_memory_fails_alone(tmp_path: Path) -> Non
                 with pytest.raises(TooLarge, match=r"its engine process may have, 512 MiB \(--engine-memory-mb\)"):
                     asking.infer("filled", {"n": np.array([10**9])})
                 assert asking.infer("filled", {"n": np.array([2])})["y"].tolist() == [1, 1]
+                # Nor does the small tensor get all the memory that the large one has left.
+                assert private_mib(before[0]) < 400
         assert engines_of(service) == before
 
 

@@ -160,6 +160,7 @@ class OrtEngine(PipelinedEngine):
             try:
                 outputs = self._call(feed, options, targets)
             except self._errors:
+                self._give_back()  # or the arena's next region, for a small tensor, would be as large as fits
                 raise failure from error
         except TooLarge:  # for the inputs
             self._give_back()
