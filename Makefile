@@ -56,8 +56,10 @@ define PYTEST
 $(BIN)/pytest $(IN_PARALLEL) $(1) $(ARGS) || { [ $$? = 1 ] && [ -n "$$CI" ] && echo "The tests that failed run once more:" \
 	&& $(BIN)/pytest --last-failed --last-failed-no-failures none $(1) $(ARGS); }
 endef
-test: lint tools
-	@$(call PYTEST)
+# The tests wait for processes half of their time, so lint costs them little. Its messages come last.
+test: $(INSTALLED) tools
+	@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & lint=$$!; trap 'kill $$lint' INT TERM; \
+		( $(call PYTEST) ); tests=$$?; wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$(( tests ? tests : linted ))
 
 test-matrix: $(INSTALLED) tools
 	@$(call PYTEST,$(MATRIX))

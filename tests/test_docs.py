@@ -51,6 +51,7 @@ def test_every_command_has_examples_that_parse_and_a_text_for_each_option(name: 
             command.make_context(called, words[len(called.split()) :])
 
 
+@pytest.mark.matrix
 def test_the_reference_has_every_command_and_option() -> None:
     page = reference_text.commands()
     for called, command in reference_text.all_commands(typer.main.get_command(app), "ingot"):

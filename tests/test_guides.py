@@ -68,7 +68,7 @@ def test_every_page_with_commands_is_run() -> None:
 
 
 @pytest.mark.parametrize(("page", "title"), [(page, title) for page, titles in SECTIONS.items() for title in titles])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_the_commands_of_a_section_run(
     page: str, title: str, run_ingot: RunIngot, require_tool: RequireTool, digits_fp32: Path, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_imports_go_down() -> None:
     assert wrong == []
 
 
+@pytest.mark.matrix
 def test_only_the_command_line_and_deployments_import_the_server() -> None:
     assert {folder(module) for module in INSIDE for name in imports(module) if name.startswith("ingot.server")} == {
         "cli",
@@ -127,6 +128,7 @@ TORCH_ENGINES.add("ingot.runtime.engines.isolation.group")  # torchrun, in engin
 TORCH_ENGINES.add("ingot.runtime.profiling.operators")  # the profiler, in a command only
 
 
+@pytest.mark.matrix
 def test_the_runtime_and_the_store_know_neither_torch_nor_the_web() -> None:
     wrong = []
     for module in INSIDE:
@@ -160,6 +162,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -178,6 +181,7 @@ def test_the_light_ways_in_import_nothing_heavy(arguments: list[str]) -> None:
     assert names & HEAVY == set()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("client", ["Client", "AsyncClient"])
 def test_a_client_imports_few_modules(client: str) -> None:
     code = f"import sys, ingot; ingot.{client}; print(*(name for name in sys.modules if name.startswith('ingot.')))"

@@ -60,7 +60,7 @@ def points(text: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", ["binary", "json", "grpc", "grpc-stream"])
 def test_all_that_is_reported_was_answered(run_ingot: RunIngot, server: RunningServer, protocol: str) -> None:
     url = server.grpc_url if protocol.startswith("grpc") else server.http_url
@@ -74,6 +74,7 @@ def test_all_that_is_reported_was_answered(run_ingot: RunIngot, server: RunningS
     assert found["server_compute_infer"] < found["mean"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", matrix("grpc", "binary"))
 def test_each_recorded_request_is_sent_once(
     run_ingot: RunIngot, server: RunningServer, tmp_path: Path, protocol: str
@@ -105,6 +106,7 @@ def test_failed_requests_are_counted_by_reason(
     assert f"{found['failed']:,} requests failed: " in result.stderr
 
 
+@pytest.mark.matrix
 def test_a_table_a_page_and_rows_are_written(run_ingot: RunIngot, server: RunningServer, tmp_path: Path) -> None:
     page, rows = tmp_path / "load.html", tmp_path / "load.csv"
     options = ("-c", "1,2", "--batch", "4", "--seconds", "1", "--warmup", "0", "--report", page, "--csv", rows)
@@ -323,9 +325,12 @@ def test_messages_larger_than_all_windows(tmp_path: Path, kind: Literal["fast", 
         with Target(url, model.stem, protocol=protocol) as target:  # type: ignore[arg-type]
             payload = target.payload(None, {"x": (3_000_000,)}, batch=1, seed=1)
             bench = Bench(target, target.plan(payload), 1, Rule(window=5.0, warmup=0, windows=1))
-            total = bench.closed(3).total
-    assert not total.errors
-    assert len(total.latencies) > 0  # how many depends on the machine
+            # How many are answered in a window depends on the machine: on a busy one, now and then none.
+            windows = [bench.closed(3).total]
+            while not len(windows[-1].latencies) and len(windows) < 20:
+                windows.append(bench.closed(3).total)
+    assert not any(window.errors for window in windows)
+    assert len(windows[-1].latencies) > 0
 
 
 @pytest.mark.matrix
@@ -344,6 +349,7 @@ def test_an_objective_that_no_rate_holds(server: RunningServer) -> None:
         assert not any(held for _, held in bench.search(Objective(quantile=0.99, seconds=1e-9)))
 
 
+@pytest.mark.matrix
 def test_requests_of_a_low_rate_are_sent_when_they_are_due(server: RunningServer) -> None:
     with Target(server.http_url, "affine") as target:
         payload = target.payload(None, {}, batch=1, seed=1)

@@ -90,6 +90,7 @@ def test_a_server_that_ends_is_not_a_right_answer(program: Path, tmp_path: Path)
     assert found["wrong"] == found["silent"] == 0
 
 
+@pytest.mark.matrix
 def test_the_slope_of_memory() -> None:
     random = np.random.default_rng(1)
     times = [float(second) for second in range(1, 601)]

@@ -22,6 +22,7 @@ HURRIED = Profile("hurried", {1: 0.010, 4: 0.012, 8: 0.0135, 16: 0.0165, 32: 0.0
 WIDE, GPU = (next(item for item in PROFILES if item.name == name) for name in ("wide", "gpu"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("profile", [WIDE, GPU])
 def test_under_overload_nearly_all_of_the_capacity_is_answers_in_time(profile: Profile) -> None:
     rate = 3 * profile.capacity
@@ -32,7 +33,7 @@ def test_under_overload_nearly_all_of_the_capacity_is_answers_in_time(profile: P
     assert fixed.goodput < 0.5 * ours.goodput
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("noise", [0.05, 0.15])
 @pytest.mark.parametrize("load", [1.2, 1.5, 2.0, 3.0])
 def test_batches_stay_large_where_a_full_one_takes_half_of_the_time(load: float, noise: float) -> None:

@@ -63,6 +63,7 @@ def test_a_run_measures_every_contestant_and_writes_its_page(build: Path, tiny: 
     assert (tmp_path / "tiny-binary.svg").read_text().count("<polyline") == 2
 
 
+@pytest.mark.matrix
 def test_an_engine_process_is_measured_and_ended_with_its_server(tmp_path: Path, require_tool: RequireTool) -> None:
     """It does not inherit the server's environment."""
     require_tool("taskset")

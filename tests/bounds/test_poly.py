@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
+import pytest
+
 from ingot.bounds.derived import larger, quotient, smaller
 from ingot.bounds.poly import ONE, ZERO, Poly, Size
 
@@ -19,6 +21,7 @@ def drawn(rng: random.Random, known: list[Poly]) -> Poly:
     return found * rng.choice([*known[:2], ONE, ONE, ONE])
 
 
+@pytest.mark.matrix
 def test_computed_sizes_have_the_values_of_their_computation_and_comparisons_hold() -> None:
     rng = random.Random(7)
     cases = [{"batch": rng.randrange(1, 40), "seq": rng.randrange(1, 40)} for _ in range(12)]

@@ -187,7 +187,7 @@ def within(value: float, interval: Interval, sizes: dict[str, int]) -> bool:
     return low_holds and (interval.high is None or value <= interval.high.value(sizes))
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(5))
 def test_no_tensor_leaves_its_bounds(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -38,7 +38,7 @@ def scheduler(seconds: dict[int, float]) -> Scheduler:
     return Scheduler(Limits(), batching=False, latency=Latency(seconds))
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_without_batches_a_replica_is_the_queue_of_theory(load: float) -> None:
     """M/D/1: the mean wait is load / (2 (1 - load)) services."""
@@ -111,12 +111,14 @@ def test_headroom_and_the_loss_of_a_replica() -> None:
     assert not planned(100.0).survives
 
 
+@pytest.mark.matrix
 def test_cost_is_that_of_all_replicas() -> None:
     plan = planned(5000.0, cost=0.25)
     assert plan.cost == 0.25 * plan.replicas
     assert plan.cost_per_million == pytest.approx(plan.cost / (5000 * 3600) * 1e6)
 
 
+@pytest.mark.matrix
 def test_an_objective_that_no_load_holds_names_the_fastest_possible() -> None:
     with pytest.raises(InvalidArgument, match=r"one request alone takes 4\.9\d ms, which is the fastest possible"):
         Plan(Request(rate=1.0, objective=Objective(quantile=0.99, seconds=0.001)), SERVER, Traffic())

@@ -64,6 +64,7 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     assert json.loads(succeeded(run_ingot("inspect", "digits:1", "--json"))) == described
 
 
+@pytest.mark.matrix
 def test_an_onnx_file_to_json_and_another_store(run_ingot: RunIngot, tmp_path: Path) -> None:
     onnx_models.unbatched(tmp_path)
     exported = json.loads(succeeded(run_ingot("export", "unbatched.onnx", "-o", "u[red].ingot", "--json")))
@@ -87,6 +88,7 @@ class TestRefusedExports:
         assert message.endswith("it runs with x:float32[batch,4]: declare it that way")
         assert not (tmp_path / "net.ingot").exists()
 
+    @pytest.mark.matrix
     def test_a_model_that_torch_cannot_capture(self, run_ingot: RunIngot, tmp_path: Path) -> None:
         (tmp_path / "branching.py").write_text(
             "import torch\n"
@@ -129,6 +131,7 @@ class TestRefusedArchives:
         path.write_bytes(digits_fp32.read_bytes())
         return path
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize("damage", ["cut", "flipped", "text", "empty"])
     def test_a_damaged_archive(self, run_ingot: RunIngot, archive: Path, damage: str) -> None:
         good = archive.read_bytes()
@@ -153,6 +156,7 @@ class TestRefusedArchives:
         message = "error: the calibration data in bad.npz lacks the input 'image'; it contains: pixels"
         assert result.stderr.splitlines()[-1] == message
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize(
         ("command", "message"),
         [

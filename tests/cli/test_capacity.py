@@ -23,6 +23,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.capacity.server._MOST", 2000)
 
 
+@pytest.mark.matrix
 def test_a_plan_from_the_latencies_of_the_archive(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
     done = run_ingot(
         *("deploy", "capacity", f"{digits_archive}#int8", "--rate", "50000", *SLO),
@@ -91,6 +92,7 @@ def test_a_plan_from_measurements_here(run_ingot: RunIngot, digits_fp32: Path, m
     assert 10 < plan["replica"]["capacity"] < plan["replica"]["ceiling"] < 1e6
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +141,7 @@ def test_a_plan_names_the_size_of_its_requests(run_ingot: RunIngot, words: Path)
     assert "--measure --shape x:1," in done.stderr
 
 
+@pytest.mark.matrix
 def test_a_model_of_one_size_has_no_note_about_sizes(run_ingot: RunIngot, digits_fp32: Path) -> None:
     done = run_ingot("deploy", "capacity", digits_fp32, "--rate", "10", *SLO)
     assert "image FP32[1, 1, 8, 8]" in succeeded(done)

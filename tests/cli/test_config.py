@@ -90,6 +90,7 @@ def test_all_problems_are_listed_with_their_lines(run_ingot: RunIngot, tmp_path:
     assert message == f"{first} (and 10 more; ingot config check lists them)"
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -121,6 +122,7 @@ def test_a_problem_names_its_remedy(run_ingot: RunIngot, tmp_path: Path, text: s
     assert refused(run_ingot("config", "show", "--config", "ingot.toml")).startswith(says)
 
 
+@pytest.mark.matrix
 def test_a_file_that_does_not_exist(run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(run_ingot("config", "check")) == "there is no file ingot.toml"
     assert refused(run_ingot("config", "show", "--config", "other.toml")) == "there is no file other.toml"

@@ -90,6 +90,7 @@ def test_a_quantized_variant(run_ingot: RunIngot, digits_fp32: Path, digits_arch
         assert part in result.stdout
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -135,6 +135,7 @@ def test_bisecting_a_sound_model_finds_nothing(run_ingot: RunIngot) -> None:
     assert found["cases"] > 4
 
 
+@pytest.mark.matrix
 def test_a_failure_shows_the_line_and_an_edit(run_ingot: RunIngot, tmp_path: Path) -> None:
     result = run_ingot("export", "tests.export.models:Branch", "--input", ROWS, "--out", tmp_path / "a.ingot")
     assert result.returncode == 1
@@ -143,6 +144,7 @@ def test_a_failure_shows_the_line_and_an_edit(run_ingot: RunIngot, tmp_path: Pat
     assert not (tmp_path / "a.ingot").exists()
 
 
+@pytest.mark.matrix
 def test_settings_of_the_server_are_in_the_archive(run_ingot: RunIngot, tmp_path: Path) -> None:
     model, out, labels = onnx_models.running_sum(tmp_path), tmp_path / "sum.ingot", tmp_path / "labels.json"
     labels.write_text('["a", "b", "c"]')

@@ -147,6 +147,7 @@ def test_a_note_on_a_size_holds_the_reason_of_the_engine_alone(run_ingot: RunIng
     assert "generated" not in note
 
 
+@pytest.mark.matrix
 def test_invented_sizes_are_reported_with_a_way_to_declare_others(run_ingot: RunIngot, tmp_path: Path) -> None:
     path = halving(tmp_path, pad=1000)
     message = refused(run_ingot("export", path, "--out", tmp_path / "a.ingot"))
@@ -227,6 +228,7 @@ class TestZipMap:
         assert answer["output_label"].tolist() == [10, 20, 30]
         assert answer["probabilities"].tolist() == np.eye(3).tolist()
 
+    @pytest.mark.matrix
     def test_an_export_reports_it_and_is_batched(self, run_ingot: RunIngot, tmp_path: Path) -> None:
         result = run_ingot("export", forest(tmp_path / "rf.onnx"), "--out", tmp_path / "a.ingot")
         succeeded(result)

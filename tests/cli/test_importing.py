@@ -77,6 +77,7 @@ def expected(module: Net) -> Array:
         return module(torch.from_numpy(X)).numpy()  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_torchserves_archive_becomes_a_version_with_its_labels(
     run_ingot: RunIngot, here: Path, module: Net, script: bytes
 ) -> None:
@@ -108,6 +109,7 @@ def test_torchserves_archive_becomes_a_version_with_its_labels(
     )
 
 
+@pytest.mark.matrix
 def test_an_archive_file_and_the_notes_as_json(here: Path) -> None:
     onnx_models.affine(here)
     model = {"serializedFile": "affine.onnx", "handler": "handler.py:serve"}
@@ -184,6 +186,7 @@ def test_a_reference_and_a_file_for_one_model_each(here: Path) -> None:
         assert message in refused(*arguments)
 
 
+@pytest.mark.matrix
 def test_code_runs_only_by_consent_of_an_option_or_a_variable(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mar(here / "net.mar", {"net.pt2": torch_file(*PROGRAM)}, serializedFile="net.pt2")
     (here / "net.pt2").write_bytes(torch_file(*PROGRAM))

@@ -30,6 +30,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
     assert sorted([*names, *map(str, groups)]) == sorted(COMMANDS)
 
 
+@pytest.mark.matrix
 def test_help_lists_every_command_and_version_is_the_packages(run_ingot: RunIngot) -> None:
     shown = run_ingot("--help").stdout
     for name in COMMANDS:
@@ -38,6 +39,7 @@ def test_help_lists_every_command_and_version_is_the_packages(run_ingot: RunIngo
     assert run_ingot().stdout.strip() == shown.strip()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(run_ingot: RunIngot, command: str) -> None:
     result = run_ingot(command, "--help")
@@ -74,6 +76,7 @@ def test_the_error_for_former_and_ungrouped_words_has_the_new_ones(
     assert new in text
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_former_commands_have_become_commands(run_ingot: RunIngot, old: str, new: str) -> None:
     assert old not in COMMANDS
@@ -145,6 +148,7 @@ runpy.run_module("ingot", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("module", ["ingot.cli.main", "typer", "ingot.cli.serve", "ingot.server.lifecycle", "uvloop"])
 def test_ctrl_c_while_modules_are_read_prints_one_word(module: str) -> None:
     interrupt = "signal.raise_signal(signal.SIGINT)"
@@ -153,6 +157,7 @@ def test_ctrl_c_while_modules_are_read_prints_one_word(module: str) -> None:
     assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "interrupted")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("module", ["typer", "ingot.server.lifecycle"])
 def test_ctrl_c_that_the_interpreter_passes_over_starts_no_server(module: str, tmp_path: Path) -> None:
     """As it does with all that is raised in some callbacks, which imports are full of."""
@@ -163,6 +168,7 @@ def test_ctrl_c_that_the_interpreter_passes_over_starts_no_server(module: str, t
     assert (result.returncode, result.stdout) == (130, "")
 
 
+@pytest.mark.matrix
 def test_the_end_of_a_command_collects_no_garbage() -> None:
     """The interpreter does so with all objects that are not frozen: with PyTorch's, for seconds."""
     lines = ["import atexit, gc, sys", "from ingot.cli import main", "sys.argv = ['ingot', '--version']"]
@@ -170,7 +176,7 @@ def test_the_end_of_a_command_collects_no_garbage() -> None:
     assert run_python("\n".join(lines)).splitlines()[-1] == "frozen True"
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("shell", "words", "found"),
     [

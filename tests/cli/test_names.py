@@ -50,6 +50,7 @@ def test_a_served_file_is_called_as_it_is(tmp_path: Path, file: str, served: str
         answering(server, [served], [other])
 
 
+@pytest.mark.matrix
 def test_the_name_of_a_served_model_is_the_one_in_the_command(run_ingot: RunIngot, tmp_path: Path) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
     pushed = run_ingot("copy", "x.ingot", "team/MyNet:1")
@@ -83,6 +84,7 @@ def test_both_spellings_find_the_stored_model(run_ingot: RunIngot, tmp_path: Pat
     assert "has no 'mynet:prod'" in refused(run_ingot("inspect", "MyNet:prod"))  # tags keep their case
 
 
+@pytest.mark.matrix
 def test_a_registry_has_the_name_in_lower_case(run_ingot: RunIngot, tmp_path: Path, registry: str) -> None:
     DOUBLE.save(tmp_path / "x.ingot")
     assert succeeded(run_ingot("copy", "x.ingot", f"{registry}/Names/MyNet:1")).startswith(f"{registry}/names/mynet:1 ")
@@ -109,6 +111,7 @@ def test_exports_and_imports_are_stored_in_lower_case(run_ingot: RunIngot, tmp_p
     )
 
 
+@pytest.mark.matrix
 def test_rules_and_signatures_count_for_every_spelling(run_ingot: RunIngot, tmp_path: Path) -> None:
     succeeded(run_ingot("trust", "keygen"))
     policy = tmp_path / "trust.toml"

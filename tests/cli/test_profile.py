@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from tests.support import RunIngot, refused, succeeded
 
 
+@pytest.mark.matrix
 def test_the_operators_of_a_variant(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
     done = succeeded(run_ingot("profile", f"{digits_archive}#int8", "--calls", "5", "--trace", "calls.json"))
     for part in ("variant int8", "QLinearConv", "1 row", "32 rows", "in operators", "rows per second"):
@@ -45,6 +46,7 @@ def test_names_of_nodes_do_not_control_the_terminal(run_ingot: RunIngot, tmp_pat
     assert "[/a]\\x1b]0;b\\x07" in done
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

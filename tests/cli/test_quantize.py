@@ -111,6 +111,7 @@ def refused(result: Result) -> str:
 
 
 class TestSearch:
+    @pytest.mark.matrix
     def test_printed_and_written_output(self, quantize: Quantize, run_ingot: RunIngot, tmp_path: Path) -> None:
         metric = ("--calibrate", "data.npz", "--metric", "accuracy:labels=y", "--max-drop", "0.05")
         result = quantize("m.ingot", *metric, "-o", "q.ingot", "--report", "q.html")
@@ -357,6 +358,7 @@ def test_a_search_is_not_lost_where_its_result_cannot_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["q.ingot"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("args", "message"),
     [

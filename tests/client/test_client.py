@@ -116,6 +116,7 @@ def test_an_address_that_ends_in_v2_is_explained_where_nothing_is_found_below_it
 X = {"x": np.array([[1, 2, 3]], np.float32)}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -309,6 +310,7 @@ def _manage(url: str) -> None:
     asyncio.run(Management(url).ask("GET", "/v2/repository/status"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["endless", "length", "short", "unfolds", "endless error", "unfolds error"])
 def test_an_answer_of_inference_is_read_up_to_a_limit(kind: str) -> None:
     remedy = "has more than 1 MiB; to accept it, raise --max-response-mb, in Python max_response_mb"
@@ -320,6 +322,7 @@ def test_an_answer_of_inference_is_read_up_to_a_limit(kind: str) -> None:
             assert len(str(error.value)) < 1000
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["all endless", "all length", "all unfolds", "all endless error", "all deep error"])
 def test_a_document_is_read_up_to_a_limit(kind: str) -> None:
     expected = "500" if "error" in kind else "'gzip'" if "unfolds" in kind else "has more than 64 MiB$"
@@ -329,6 +332,7 @@ def test_a_document_is_read_up_to_a_limit(kind: str) -> None:
                 ask(url)
 
 
+@pytest.mark.matrix
 def test_the_same_limit_holds_over_grpc(server: RunningServer) -> None:
     x = np.zeros((1 << 17, 3), np.float32)
     with ingot.Client(server.grpc_url, max_response_mb=1) as client:
@@ -398,6 +402,7 @@ def _with(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return changed
 
 
+@pytest.mark.matrix
 def test_a_wrong_value_in_an_answer_is_the_servers_fault() -> None:
     """Each value of each document is replaced by each odd one; commands can use all that is accepted."""
     protocol = HttpProtocol("http://host", 1 << 20)
@@ -426,6 +431,7 @@ def test_a_wrong_value_in_an_answer_is_the_servers_fault() -> None:
                 call.read(httpx.Response(200, content=deep))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "document",
     [[], {"inputs": 3}, {"inputs": [{"name": "x"}]}, {"inputs": [{"name": "x", "datatype": "F8", "shape": [1]}]}],

@@ -62,6 +62,7 @@ def configuration(folder: Path, text: str, name: str = "ingot.toml", **settings:
     return Configuration.of(settings, path)
 
 
+@pytest.mark.matrix
 def test_a_server_has_the_settings_of_its_file_and_each_model_its_own(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     onnx_models.affine(tmp_path / "models")
@@ -142,6 +143,7 @@ def test_the_file_the_variable_and_the_option_in_this_order(
 VALUES: tuple[object, ...] = ("20ms", "5 fortnights", "", 3, 0, -1, 0.5, True, [], {}, "cpu", 10**12)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_schema_accepts_what_the_server_accepts(name: str) -> None:
     import jsonschema  # takes a second of each worker that only collects
@@ -191,6 +193,7 @@ def test_a_file_that_every_user_can_write_is_refused(tmp_path: Path) -> None:
         Configuration.of({}, tmp_path / "ingot.toml")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_change_of_a_setting_is_live_or_needs_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

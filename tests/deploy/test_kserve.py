@@ -41,6 +41,7 @@ def known(objects: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.matrix
 def test_an_unknown_field_is_found(deploy: Deploy, pushed: str) -> None:
     objects = deploy("kserve", pushed)
     known(objects)
@@ -73,6 +74,7 @@ def test_images_hold_the_archive(deploy: Deploy, pushed: str, arguments: list[st
     assert container["args"][1] == "{{.Name}}=/mnt/models/model.ingot#fp32"
 
 
+@pytest.mark.matrix
 def test_an_image_is_named_where_it_is_used(run_ingot: RunIngot, pushed: str) -> None:
     for arguments in (["--storage", "native"], ["--model-image", MODEL_IMAGE]):
         assert "--model-image" in refused(run_ingot("deploy", "kserve", pushed, "--image", IMAGE, *arguments))

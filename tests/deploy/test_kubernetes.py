@@ -73,6 +73,7 @@ def test_the_pod_satisfies_the_restricted_standard(deploy: Deploy, pushed: str) 
     assert all("sizeLimit" in each["emptyDir"] for each in pod["volumes"])
 
 
+@pytest.mark.matrix
 def test_the_archive_is_named_by_its_version_and_digest(deploy: Deploy, pushed: str) -> None:
     [command, source] = container(deploy("k8s", f"{pushed}#fp32"))["args"]
     place = pushed.removesuffix(":prod")
@@ -84,6 +85,7 @@ def test_the_archive_is_named_by_its_version_and_digest(deploy: Deploy, pushed: 
     assert ports == {53, int(pushed.split(":")[2].split("/")[0])}
 
 
+@pytest.mark.matrix
 def test_settings_become_variables_and_decide_on_the_rest(deploy: Deploy, pushed: str) -> None:
     default = deploy("k8s", pushed)
     changed = deploy("k8s", f"MyNet={pushed}", "--ready-delay", "20s", "--drain-timeout", "60s", "--http-port", "9000",
@@ -105,6 +107,7 @@ def test_settings_become_variables_and_decide_on_the_rest(deploy: Deploy, pushed
     assert [each["periodSeconds"] * each["failureThreshold"] for each in startup] == [302, 12]
 
 
+@pytest.mark.matrix
 def test_settings_mean_the_same_in_a_container(deploy: Deploy, pushed: str) -> None:
     options = ("--otlp", "http://$(INGOT_HOME)$$:4318", "--replica", "blue")
     given = container(deploy("k8s", pushed, *options))["env"]
@@ -114,6 +117,7 @@ def test_settings_mean_the_same_in_a_container(deploy: Deploy, pushed: str) -> N
     assert len(values) == len(given)
 
 
+@pytest.mark.matrix
 def test_certificates_keys_and_credentials_come_from_secrets(deploy: Deploy, pushed: str) -> None:
     objects = deploy("k8s", pushed, "--secret", "access", "--pull-secret", "pull", "--tls-cert", "/access/tls.crt",
                      "--tls-key", "/access/tls.key", "--auth", "/access/keys.toml", "--replicas", "3")  # fmt: skip
@@ -129,6 +133,7 @@ def test_certificates_keys_and_credentials_come_from_secrets(deploy: Deploy, pus
     assert objects["Deployment"]["spec"]["replicas"] == 3
 
 
+@pytest.mark.matrix
 def test_files_are_the_text_and_comments_explain_the_values(run_ingot: RunIngot, pushed: str, tmp_path: Path) -> None:
     printed = run_ingot("deploy", "k8s", pushed, "--image", IMAGE)
     assert f"name it by its digest: {IMAGE}@sha256:..." in printed.stderr
@@ -163,6 +168,7 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
     assert digest in succeeded(run_ingot("store", "list"))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -84,6 +84,7 @@ def test_aliases_are_followed_and_versions_are_pinned(run_ingot: RunIngot, store
             assert model == f"{name}=times:2@{stored.find('times:2')[0].digest}{variant}"
 
 
+@pytest.mark.matrix
 def test_replicas_read_a_registry(run_ingot: RunIngot, pushed: str) -> None:
     config = written(run_ingot, pushed, "--replicas", "3")
     assert deployed(config)["user_config"]["models"] == [f"digits={pushed}"]
@@ -92,6 +93,7 @@ def test_replicas_read_a_registry(run_ingot: RunIngot, pushed: str) -> None:
     assert "store" not in config["applications"][0]["args"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -48,6 +48,7 @@ def ask(archive: Archive, **inputs: Array) -> dict[str, Array]:
         engine.close()
 
 
+@pytest.mark.matrix
 def test_an_example_of_any_structure_is_flattened_to_dotted_names() -> None:
     example = {"batch": {"tokens": X}, "past": ((X, X), (X, X)), "doubled": True}
     archive = export_model(Decoder(), example)

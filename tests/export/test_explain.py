@@ -156,10 +156,12 @@ class TestDecisions:
             assert not [note for note in archive.variant().serving.provenance.notes if "left out" in note]
         assert bisect_model(repaired, inputs="x:float32[batch,4]")[0] is None
 
+    @pytest.mark.matrix
     def test_branches_inside_branches_take_one_edit_each(self, bench: Workbench) -> None:
         lines = ["if x.sum() > 0:", "    return x * 2", "elif x.min() < -0.5:", "    return x - 1", "return x.exp()"]
         check(bench, net(*lines), ONE, times=2)
 
+    @pytest.mark.matrix
     def test_a_number_from_a_tensor_goes_into_the_branches_as_a_tensor(self, bench: Workbench) -> None:
         lines = ["k = n.item()", "if k > 3:", "    return x * 2", "return x + k"]
         check(bench, net(*lines), [(x, torch.tensor(k)) for x, k in zip(ROWS, (2, 5, 3, 4), strict=True)])
@@ -197,6 +199,7 @@ class TestNumbers:
     def test_a_conversion_is_made_on_the_tensor(self, bench: Workbench, lines: list[str]) -> None:
         check(bench, net(*lines), ONE)
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         "lines",
         [
@@ -218,6 +221,7 @@ class TestNumbers:
         assert explanation.source.strip() == "for i in range(n.item()):\n            x = x + i"
         assert not explanation.replacement
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("n", ["n:int64[]=1..6", "n:int64[]"], ids=["range", "any"])
     def test_a_loop_over_a_number_keeps_all_sizes_by_capture_script(self, bench: Workbench, n: str) -> None:
         """Without a range the proof must not choose numbers of steps that never end."""
@@ -225,6 +229,7 @@ class TestNumbers:
         archive = export_model(module, inputs=["x:float32[n,4]", n], capture="script")
         assert [spec.shape for spec in archive.signature.inputs] == [("n", 4), ()]
 
+    @pytest.mark.matrix
     def test_a_loop_that_does_not_end_on_chosen_values_does_not_stop_the_proof(self, bench: Workbench) -> None:
         """PyTorch's maximum is NaN where one value is, which ends the loop; the graph's is infinity, which does not."""
         module, _ = bench.load(net("while x.abs().max() > n:", "    x = x / 2", "return x"))
@@ -235,7 +240,7 @@ class TestNumbers:
 
 
 class TestDimensions:
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         "lines",
         [
@@ -275,6 +280,7 @@ class TestDimensions:
             assert not [note for note in archive.variant().serving.provenance.notes if "left out" in note]
         assert bisect_model(repaired, inputs="x:float32[batch,4]")[0] is None
 
+    @pytest.mark.matrix
     def test_a_loop_over_the_batch_may_be_kept_by_a_fixed_size(self, bench: Workbench) -> None:
         module, _ = bench.load(net("return torch.stack([row * i for i, row in enumerate(x)])"))
         explanation = why(module, ROWS[:1])
@@ -285,6 +291,7 @@ class TestDimensions:
             captured = torch.export.export(module, (ROWS[0],)).module()
         torch.testing.assert_close(captured(ROWS[0]), module(ROWS[0]))
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         ("lines", "advice"),
         [
@@ -313,6 +320,7 @@ class TestDimensions:
         for rows in ROWS:
             assert torch.equal(captured(rows), rows * 2)
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize(
         ("lines", "shape", "expected"),
         [
@@ -342,6 +350,7 @@ class TestDimensions:
 
 
 class TestPlaces:
+    @pytest.mark.matrix
     def test_the_line_is_the_innermost_one_of_the_user(self, bench: Workbench) -> None:
         inner = net("if x.sum() > 0:", "    return x", "return -x").replace("Net", "Inner")
         module, path = bench.load(inner + net("return self.inner(x) + 1", init="self.inner = Inner()"))
@@ -368,6 +377,7 @@ class TestPlaces:
         assert str(explanation).endswith(f"change nothing else (at {path}:8 in forward)")
         assert "\n" not in str(explanation)
 
+    @pytest.mark.matrix
     def test_a_custom_operator_without_shapes(self, bench: Workbench) -> None:
         operator = (
             '@torch.library.custom_op("explained::twice", mutates_args=())\n'

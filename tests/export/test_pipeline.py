@@ -53,7 +53,7 @@ def net() -> Archive:
 
 
 class TestOneModel:
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     @pytest.mark.parametrize("rows", [1, 2, 70])
     def test_it_answers_as_pytorch_does_at_any_batch_size(self, net: Archive, rows: int) -> None:
         x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
@@ -153,6 +153,7 @@ class TestShapes:
         for form in (first, first.numpy(), [first], {"input": first}):
             assert shapes(export_model(nn.Linear(3, 2), form))[0] == "input:float32[batch,3]"
 
+    @pytest.mark.matrix
     def test_given_examples_fill_a_description(self) -> None:
         """Where generated values would not do: indices that must be from 5 to 9."""
 
@@ -241,7 +242,7 @@ class TestOutputs:
 
 class TestTypes:
     @pytest.mark.parametrize("dtype", [DType.FP16, DType.FP64])
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_floating_point_types(self, dtype: DType) -> None:
         module = nn.Linear(4, 3).to(getattr(torch, dtype.torch_name))
         archive = export_model(module, inputs=[f"input:{dtype.torch_name}[batch,4]"])
@@ -373,6 +374,7 @@ class TestRefusals:
             export_model(models.net, inputs=ROWS)
 
 
+@pytest.mark.matrix
 def test_inputs_may_have_no_dimensions() -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor, count: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -395,6 +397,7 @@ def test_large_weights_are_stored_next_to_the_graph() -> None:
     assert again.variant().weights == variant.weights  # a store holds it once
 
 
+@pytest.mark.matrix
 def test_a_torchscript_file_is_exported_by_the_names_of_its_inputs(tmp_path: Path) -> None:
     module = load_source(str(torchscript(models.Net(), tmp_path / "net.pt")))
     assert isinstance(module, nn.Module)
@@ -403,6 +406,7 @@ def test_a_torchscript_file_is_exported_by_the_names_of_its_inputs(tmp_path: Pat
     assert np.allclose(ask(archive, x=x)["output"], torch_answer(module, x), atol=1e-5)
 
 
+@pytest.mark.matrix
 def test_a_torchscript_model_accepts_inputs_in_any_order(tmp_path: Path) -> None:
     module = load_source(str(torchscript(models.Pair(), tmp_path / "pair.pt")))
     assert isinstance(module, nn.Module)

@@ -67,6 +67,7 @@ def test_weights_and_costs_are_the_ones_of_paper() -> None:
     assert found.notes == ()
 
 
+@pytest.mark.matrix
 def test_a_tensor_is_counted_until_nothing_refers_to_it_and_views_count_once() -> None:
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,6 +91,7 @@ def test_attention_and_recurrent_layers_are_counted() -> None:
     assert cost.flops == 7 * 2 * 4 * 8 * (4 + 8)
 
 
+@pytest.mark.matrix
 def test_shared_weights_count_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -133,6 +135,7 @@ def test_an_archive_has_the_memory_plan_of_its_captured_graph(tmp_path: Path) ->
     assert found == MemoryEvidence(fixed=2 * 100 * row, per_row=2 * row)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("route", ["auto", "trace"])
 def test_a_graph_whose_values_become_sizes_has_no_memory_plan(route: Capture) -> None:
     chosen = models.Function(lambda x: x[x[:, 0] > 0] if route == "auto" else x * 2)
@@ -216,6 +219,7 @@ class TestObstacles:
         assert all("models.py" in route.obstacle for route in found.routes)
         assert [way.obstacle for way in found.formats] == ["no route captures the model"] * 3
 
+    @pytest.mark.matrix
     def test_an_obstacle_of_all_routes_is_reported_once(self) -> None:
         shown = "\n".join(lines(plan(models.Branch, inputs=X4)))
         assert shown.partition("\nCapture\n")[2].count("its code branches on the values") == 2  # the other is a note
@@ -223,7 +227,7 @@ class TestObstacles:
         assert "\n  pt2: the same as onnx\n" in shown
 
     @pytest.mark.parametrize("replaces", [False, True])
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_a_model_that_changes_a_buffer_is_noted(self, replaces: bool) -> None:
         class Count(nn.Module):
             def __init__(self) -> None:
@@ -255,6 +259,7 @@ class TestObstacles:
         expected = ("the model changes its parameter weight while it runs; make it a buffer",)
         assert plan(lambda: Trains(4, 4), inputs="x:float32[batch,4]").notes[-1:] == expected
 
+    @pytest.mark.matrix
     def test_an_operator_without_onnx_form_leaves_other_formats(self) -> None:
         onnx, aoti, pt2 = plan(lambda: models.Function(torch.special.bessel_j0), inputs=X4).formats
         assert "bessel_j0" in onnx.obstacle
@@ -277,6 +282,7 @@ class TestObstacles:
             plan(lambda: script, inputs=X4)
 
 
+@pytest.mark.matrix
 def test_an_example_describes_the_inputs() -> None:
     found = plan(models.Net, example_inputs=torch.ones(2, 4))
     assert [cost.sizes for cost in found.costs] == [{"batch": rows} for rows in (1, 8, 32)]

@@ -21,6 +21,7 @@ from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.export.models import Function
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_an_example_of_one_value_does_not_hide_that_rows_touch(value: float) -> None:
     archive = export_model(Function(lambda x: x - x.mean(0)), torch.full((4, 3), value))
@@ -34,6 +35,7 @@ def test_an_example_of_one_value_does_not_hide_a_wrong_graph() -> None:
         prove(Runs(np.sin), Runs(lambda x: x * 0), signature, examples)
 
 
+@pytest.mark.matrix
 def test_a_trace_of_a_fixed_shape_is_checked_with_other_values() -> None:
     for function in (sort_by_numpy, lambda x: x * 2 if x.sum() > 0 else x * 3):
         with pytest.raises(ExportError):
@@ -44,7 +46,7 @@ def sort_by_numpy(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sort(x.detach().numpy()))
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "condition", [lambda rows: rows > 5000, lambda rows: rows == 100, lambda rows: rows < 3], ids=["far", "one", "few"]
 )
@@ -112,6 +114,7 @@ def test_a_submodule_may_be_called_module() -> None:
     engine.close()
 
 
+@pytest.mark.matrix
 def test_the_body_of_an_operator_that_decides_by_sizes_is_refused() -> None:
     @ingot.op("soundness::by_size", fake=torch.empty_like)
     def by_size(x: torch.Tensor) -> torch.Tensor:
@@ -161,7 +164,7 @@ class Steps:
     ],
     ids=["nan", "large", "integers"],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_rows_that_touch_through_extreme_values_are_not_joined(
     function: Callable[[torch.Tensor], torch.Tensor], spec: str
 ) -> None:
@@ -169,6 +172,7 @@ def test_rows_that_touch_through_extreme_values_are_not_joined(
     assert archive.signature.batch is None
 
 
+@pytest.mark.matrix
 def test_differences_at_extreme_values_are_reported() -> None:
     step = Function(lambda x: torch.nn.functional.max_pool1d(x[:, None], 3, 1)[:, 0])
     archive = export_model(step, inputs="x:float32[batch,9]")
@@ -176,6 +180,7 @@ def test_differences_at_extreme_values_are_reported() -> None:
     assert [note for note in notes if note.startswith("with a NaN among the inputs, the graph's 'output' differs")]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "function", [lambda x: torch.log1p(x.abs() * 1e-8), lambda x: torch.atan2(torch.zeros_like(x), x) * 1e-7]
 )
@@ -254,7 +259,7 @@ class Rare(nn.Module):
         return torch.where((x < -1e6).any(), torch.zeros_like(x), x * 2)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("independent", [False, True])
 def test_samples_that_rare_values_join_are_not_batched_unless_declared(independent: bool) -> None:
     archive = export_model(Rare(), inputs="x:float32[batch,4]", independent=independent)
@@ -276,6 +281,7 @@ class Seeded(nn.Module):
         return x + torch.randn_like(x)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("module", "cause"), [(Compiled(), "is_exporting"), (Seeded(), "manual_seed")])
 def test_code_that_a_capture_runs_in_another_way_is_named(module: nn.Module, cause: str) -> None:
     with pytest.raises(ParityError, match=rf"forward \(test_soundness.py:\d+\) uses {cause}: a "):

@@ -84,6 +84,7 @@ def test_the_export_leaves_the_state_of_the_module_alone() -> None:
     assert module.mean.tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.matrix
 def test_an_overwritten_input_becomes_an_output() -> None:
     archive = export_model(models.Function(lambda x: x.add_(1) * 2), inputs=ROWS, lift_state=True)
     assert [spec.name for spec in archive.signature.outputs] == ["output", "x_next"]
@@ -140,7 +141,7 @@ class Scratch(nn.Module):
         return torch.where(x > 1e9, before, self.membrane * self.total)  # no input of the proof is so large
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("lift_state", [False, True])
 def test_a_buffer_that_is_overwritten_first_is_not_a_state(lift_state: bool) -> None:
     module = Scratch()
@@ -185,6 +186,7 @@ _CALLS = ((0, 1.0, 3), (1, 1.0, 3), (2, 1000.0, 2), (3, 0.01, 5))
 _ORDERS = ((0, 1, 2, 3, 0, 1), (2, 0, 1, 3, 0))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("lift_state", [False, True], ids=["", "lifted"])
 @pytest.mark.parametrize(
     "title", [title if title in _USUAL else pytest.param(title, marks=pytest.mark.matrix) for title in CASES]

@@ -129,6 +129,7 @@ class TestZip:
         path.write_bytes(content[:start] + b"\xff\xff" + content[start + 2 :])
         refused(path, r"is damaged: 'a.txt' cannot be read")
 
+    @pytest.mark.matrix
     def test_flipped_bytes_are_errors_or_change_nothing(self, path: Path) -> None:
         whole = script_mar(path, {"index.json": b"{}"}, modelVersion="1").read_bytes()
         rng = random.Random(0)

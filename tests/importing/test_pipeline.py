@@ -88,6 +88,7 @@ def test_a_model_in_python_with_a_handler_by_consent(tmp_path: Path, module: Net
     )
 
 
+@pytest.mark.matrix
 def test_torchscript_of_triton_is_called_by_its_configuration(tmp_path: Path, module: Net) -> None:
     config = 'backend: "pytorch" max_batch_size: 4 input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }'
     folder = triton(
@@ -122,6 +123,7 @@ def test_an_onnx_graph_keeps_its_dimensions_and_its_examples(tmp_path: Path) -> 
         ingot.import_model(wrong)
 
 
+@pytest.mark.matrix
 def test_several_models_are_converted_one_by_one(tmp_path: Path) -> None:
     affine = onnx_models.affine(tmp_path).read_bytes()
     folder = triton(tmp_path / "affine", files={"1/model.onnx": affine, "2/model.onnx": affine})

@@ -236,6 +236,7 @@ class TestWhatIsRefused:
         with pytest.raises(InvalidArgument, match=r"config.pbtxt is not text: .* at byte 0"):
             only(tmp_path / "a")
 
+    @pytest.mark.matrix
     @given(st.one_of(st.binary(max_size=200), st.text("ab:{}[]<>,;\"'\\#01.-xX eEfu\n", max_size=80).map(str.encode)))
     def test_any_configuration_is_read_or_refused(self, raw: bytes) -> None:
         with TemporaryDirectory() as folder, contextlib.suppress(InvalidArgument):

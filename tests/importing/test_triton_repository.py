@@ -61,7 +61,7 @@ def infer(triton: Any, model: str, inputs: dict[str, Array], classes: dict[str, 
     return triton.infer(model, made, outputs=wanted or None, **more)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_numbers_and_texts(triton: Any) -> None:
     first, second = np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)
     found = infer(triton, "simple", {"INPUT0": first, "INPUT1": second})

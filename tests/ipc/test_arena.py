@@ -22,6 +22,7 @@ def handle() -> Iterator[int]:
     os.close(opened)
 
 
+@pytest.mark.matrix
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5 * PAGE)), max_size=40))
 def test_blocks_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -> None:
     opened = create(8 * PAGE)

@@ -17,6 +17,7 @@ from ingot.tensors import Array, DType
 from tests.server.samples import sample
 
 
+@pytest.mark.matrix
 @given(st.lists(st.tuples(st.integers(0, 15), st.binary(max_size=40)), max_size=20), st.data())
 def test_records_round_trip_wherever_the_stream_is_cut(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
     stream = b"".join(HEADER.pack(len(body), kind) + body for kind, body in sent)

@@ -22,6 +22,7 @@ class Scaled(nn.Module):
         return result
 
 
+@pytest.mark.matrix
 def test_a_module_is_exported_with_the_inputs_that_the_data_holds() -> None:
     rng = np.random.default_rng(0)
     data = {

@@ -88,6 +88,7 @@ class TestVerdicts:
         assert (result.verdict, result.archive.digest) == ("nothing faster", table.digest)
         assert result.reason == "nothing in this model can be quantized"
 
+    @pytest.mark.matrix
     def test_a_model_in_double_precision(self) -> None:
         data, told = (
             {"x": rows().astype(np.float64)},
@@ -104,6 +105,7 @@ class TestVerdicts:
         report = quantize(classifier, validate={"x": rows(200), "y": labels}, config=config).report
         assert any("no better than always choosing the most frequent class" in note for note in report.notes)
 
+    @pytest.mark.matrix
     def test_the_accuracy_budget_cannot_be_met(self, classifier: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         make_faster(monkeypatch)
         config, data = exacting(classifier)
@@ -225,7 +227,7 @@ class TestFailures:
         ],
         ids=lambda error: type(error).__name__,
     )
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_a_full_disk(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, recipe: Any
     ) -> None:
@@ -242,6 +244,7 @@ class TestFailures:
 
 
 class TestJournal:
+    @pytest.mark.matrix
     def test_an_interrupted_search_resumes(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -300,6 +303,7 @@ class TestJournal:
         quantize(classifier, {"x": rows(seed=1)}, journal=journal, progress=steps.append)
         assert not any("Continuing" in step for step in steps)
 
+    @pytest.mark.matrix
     def test_a_search_that_is_done_leaves_none(
         self, classifier: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -52,6 +52,7 @@ def quantized(classifier: Archive, labelled: dict[str, Any]) -> Quantized:
 
 
 class TestArchive:
+    @pytest.mark.matrix
     def test_the_new_variant_is_preferred_and_the_original_stays(
         self, classifier: Archive, quantized: Quantized
     ) -> None:
@@ -165,7 +166,7 @@ NAMES = ["classifier", "half precision", "pictures", "texts of several lengths",
 class TestModels:
     """Several inputs and outputs, integers, several lengths, no batch, another type: by search and by recipes."""
 
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_a_search_with_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         model = make()
         result = quantize(model, data())
@@ -178,7 +179,7 @@ class TestModels:
         assert 0.99 <= evidence.metric.after.value < 1
         assert {item.tensor for item in evidence.agreement} == {spec.name for spec in model.signature.outputs}
 
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_a_search_without_data(self, make: Callable[[], Archive], data: Callable[[], Any], recipes: str) -> None:
         result = quantize(make())
         assert result.verdict == "quantized"
@@ -336,6 +337,7 @@ class TestData:
     def test_a_single_row(self, classifier: Archive) -> None:
         assert quantize(classifier, {"x": rows(1)}).verdict == "quantized"
 
+    @pytest.mark.matrix
     def test_a_file_in_and_a_file_out(self, classifier: Archive, labelled: dict[str, Any], tmp_path: Path) -> None:
         classifier.save(tmp_path / "a.ingot")
         np.savez(tmp_path / "data.npz", **labelled)
@@ -355,6 +357,7 @@ def _has_row_7(outputs: dict[str, Array], data: dict[str, Array]) -> float:
 
 
 class TestMetric:
+    @pytest.mark.matrix
     def test_a_function_sees_all_rows(self, classifier: Archive) -> None:
         def score(outputs: dict[str, Array], data: dict[str, Array]) -> float:
             assert outputs["logits"].shape == (len(data["weight"]), 4)
@@ -366,6 +369,7 @@ class TestMetric:
         assert result.verdict == "quantized"
         assert result.report.metric.endswith("score")
 
+    @pytest.mark.matrix
     def test_a_lower_value_may_be_the_better_one(self, classifier: Archive) -> None:
         x = rows()
         y = run(classifier, "fp32", {"x": x})["logits"]

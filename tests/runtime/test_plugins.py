@@ -31,6 +31,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     opening.open_device.cache_clear()
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("installed")
 def test_an_engine_and_a_device_of_a_plug_in_serve_over_http(tmp_path: Path) -> None:
     path = str(onnx_models.affine(tmp_path))

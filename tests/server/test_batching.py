@@ -47,6 +47,7 @@ def test_32_clients_share_batches_and_get_their_own_answers(server: RunningServe
     assert metric(http, "ingot_batch_size_sum", "affine") > metric(http, "ingot_batch_requests_sum", "affine")
 
 
+@pytest.mark.matrix
 def test_a_bare_file_that_mixes_samples_runs_one_request_at_a_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_bare_file_that_mixes_samples_runs_one_request_at_a_time(
     assert "requests run one at a time: node 'least' (ReduceMin): it reduces over the samples" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_bad_request_fails_alone(server: RunningServer) -> None:
     def ask(number: int) -> str:
         ids = np.full((1, 4), 99 if number == 7 else number % 10)
@@ -88,6 +90,7 @@ def test_a_bad_request_fails_alone(server: RunningServer) -> None:
         assert set(pool.map(ask, range(CLIENTS))) == {"right"}
 
 
+@pytest.mark.matrix
 def test_requests_of_different_shapes_are_not_mixed(server: RunningServer) -> None:
     def ask(number: int) -> bool:
         a = np.full((1, 1 + number % 5), number, dtype=np.float32)

@@ -78,6 +78,7 @@ def busy(url: str) -> Iterator[None]:
     assert all(client.ended for client in clients)
 
 
+@pytest.mark.matrix
 def test_busy_connections_lose_no_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "LINGER_SECONDS", 60.0)
     server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)
@@ -85,6 +86,7 @@ def test_busy_connections_lose_no_request(folder: Path, monkeypatch: pytest.Monk
         server.close()
 
 
+@pytest.mark.matrix
 def test_nor_do_they_before_the_ports_close(folder: Path) -> None:
     model = str(onnx_models.affine(folder))
     with running(model, "--ready-delay", "60s", home=folder) as (process, addresses):

@@ -31,6 +31,7 @@ def waiting(url: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith('ingot_queued_requests{model="held"'))
 
 
+@pytest.mark.matrix
 def test_a_request_is_answered_before_the_backlog_of_another_client(
     folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

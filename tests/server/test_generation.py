@@ -114,6 +114,7 @@ def test_many_requests_at_once_each_get_their_own_answers(server: RunningServer)
             assert found == [sum(steps[: count + 1]) for count in range(len(steps))]
 
 
+@pytest.mark.matrix
 def test_a_client_that_leaves_ends_its_request(folder: Path) -> None:
     with serve(folder, repeat_until=None, max_steps=10**9) as server:
         with stream(server) as (client, answers):

@@ -178,6 +178,7 @@ def test_the_messages_of_a_stream_earn_allowance_even_if_they_share_a_frame() ->
     assert server.events[-2:] == [("fault", ErrorCode.ENHANCE_YOUR_CALM), ("close",)]
 
 
+@pytest.mark.matrix
 def test_header_blocks_are_bounded_and_cached() -> None:
     decoder = HeaderDecoder(dict)
     block = b"\x83\x86\x84"  # of the static table alone

@@ -96,7 +96,7 @@ def refuses(url: str) -> bool:
     return False
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_in_flight_finishes_when_the_server_is_stopped(
     folder: Path, gate: Gate, number: signal.Signals
@@ -155,6 +155,7 @@ main.run(Stuck())
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("drain", "signals"), [(0.5, 1), (3600, 600)], ids=["limit", "second signal"])
 def test_a_stuck_event_loop_does_not_keep_the_process(drain: float, signals: int) -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK, str(drain)], cwd=ROOT, stdout=subprocess.PIPE) as process:
@@ -171,7 +172,7 @@ def test_a_stuck_event_loop_does_not_keep_the_process(drain: float, signals: int
             process.kill()
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
 def test_a_busy_port_is_named_with_the_remedy(folder: Path, option: str) -> None:
     model = onnx_models.affine(folder)
@@ -293,6 +294,7 @@ def test_missing_cuda_is_reported(folder: Path) -> None:
         ingot.serve(str(onnx_models.affine(folder)), http_port=0, grpc_port=0, device="cuda")
 
 
+@pytest.mark.matrix
 def test_a_client_that_hangs_up_is_skipped(folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over either protocol: the engine runs only requests whose clients still wait."""
     hold(gate.path, monkeypatch.setattr)
@@ -387,6 +389,7 @@ def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path)
         assert process.wait(30) == 0
 
 
+@pytest.mark.matrix
 def test_the_command_that_serve_prints_is_answered(server: RunningServer, require_tool: RequireTool) -> None:
     """One for each model; those that cannot be called by a short one have none."""
     require_tool("curl")

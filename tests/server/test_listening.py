@@ -57,6 +57,7 @@ def infer(url: str) -> None:
         assert client.infer("affine", {"x": X})["y"].tolist() == [[3, 3, 3]]
 
 
+@pytest.mark.matrix
 def test_servers_share_both_ports(tmp_path: Path, ports: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     model = str(onnx_models.affine(tmp_path))

@@ -50,7 +50,7 @@ os._exit(0)  # the engine never ends
 @both
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("options", [(), ("--isolate", "none")], ids=["", "inside"])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_one_signal_ends_the_command(
     tmp_path: Path, endless: Endless, number: signal.Signals, options: tuple[str, ...]
 ) -> None:

@@ -112,6 +112,7 @@ def lines() -> Iterator[Lines]:
 
 
 class TestAccessLog:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
     def test_all_requests_are_in_it(self, tmp_path: Path, lines: Lines, kind: Any) -> None:
         model = onnx_models.affine(tmp_path)
@@ -212,6 +213,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
 
 
 class TestTraces:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
     def test_a_collector_gets_one_of_each_protocol(
         self, tmp_path: Path, collector: tuple[str, list[Span]], kind: Any
@@ -283,6 +285,7 @@ class TestTraces:
         with pytest.raises(ingot.IngotError, match="address of a collector"):
             ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, otlp="collector:4318")
 
+    @pytest.mark.matrix
     def test_without_a_collector_nothing_of_opentelemetry_is_imported(self, tmp_path: Path) -> None:
         program = (
             "import sys, ingot\n"

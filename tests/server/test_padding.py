@@ -79,6 +79,7 @@ def padding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
         yield running
 
 
+@pytest.mark.matrix
 def test_clients_of_all_lengths_get_the_answers_that_they_would_get_alone(padding: RunningServer) -> None:
     def ask(number: int) -> bool:
         rng = np.random.default_rng(number)

@@ -219,6 +219,7 @@ def test_a_key_is_asked_for_where_one_is_needed(browser: Any, tmp_path: Path) ->
         page.close()
 
 
+@pytest.mark.matrix
 def test_it_is_on_the_management_port_and_can_be_turned_off(tmp_path: Path) -> None:
     model = onnx_models.affine(tmp_path)
     with ingot.serve(model, http_port=0, grpc_port=0, page=False) as running:

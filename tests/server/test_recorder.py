@@ -222,6 +222,7 @@ def test_bad_settings_are_named(tmp_path: Path, settings: Mapping[str, Any], mes
         ingot.serve(str(onnx_models.affine(tmp_path)), **{**FREE, **settings})
 
 
+@pytest.mark.matrix
 def test_nothing_is_recorded_unless_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = str(onnx_models.affine(tmp_path))
     with ingot.serve(model, **FREE) as server, Client(server.http_url) as client:

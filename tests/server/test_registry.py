@@ -59,6 +59,7 @@ def push(registry: str, reference: str, item: Archive) -> None:
     Registry(registry).push(item, reference)
 
 
+@pytest.mark.matrix
 def test_the_names_of_the_user_stay_as_they_are(registry: str, proxy: Server, store: Store) -> None:
     store.push(TWO, "served/own:prod")
     store.push(TWO, "served/own:1")
@@ -74,6 +75,7 @@ def test_the_names_of_the_user_stay_as_they_are(registry: str, proxy: Server, st
     assert store.tags(kept(proxy.address, "served/own")) == {"1": ONE.digest}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("suffix", [":1", ":1@{digest}", "@{digest}", ":1#fp32"])
 def test_immutable_references_are_served_while_the_registry_is_away(
     registry: str, proxy: Server, store: Store, suffix: str, caplog: pytest.LogCaptureFixture
@@ -109,6 +111,7 @@ def test_mutable_tags_are_not_served_but_their_copy_is_named(
         assert server.models == ["moving"]
 
 
+@pytest.mark.matrix
 def test_an_alias_follows_the_registry_and_a_version_that_was_changed_there_is_refused(
     registry: str, proxy: Server, store: Store
 ) -> None:
@@ -136,6 +139,7 @@ def test_models_removed_from_the_registry_are_not_served_from_a_copy(registry: s
         serve(f"{registry}/served/gone:1", store)
 
 
+@pytest.mark.matrix
 def test_the_command_reports_that_it_pulls(registry: str, tmp_path: Path) -> None:
     name = f"{registry}/served/pulled:1"
     push(registry, "served/pulled:1", ONE)

@@ -78,6 +78,7 @@ VALUES = st.one_of(
 PLAIN = {dtype: 1.5 if dtype in ("FP16", "FP32", "FP64") else 1 for dtype in (item.value for item in DType)}
 
 
+@pytest.mark.matrix
 @given(datatype=st.sampled_from([*PLAIN]), data=st.lists(VALUES, min_size=2, max_size=4), nested=st.booleans())
 def test_any_values_mean_the_same_after_a_body_of_their_form(datatype: str, data: list[Any], nested: bool) -> None:
     plain = [PLAIN[datatype]] * 3
@@ -150,6 +151,7 @@ def headed_decoder() -> Decode:
     return lambda body: decoder.decode("m", "", body, len(body) - 4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("decoder", "rest", "raw"), [(text_decoder, TEXT, b""), (headed_decoder, RAW, b"abcd")])
 @given(
     first=st.sampled_from(["", "a", "request-7"]),
@@ -190,6 +192,7 @@ def test_requests_that_differ_in_their_id_are_known() -> None:
         assert found[1].template is found[2].template is found[3].template
 
 
+@pytest.mark.matrix
 def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
     decoder = Decoder()
 
@@ -203,6 +206,7 @@ def test_requests_that_never_come_again_drive_out_none_that_do() -> None:
     assert template() is known
 
 
+@pytest.mark.matrix
 @given(st.binary(max_size=8), st.integers(-8, 8))
 def test_raw_data_of_another_length_means_the_same(more: bytes, less: int) -> None:
     item = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}

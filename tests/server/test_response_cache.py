@@ -49,6 +49,7 @@ def calls(server: RunningServer, name: str) -> int:
     return int(statistics(server, "http", name)[0]["execution_count"])
 
 
+@pytest.mark.matrix
 def test_equal_requests_are_answered_without_the_engine(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     with (

@@ -49,6 +49,7 @@ def ask(
     return float(answer["y"][0, 0])
 
 
+@pytest.mark.matrix
 def test_each_sequence_has_its_own_state(server: RunningServer) -> None:
     def run(number: int) -> list[float]:
         with ingot.Client(server.grpc_url if number % 2 else server.http_url) as client:
@@ -149,6 +150,7 @@ def test_states_are_limited_and_expire(folder: Path) -> None:
         assert ask(client, "third", start=True) == 1
 
 
+@pytest.mark.matrix
 def test_a_request_given_up_by_its_client_leaves_the_sequence(
     folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +202,7 @@ def test_states_that_the_model_does_not_have_are_named(folder: Path, states: str
         pass
 
 
+@pytest.mark.matrix
 def test_open_sequences_stay_with_the_model_that_was_replaced(tmp_path: Path) -> None:
     with serve(tmp_path) as server, ingot.Client(server.grpc_url) as client:
         held = server.rollouts.repository.held

@@ -73,6 +73,7 @@ def test_signed_models_are_served_and_clients_see_the_signer(store: Store, polic
         assert 'ingot_signature_checks_total{model="double",result="valid",version="1"} 1.0' in text
 
 
+@pytest.mark.matrix
 def test_without_a_policy_nothing_is_checked(store: Store) -> None:
     with ingot.serve("team/double:1", store=store, **FREE) as server:
         with Client(server.http_url) as client:
@@ -91,6 +92,7 @@ def test_a_signed_file_is_served_and_an_unsigned_one_is_not(policy: Path, tmp_pa
         ingot.serve(str(path), trust=policy, **FREE)
 
 
+@pytest.mark.matrix
 def test_a_file_with_a_bundle_of_openssf_model_signing_is_served(policy: Path, tmp_path: Path) -> None:
     path = tmp_path / "double.ingot"
     PLAIN.save(path)
@@ -106,6 +108,7 @@ def test_a_file_with_a_bundle_of_openssf_model_signing_is_served(policy: Path, t
         ingot.serve(str(path), trust=policy, **FREE)
 
 
+@pytest.mark.matrix
 def test_a_model_that_cosign_signed_is_pulled_and_served(policy: Path, registry: str, tmp_path: Path) -> None:
     place, store = Registry(registry), Store(tmp_path / "pulled")
     place.push(PLAIN, "cosign-served/double:1")
@@ -289,6 +292,7 @@ def test_a_policy_that_cannot_be_read_stops_the_server(policy: Path, monkeypatch
         ingot.serve(signed(), **FREE)
 
 
+@pytest.mark.matrix
 def test_a_model_in_a_registry_is_checked_by_its_rule_before_it_is_pulled(
     registry: str, store: Store, policy: Path, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_least_integer_by_minus_one_wraps_around(send: Send) -> None:
     assert "by zero" in error
 
 
+@pytest.mark.matrix
 def test_the_command_line_client_shows_the_refusal(served: RunningServer, run_ingot: RunIngot) -> None:
     for url in (served.http_url, served.grpc_url):
         assert "input 'n' holds 4097, outside" in refused(run_ingot("infer", url, "counted", "--input", "n=4097"))
@@ -179,6 +180,7 @@ def test_a_range_that_the_model_does_not_accept_is_found_by_the_export(run_ingot
     assert "declare a range that it accepts" in message
 
 
+@pytest.mark.matrix
 def test_the_export_reports_guarded_divisions(run_ingot: RunIngot, tmp_path: Path) -> None:
     out = tmp_path / "quotient.ingot"
     np.savez(tmp_path / "rows.npz", x=np.array([[7, 8], [9, -3]]), d=np.array([[2, 3], [-1, 4]]))

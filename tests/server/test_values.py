@@ -149,6 +149,7 @@ def test_a_request_beyond_the_engines_memory_is_refused(tmp_path: Path) -> None:
         engine.run({"x": np.ones((1, 1), np.float32), "shape": np.array([1 << 31, 1 << 20])})
 
 
+@pytest.mark.matrix
 def test_faults_that_repeat_are_logged_a_few_times(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

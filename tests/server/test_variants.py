@@ -65,6 +65,7 @@ def served(saved: Path) -> Iterator[RunningServer]:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 class TestBothProtocols:
+    @pytest.mark.matrix
     def test_the_fastest_that_runs_here_is_served_and_reported(self, served: RunningServer, protocol: str) -> None:
         with Client(served.http_url if protocol == "http" else served.grpc_url) as client:
             told = client.metadata("double")["properties"]
@@ -101,6 +102,7 @@ def test_the_log_explains_the_choice_and_the_variants_left_out(saved: Path, capl
     assert line.endswith("left out: bf16: it is made for GPUs, and the device is 'cpu'")
 
 
+@pytest.mark.matrix
 def test_times_in_the_archive_of_this_machine_are_not_measured_again() -> None:
     fast = Made("int8", 2, evidence=timed(0.001, baseline=0.003), parent="fp32")
     made = archive([Made("fp32", 1, evidence=timed(0.002)), fast])
@@ -124,6 +126,7 @@ def test_the_order_of_the_archive_can_be_kept(saved: Path, monkeypatch: pytest.M
     assert (model["variant"], model["properties"]["variant_reason"]) == ("fp32", "preferred")
 
 
+@pytest.mark.matrix
 def test_a_variant_that_does_not_run_here_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     made = archive([Made("damaged", graph=b"no model"), Made("wrong", goldens=(WRONG,)), SLOW])
     with caplog.at_level(logging.WARNING), ingot.serve(made, **FREE) as server, Client(server.http_url) as client:

@@ -75,6 +75,7 @@ def metric(server: RunningServer, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name}{{"))
 
 
+@pytest.mark.matrix
 def test_requests_wait_until_their_model_is_in_memory(models: Mapping[int, Path]) -> None:
     def ask(seed: int) -> int:
         """Ask models at random, and return how many answers were right."""

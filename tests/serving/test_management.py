@@ -98,6 +98,7 @@ def test_the_commands_of_a_server_load_reload_and_unload(store: Store, run_ingot
         assert sorted(server.models) == ["other", "times"]
 
 
+@pytest.mark.matrix
 def test_a_change_that_fails_names_the_reason_and_the_old_model_answers(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         store.promote("times:3", "prod")  # whose golden does not hold
@@ -174,6 +175,7 @@ def test_a_version_keeps_what_another_change_set_and_what_cannot_be_undone(
         assert factor(server, version="2") == 2
 
 
+@pytest.mark.matrix
 def test_requests_in_flight_are_answered_while_a_model_is_loaded_and_unloaded(
     store: Store, run_ingot: RunIngot
 ) -> None:
@@ -186,6 +188,7 @@ def test_requests_in_flight_are_answered_while_a_model_is_loaded_and_unloaded(
         assert [(client.seen, client.failure) for client in clients] == [([1], None)] * len(clients)
 
 
+@pytest.mark.matrix
 def test_only_the_user_can_open_the_socket_and_it_goes_with_the_server(
     runtime: Path, store: Store, run_ingot: RunIngot
 ) -> None:
@@ -264,6 +267,7 @@ def test_a_request_over_it_is_answered_while_the_server_stops(
             closing.result(60)
 
 
+@pytest.mark.matrix
 def test_triton_clients_control_the_repository(store: Store, tmp_path: Path) -> None:
     with over_network(store, tmp_path) as (_, http_place, grpc_place, headers):
         for module, place in ((tritonclient.http, http_place), (tritonclient.grpc, grpc_place)):
@@ -284,6 +288,7 @@ def test_triton_clients_control_the_repository(store: Store, tmp_path: Path) -> 
                     client.load_model("times", headers=headers, config='{"ensemble_scheduling": {}}')
 
 
+@pytest.mark.matrix
 def test_keys_without_the_right_and_files_are_refused_over_the_network(
     store: Store, tmp_path: Path, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_candidate_that_does_not_reproduce_its_goldens_never_answers(
         assert counted(server, "ok") == 1
 
 
+@pytest.mark.matrix
 def test_a_candidate_whose_signature_is_not_trusted_is_refused(store: Store, tmp_path: Path) -> None:
     store = Store(tmp_path / "signed")
     store.push(signed(times(1), KEY), "times:1")
@@ -136,6 +137,7 @@ def test_a_hangup_reloads_what_the_server_does_not_watch(store: Store, tmp_path:
         assert process.wait(60) == 0
 
 
+@pytest.mark.matrix
 def test_versions_side_by_side_are_addressed_and_change_alone(store: Store) -> None:
     with (
         ingot.serve("times:prod", "times:1", "times:3", store=store, **FREE) as server,
@@ -162,6 +164,7 @@ def test_versions_side_by_side_are_addressed_and_change_alone(store: Store) -> N
         wait_until(lambda: factor("next") == 1)
 
 
+@pytest.mark.matrix
 def test_models_are_loaded_and_unloaded(store: Store) -> None:
     with (
         ingot.serve("times:1", store=store, **FREE) as server,
@@ -189,6 +192,7 @@ def test_models_are_loaded_and_unloaded(store: Store) -> None:
         assert not http.ready()
 
 
+@pytest.mark.matrix
 def test_what_cannot_be_loaded_is_refused_with_the_reason(store: Store) -> None:
     store.push(times(4, golden=5), "times:4")
     with ingot.serve("times:1", store=store, **FREE) as server:
@@ -242,6 +246,7 @@ def test_the_earlier_model_is_freed(store: Store) -> None:
         assert [each() for each in past] == [None] * len(past)
 
 
+@pytest.mark.matrix
 def test_an_alias_of_a_registry_is_followed(registry: str, tmp_path: Path) -> None:
     place = Registry(registry)
     for version in (1, 2):
@@ -267,6 +272,7 @@ def config_of(server: RunningServer, name: str, version: str) -> Any:
     return httpx.get(f"{server.http_url}/v2/models/{name}/versions/{version}/config", trust_env=False).json()
 
 
+@pytest.mark.matrix
 def test_a_reload_applies_the_configuration_file(store: Store, tmp_path: Path, run_ingot: RunIngot) -> None:
     file, socket = tmp_path / "ingot.toml", str(tmp_path / "ctl.sock")
 

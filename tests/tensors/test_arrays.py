@@ -43,11 +43,13 @@ def same(left: Array, right: Array) -> bool:
     return left.tolist() == right.tolist() if left.dtype == object else left.tobytes() == right.tobytes()
 
 
+@pytest.mark.matrix
 @given(tensors())
 def test_every_array_survives_the_wire(array: Array) -> None:
     assert same(from_bytes("x", DType.of(array), array.shape, to_bytes(array)), array)
 
 
+@pytest.mark.matrix
 @given(tensors(), st.data())
 def test_data_that_is_cut_is_refused(array: Array, data: st.DataObject) -> None:
     raw = to_bytes(array)
@@ -57,6 +59,7 @@ def test_data_that_is_cut_is_refused(array: Array, data: st.DataObject) -> None:
             from_bytes("x", DType.of(array), array.shape, cut)
 
 
+@pytest.mark.matrix
 @given(tensors(), st.binary(min_size=1, max_size=9))
 def test_trailing_data_is_refused(array: Array, more: bytes) -> None:
     with pytest.raises(InvalidArgument, match="tensor 'x'"):

@@ -45,6 +45,7 @@ def test_views_have_the_order_of_their_tensor() -> None:
     assert array.astype(np.float32).tolist() == bfloat.tolist()
 
 
+@pytest.mark.matrix
 def test_a_view_keeps_the_memory_of_its_tensor() -> None:
     tensor = torch.full((1000,), 7, dtype=torch.int64)
     gone: list[int] = []

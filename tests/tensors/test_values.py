@@ -124,6 +124,7 @@ INTEGERS = [dtype for dtype in DType if dtype.is_integer]
 FLOATS = [dtype for dtype in DType if dtype.is_float]
 
 
+@pytest.mark.matrix
 @given(data=st.data(), dtype=st.sampled_from(INTEGERS), seed=st.integers(0, 5))
 def test_generated_integers_are_within_the_range(data: st.DataObject, dtype: DType, seed: int) -> None:
     limits = np.iinfo(dtype.numpy)
@@ -132,6 +133,7 @@ def test_generated_integers_are_within_the_range(data: st.DataObject, dtype: DTy
     check_generated(TensorSpec("x", dtype, ("n", 3), ValueRange(*ends)), seed)
 
 
+@pytest.mark.matrix
 @given(data=st.data(), dtype=st.sampled_from(FLOATS), seed=st.integers(0, 5))
 def test_generated_floats_are_within_the_range(data: st.DataObject, dtype: DType, seed: int) -> None:
     most = float(dtype.numpy.type(3e38 if dtype is not DType.FP16 else 6e4))

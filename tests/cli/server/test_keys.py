@@ -39,6 +39,7 @@ def test_a_key_is_printed_once_and_only_its_hash_is_stored(run_ingot: RunIngot, 
     assert listed.startswith(f"{found.id}  ci  infer,metrics  active, expires 20")
 
 
+@pytest.mark.matrix
 def test_keys_differ_and_can_be_revoked_by_name_or_id(run_ingot: RunIngot, tmp_path: Path) -> None:
     first, second = create(run_ingot), create(run_ingot, "--expires", "never")
     assert first != second
@@ -95,6 +96,7 @@ def test_what_is_wrong_is_named(run_ingot: RunIngot, tmp_path: Path, arguments: 
     assert list(tmp_path.glob("*.toml")) == []
 
 
+@pytest.mark.matrix
 def test_an_unknown_key_is_not_repeated_in_the_message(run_ingot: RunIngot) -> None:
     key = create(run_ingot)
     said = refused(run_ingot("server", "keys", "revoke", key))

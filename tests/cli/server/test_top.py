@@ -53,6 +53,7 @@ def wrong_request(server: RunningServer) -> None:
     httpx.post(f"{server.http_url}/v2/models/times/infer", json={}, trust_env=False)
 
 
+@pytest.mark.matrix
 def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:1", store=store, **FREE) as server:
         wrong_request(server)
@@ -152,6 +153,7 @@ def read_all(handle: int) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.matrix
 def test_a_key_is_needed_where_the_server_asks_for_one(tmp_path: Path, run_ingot: RunIngot) -> None:
     keys = tmp_path / "keys.toml"
     key = tmp_path / "key"
@@ -194,6 +196,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         other.shutdown()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -264,6 +267,7 @@ def test_a_broken_server_is_named(run_ingot: RunIngot, metrics: str, models: str
     assert f"what answers at {url} is not the HTTP port of an Ingot server" in text
 
 
+@pytest.mark.matrix
 def test_an_endless_answer_ends(run_ingot: RunIngot) -> None:
     with broken(metrics="# endless") as url:
         assert "has more than 64 MiB" in refused(
@@ -271,6 +275,7 @@ def test_an_endless_answer_ends(run_ingot: RunIngot) -> None:
         )
 
 
+@pytest.mark.matrix
 def test_names_of_a_server_do_not_control_the_terminal() -> None:
     name = "a\x1b]0;b\x07"
     described = {"state": name, "variant": "[/]", "device": name}

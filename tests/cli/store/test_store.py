@@ -63,6 +63,7 @@ def test_promotion_and_the_way_back(run_ingot: RunIngot) -> None:
     assert run_ingot("store", "rollback", "tiny:prod").stderr == "tiny:prod was removed, and is restored\n"
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
     assert succeeded(run_ingot("store", "remove", "tiny:2")) == f"tiny:2 removed, was {SECOND.digest}\n"
@@ -79,6 +80,7 @@ def test_removing_collecting_and_checking(run_ingot: RunIngot) -> None:
     assert "--grace 'soon' is not a duration; write it as 30s" in refused(run_ingot("store", "gc", "--grace", "soon"))
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_damage_is_reported_quarantined_and_repaired(run_ingot: RunIngot, tmp_path: Path) -> None:
     (path,) = (tmp_path / "home" / "blobs" / "sha256").glob(FIRST.variant().graph.hex)
@@ -138,6 +140,7 @@ def test_a_missing_store_is_reported(run_ingot: RunIngot, tmp_path: Path) -> Non
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_archives_in_a_registry_are_listed_by_full_name(run_ingot: RunIngot, registry: str) -> None:
     model = f"{registry}/named/tiny"
@@ -152,6 +155,7 @@ def test_archives_in_a_registry_are_listed_by_full_name(run_ingot: RunIngot, reg
     assert read(succeeded(run_ingot("copy", "1.ingot", f"{model}:3", "--json")))["digest"] == FIRST.digest
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_an_untagged_archive_is_pulled_under_a_given_name(run_ingot: RunIngot, registry: str) -> None:
     remote = f"{registry}/cli/untagged"
@@ -185,6 +189,7 @@ def test_a_promotion_asks_a_registry_for_one_tag(run_ingot: RunIngot, registry: 
         assert "has no" in refused(run_ingot("store", "promote", f"{remote}:3", "prod"))
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("pushed")
 def test_all_commands_accept_the_same_references(run_ingot: RunIngot, tmp_path: Path) -> None:
     pytest.importorskip("obstore")

@@ -54,6 +54,7 @@ def test_the_way_of_a_team(run_ingot: RunIngot, store: Store, keyid: str, policy
     assert "it is unsigned" in refused(run_ingot("trust", "verify", "team/tiny:2", "--trust", policy))
 
 
+@pytest.mark.matrix
 def test_other_signatures_are_dropped_on_demand(run_ingot: RunIngot, store: Store, keyid: str, tmp_path: Path) -> None:
     new = json.loads(succeeded(run_ingot("trust", "keygen", "--out", "new", "--json")))["keyid"]
     succeeded(run_ingot("copy", "team/tiny:1", "tiny.ingot"))
@@ -65,6 +66,7 @@ def test_other_signatures_are_dropped_on_demand(run_ingot: RunIngot, store: Stor
         assert [claim["keyid"] for claim in signatures] == [new]
 
 
+@pytest.mark.matrix
 def test_untrusted_archives_are_reported_in_json_too(
     run_ingot: RunIngot, store: Store, keyid: str, policy: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_keys_are_made_for_their_owner_alone_and_never_overwritten(run_ingot: Ru
     assert before.startswith(b"-----BEGIN PRIVATE KEY-----")
 
 
+@pytest.mark.matrix
 def test_an_encrypted_key_needs_its_password(
     run_ingot: RunIngot, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +165,7 @@ def test_an_archive_that_a_policy_accepts_unsigned_is_reported_as_such(
     )
 
 
+@pytest.mark.matrix
 def test_impossible_commands_are_refused(run_ingot: RunIngot, store: Store, keyid: str, policy: Path) -> None:
     both = run_ingot("trust", "verify", "team/tiny:1", "--trust", policy, "--key", "ingot.pub")
     assert "cannot be given together" in refused(both)
@@ -178,6 +182,7 @@ def test_impossible_commands_are_refused(run_ingot: RunIngot, store: Store, keyi
     )
 
 
+@pytest.mark.matrix
 def test_an_archive_in_a_registry_is_signed_there_and_keeps_its_signature(
     run_ingot: RunIngot, registry: str, store: Store, keyid: str, policy: Path
 ) -> None:
@@ -223,6 +228,7 @@ def test_with_a_policy_existing_archives_are_read_and_repaired(
     store.get("tiny:1").verify()
 
 
+@pytest.mark.matrix
 def test_a_file_is_loaded_only_if_it_is_trusted(run_ingot: RunIngot, keyid: str, policy: Path, tmp_path: Path) -> None:
     policy.write_text('[[rule]]\nnames = "**"\nkeys = ["ingot.pub"]\n')
     FIRST.save(tmp_path / "tiny.ingot")
@@ -269,6 +275,7 @@ class TestBundles:
         succeeded(run_ingot("copy", "tiny.ingot", "--trust", "trust.toml"))
         assert "it is unsigned" in refused(run_ingot("trust", "verify", "tiny", "--trust", "trust.toml"))
 
+    @pytest.mark.matrix
     def test_nothing_else_is_overwritten(self, run_ingot: RunIngot, keyid: str, tmp_path: Path) -> None:
         FIRST.save(tmp_path / "tiny.ingot")
         sign = ["trust", "sign", "tiny.ingot", "--key", "ingot.key", "--format", "oms", "--out"]
@@ -278,6 +285,7 @@ class TestBundles:
         succeeded(run_ingot(*sign, "a.sig"))
         succeeded(run_ingot(*sign, "a.sig"))
 
+    @pytest.mark.matrix
     def test_wrong_options_are_refused(self, run_ingot: RunIngot, store: Store, keyid: str) -> None:
         sign = ["trust", "sign", "team/tiny:1", "--key", "ingot.key"]
         assert "--format is 'gpg'; there are: ingot, oms" in refused(run_ingot(*sign, "--format", "gpg"))

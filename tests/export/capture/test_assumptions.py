@@ -90,6 +90,7 @@ class Truncated(nn.Module):
         return x.reshape(x.shape[0], x.shape[1], 2, 2).sum(1) * factor
 
 
+@pytest.mark.matrix
 def test_the_side_of_a_condition_that_is_right_for_all_sizes_is_captured() -> None:
     module = Truncated().eval()
     archive = export_model(module, inputs="x:float32[batch,seq,4]")
@@ -100,6 +101,7 @@ def test_the_side_of_a_condition_that_is_right_for_all_sizes_is_captured() -> No
         torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), module(x).detach())
 
 
+@pytest.mark.matrix
 def test_a_range_within_the_condition_is_taken() -> None:
     module = Function(lambda x: x * 2 if x.shape[0] * x.shape[1] > 1000 else x)
     archive = export_model(module, inputs="x:float32[batch=1..20,seq=1..50]")
@@ -130,13 +132,14 @@ def test_a_rounded_size_is_evaluated() -> None:
     ],
     ids=["area", "patches", "blocks", "eighths", "hundreds", "steps"],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_one_size_among_many_is_found(spec: str, condition: Callable[[int, int], bool]) -> None:
     module = Function(lambda x: x * 2 if condition(x.shape[0], x.shape[1]) else x)
     with pytest.raises(ExportError, match=r"graph is valid only where|was captured for .*\ba\b.* != "):
         export_model(module, inputs=spec)
 
 
+@pytest.mark.matrix
 def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
     module = Function(lambda x: x * 2 if (x.shape[0] * 7919 + x.shape[1] * 104_729) % 999_983 == 17 else x)
     archive = export_model(module, inputs=SPEC)
@@ -149,7 +152,7 @@ def test_a_condition_that_no_tried_size_breaks_is_noted() -> None:
         assert unescape(document).count(shown) == 2  # in the list, and in the note
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
@@ -174,7 +177,7 @@ def test_a_condition_of_code_that_is_not_in_the_rewritten_graph_is_listed() -> N
     assert b"7919 * seq % 999983 != 17" in report
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("capture", ["strict", "inferred"])
 def test_sizes_of_one_name_are_not_noted_to_be_equal(capture: Capture) -> None:
     archive = export_model(Sum(), inputs=["x:float32[batch,seq]", "y:float32[batch,seq]"], capture=capture)

@@ -53,6 +53,7 @@ class Tolerant(nn.Module):
             return self.layer(x)  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_a_module_may_catch_the_error_of_a_layer() -> None:
     archive = export_model(Tolerant(), inputs="x:float32[batch,4]")
     assert archive.variant().serving.provenance.notes[0].startswith("captured by torch.export, torch ")

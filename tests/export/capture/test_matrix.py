@@ -66,7 +66,7 @@ def test_the_type_of_routes_has_each() -> None:
     assert get_args(Capture) == ("auto", *ROUTES)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("route", matrix("auto", *ROUTES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_equal_or_refused(kind: str, route: Capture) -> None:

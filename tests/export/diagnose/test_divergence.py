@@ -147,14 +147,14 @@ class TestGoodModels:
         ],
         ids=["norm", "lstm", "cond", "complex", "in-place"],
     )
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_whatever_stands_in_the_graph(self, module: nn.Module, texts: list[str]) -> None:
         found = case(module, *texts)
         assert found.find(found.lower()) is None
 
 
 class TestCapture:
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         ("old", "new", "index", "module", "code"),
         [
@@ -189,6 +189,7 @@ class TestCapture:
         silent = case(models.Function(lambda x: x * 2 + torch.sin(x) * 0), "x:float32[batch,4]")
         assert silent.find(program=exchange(silent.program, aten.sin.default, aten.cos.default)) is None
 
+    @pytest.mark.matrix
     def test_a_recaptured_graph_still_names_the_node(self, broken: Case) -> None:
         exchange(broken.program, aten.gelu.default, aten.relu.default)
         graph = broken.program.exported.module()
@@ -201,6 +202,7 @@ class TestCapture:
         assert (found.module, found.source) == ("", "")
         assert found.last_good == ("linear_6",)
 
+    @pytest.mark.matrix
     def test_a_module_that_compiles_its_branches_is_compared_by_submodules(self) -> None:
         class Branching(nn.Module):
             def __init__(self) -> None:
@@ -286,6 +288,7 @@ class TestOnnx:
         assert found.name in ("output_0", "output_1")
         assert "an optimization of the engine is wrong" in found.text()
 
+    @pytest.mark.matrix
     def test_a_fault_behind_a_branch_is_not_the_branchs(self) -> None:
         module = models.Function(lambda x: torch.cond(x.sum() > 0, lambda: x + 1, lambda: x * 2) * 3)
         branching = case(module, "x:float32[batch]")

@@ -257,7 +257,7 @@ def test_extremes_of_rows_with_nan() -> None:
     check(ROWS, {"x": rows}, ["x:float32[n,3]"])
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_integers_beyond_the_digits_of_floating_point(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)

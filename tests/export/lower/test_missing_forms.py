@@ -51,7 +51,7 @@ def attentions(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (3, 2), (3, 2, 2)], ids=lambda dims: f"{len(dims) + 2}-D")
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_attention_with_queries_of_any_rank(leading: tuple[int, ...]) -> None:
     dims = ",".join(["batch", *map(str, leading[1:]), "seq", "4"] if leading else ["seq", "4"])
     more = torch.randn(*(2 for _ in leading[:1]), *leading[1:], 10, 4)
@@ -76,6 +76,7 @@ def test_causal_attention_to_more_keys_than_queries() -> None:
     check(lambda x: SDPA(x[:, 2:], x, x, is_causal=True), "x:float32[batch,seq=3..,4]", torch.randn(2, 7, 4))
 
 
+@pytest.mark.matrix
 def test_attention_whose_width_is_dynamic() -> None:
     check(lambda x: SDPA(x, x, x), "x:float32[batch,5,width=2..]", torch.randn(2, 5, 3), torch.randn(1, 5, 8))
 
@@ -156,7 +157,7 @@ def test_operators_that_the_exporter_lacks(function: Callable[[Tensor], Any]) ->
     ],
     ids=["least", "most", "nan", "integer-least", "integer-most", "byte-least", "byte-most"],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_cumulative_extremes_of_rows_that_hold_the_ends_of_the_datatype(dtype: str, values: list[float]) -> None:
     x = torch.tensor([values], dtype=getattr(torch, dtype))
     check(lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 1)), f"x:{dtype}[batch,n]", x, x.flip(1))

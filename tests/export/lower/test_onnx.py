@@ -72,6 +72,7 @@ def test_operators_with_other_translations_are_not_listed() -> None:
     assert [node.op_type for node in lower(program, translations=table).graph] == ["Cos", "scale"]
 
 
+@pytest.mark.matrix
 def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() -> None:
     program = capture(lambda x: torch.histc(x, 4))
     assert outside(program) == ()
@@ -80,7 +81,7 @@ def test_an_operator_that_cannot_be_translated_as_it_is_called_is_named_too() ->
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_a_number_less_a_tensor(dtype: str) -> None:
     def functions(x: Tensor) -> tuple[Tensor, ...]:
         return 1 - x, 0.1 - x, torch.rsub(x, 3, alpha=2), torch.rsub(x, 0.1)
@@ -102,7 +103,7 @@ def test_a_number_less_a_tensor(dtype: str) -> None:
     ],
     ids=["logsigmoid", "bce", "logaddexp", "logcumsumexp"],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_logarithms_of_exponentials_do_not_overflow(function: Callable[[Tensor], Tensor]) -> None:
     archive = export_model(Function(function), inputs="x:float32[batch,4]")
     assert not [note for note in archive.variant().serving.provenance.notes if "50 times" in note]
@@ -133,7 +134,7 @@ def test_wide_integers_are_exact(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(torch.from_numpy(actual), function(x))
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("function", "opset", "message"),
     [
@@ -149,6 +150,7 @@ def test_an_opset_that_cannot_be_reached_names_what_needs_a_newer_one(
         lower(capture(function), opset)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("opset", [16, 18])
 def test_an_opset_that_can_be_reached(opset: int) -> None:
     assert lower(capture(torch.cos), opset).opset_imports[""] == opset
@@ -166,7 +168,7 @@ def test_sizes_below_zero_are_divided_as_python_does() -> None:
     assert archive.signature.symbols == ("batch", "width")
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "divided",
     [lambda n: ((3 - n) // 2) // 2, lambda n: n // -2, lambda n: n // 2 // -2, lambda n: (n // 2) // 3],
@@ -181,7 +183,7 @@ def test_quotients_of_sizes_are_rounded_down(divided: Callable[[int], int]) -> N
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, float("inf")])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_distances_between_rows_have_an_onnx_form(p: float) -> None:
     archive = export_model(Function(lambda x: torch.cdist(x, x.flip(1), p=p)), inputs="x:float32[batch,points,3]")
     assert archive.signature.outputs[0].shape == ("batch", "points", "points")

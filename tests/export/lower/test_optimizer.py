@@ -58,6 +58,7 @@ def test_a_fault_of_a_step_costs_this_step_only(monkeypatch: pytest.MonkeyPatch)
     assert note.endswith("left out: Faulty (ValueError)")
 
 
+@pytest.mark.matrix
 def test_numbers_near_zero_or_one_are_kept() -> None:
     def divide(x: Tensor) -> Tensor:
         return x * 1.000009 / (x.square().sum(-1, keepdim=True).sqrt() + 1e-9) + 1e-8

@@ -118,6 +118,7 @@ class TestOneModelInParts:
         assert net.packed.notes[1] == "part 2 of 3 is run by PyTorch (because of aten.linalg_inv)"
         assert (net.packed.format, net.packed.requires["engine"]) == ("partitioned", "onnxruntime, torch")
 
+    @pytest.mark.matrix
     def test_its_outputs_match_the_models_at_several_sizes(self, net: Lowered) -> None:
         assert net.errors().keys() == {"logits", "pixels", "same"}
 
@@ -187,6 +188,7 @@ class TestNothingToSplit:
         assert made.packed.notes == ("the model is not split: ONNX Runtime runs all of it",)
         assert made.errors()
 
+    @pytest.mark.matrix
     def test_a_model_that_only_pytorch_can_run_stays_whole(self) -> None:
         made = lowered(Rows(lambda _, x: torch.special.i0(x + 1)), "x:float32[batch,6]")
         assert made.packed.format == "pt2"
@@ -216,6 +218,7 @@ class TestCompilationErrors:
             with pytest.raises(InvalidArgument, match=f"cannot be compiled for '{device}' here"):
                 aoti.lower(program, tmp_path / "model.pt2", device=device)
 
+    @pytest.mark.matrix
     def test_a_custom_operator_without_a_graph_is_named(self, tmp_path: Path) -> None:
         @torch.library.custom_op("ingot_tests::reversed", mutates_args=())
         def reverse(x: torch.Tensor) -> torch.Tensor:

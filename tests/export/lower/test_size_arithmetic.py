@@ -42,6 +42,7 @@ def points(x: Tensor) -> list[Tensor]:
     return [torch.linspace(-1, 1, n), torch.linspace(0, float(n - 1), n), torch.arange(0.5, float(n)) / float(n) * x]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("function", [floats, ranges, sizes, points])
 def test_it_equals_the_model(function: Callable[[Tensor], list[Tensor]]) -> None:
     archive = export_model(Function(function), inputs="x:float32[2,n=2..400]")
@@ -53,6 +54,7 @@ def test_it_equals_the_model(function: Callable[[Tensor], list[Tensor]]) -> None
     engine.close()
 
 
+@pytest.mark.matrix
 def test_batches_that_are_joined_and_split_again_keep_batching() -> None:
     """As in classifier-free guidance, which runs both halves of a batch at once."""
 

@@ -87,7 +87,7 @@ class Calibrated(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_buffer_filled_by_the_first_call_is_a_constant(empty: bool) -> None:
     module = Positions(empty).eval()
@@ -127,6 +127,7 @@ def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     engine.close()
 
 
+@pytest.mark.matrix
 def test_a_buffer_set_by_the_first_values_is_refused_with_a_remedy_that_works() -> None:
     module = Calibrated().eval()
     with pytest.raises(ExportError, match=r"sets scale from the inputs of its first call.*call the module once"):
@@ -169,7 +170,7 @@ class Kinds(nn.Module):
         return torch.cat(columns, 1)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("registered", [True, False])
 def test_a_branch_on_a_tensor_that_never_changes_is_a_constant(registered: bool) -> None:
     module = Kinds(registered).eval()

@@ -36,6 +36,7 @@ UNNOTICED = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.matrix) for name in CASES]
 )
@@ -55,6 +56,7 @@ def test_the_proof_notices_a_wrong_branch_bound_or_number(name: str, monkeypatch
     assert [label for label in unnoticed() if not label.endswith(UNNOTICED.get(name, ("?",)))] == []
 
 
+@pytest.mark.matrix
 def test_a_condition_that_no_input_crosses_is_noted() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.where(x.sigmoid() > 2, x.neg(), x)
@@ -96,6 +98,7 @@ def test_masks_pad_all_samples_at_the_end() -> None:
     assert not [item for item in notes(archive) if "crossed" in item or "both sides" in item]
 
 
+@pytest.mark.matrix
 def test_a_value_that_rounding_decides_does_not_refuse_an_export() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return ((x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)).sign()

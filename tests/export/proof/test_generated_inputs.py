@@ -76,7 +76,7 @@ class Gather(nn.Module):
         (Gather, ["x:float32[batch,n]", "index:int64[batch,m]"]),
     ],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_generated_indices_are_in_range_at_every_size(module: Callable[[], nn.Module], inputs: list[str]) -> None:
     archive = export_model(module(), inputs=inputs)
     assert archive.signature.ranges == {}  # sizes of 1 too
@@ -103,7 +103,7 @@ class Positions(nn.Module):
         return x + self.table[: x.shape[1]]
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("module", "spec", "found", "note"),
     [
@@ -120,6 +120,7 @@ def test_sizes_that_the_module_rejects_are_not_declared(
     assert any(note in text and f"the archive accepts {dim}={bounds}" in text for text in notes(archive))
 
 
+@pytest.mark.matrix
 def test_sizes_that_depend_on_each_other_are_proved_together() -> None:
     def attend(query: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         if memory.shape[1] < query.shape[1]:
@@ -158,7 +159,7 @@ class UNet(nn.Module):
         (nn.Conv2d(1, 1, (13, 1)), "input:float32[batch,1,h,w]", {"h": Range(13)}),
     ],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_steps_and_least_sizes_are_found(module: nn.Module, spec: str, found: dict[str, Range]) -> None:
     archive = export_model(module, inputs=[spec])
     assert archive.signature.ranges == found
@@ -201,7 +202,7 @@ def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
 
 
 @pytest.mark.parametrize("function", [torch.floor_divide, torch.remainder, torch.fmod])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_divisors_need_other_values_and_not_another_datatype(function: Callable[..., torch.Tensor]) -> None:
     class Divide(nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -278,7 +279,7 @@ class Layers(nn.Module):
     ],
     ids=["attention", "encoder", "decoder"],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_masks_where_true_means_ignore(module: nn.Module) -> None:
     archive = export_model(module, inputs=["x:float32[batch,seq,4]", "ignored:bool[batch,seq]"])
     assert archive.signature.ranges == {}  # sizes of 1 too

@@ -57,12 +57,13 @@ def test_values_and_buckets_are_kept() -> None:
     assert serving.padding == {"seq": Padding({"ids": 7, "mask": 0}, (16, 64))}
 
 
+@pytest.mark.matrix
 def test_a_model_that_notices_padding_is_refused() -> None:
     with pytest.raises(ParityError, match=r"padding along 'seq' from \d+ to \d+ changes .*: 'output_0' differs"):
         export_model(Mean(masked=False), inputs=INPUTS, pad="seq")
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "function",
     [
@@ -86,6 +87,7 @@ def test_rows_that_a_mask_hides_whole_are_not_padded() -> None:
     assert any("except for rows that mask hides whole" in note for note in serving.provenance.notes)
 
 
+@pytest.mark.matrix
 def test_the_graph_proves_padding_where_positions_never_meet() -> None:
     serving = export_model(Pair(lambda x, mask: x.exp() * mask), inputs=FLOATS, pad="seq").variant().serving
     note = "padding along 'seq' changes no output: its positions never influence each other"
@@ -125,7 +127,7 @@ def test_a_dimension_of_one_size_cannot_be_proved() -> None:
         ("seq@32,16", "not in ascending order"),
     ],
 )
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_paddings_that_do_not_fit_the_inputs_are_refused(pad: str, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         export_model(Mean(), inputs=INPUTS, pad=pad)

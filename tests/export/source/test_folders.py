@@ -28,6 +28,7 @@ def save_program(path: Path) -> Path:
 
 
 class TestPrograms:
+    @pytest.mark.matrix
     def test_a_trusted_folder_describes_its_own_inputs(self, tmp_path: Path) -> None:
         path = save_program(tmp_path / "net.pt2")
         module = load_source(str(path), allow_code=True)

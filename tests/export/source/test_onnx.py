@@ -14,6 +14,7 @@ from ingot.tensors import DType, Range
 from tests import onnx_models
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", list(DType))
 def test_a_file_of_any_datatype(tmp_path: Path, dtype: DType) -> None:
     archive = export_model(onnx_models.identity(tmp_path, dtype))

@@ -103,6 +103,7 @@ class TestDamage:
             with pytest.raises(InvalidArchive, match=r"tiny\.ingot"):
                 Archive.open(path).verify()
 
+    @pytest.mark.matrix
     def test_a_flipped_bit_is_found_or_changes_nothing(self, path: Path) -> None:
         """Padding between members and annotations in index.json do not matter; any other change must be found."""
         good, expected = path.read_bytes(), Archive.open(path)

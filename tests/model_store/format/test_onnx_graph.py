@@ -114,6 +114,7 @@ def test_a_missing_model_is_not_found(tmp_path: Path) -> None:
         onnx_graph.load(tmp_path / "x.onnx")
 
 
+@pytest.mark.matrix
 def test_a_model_of_strings_keeps_them_inside(tmp_path: Path) -> None:
     words = numpy_helper.from_array(np.array(["word"] * 300_000, dtype=object), "words")
     nodes = [helper.make_node("Gather", ["words", "i"], ["y"])]

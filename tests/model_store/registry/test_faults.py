@@ -55,6 +55,7 @@ class TestDownload:
         Registry(registry).push(model, reference)
         return reference
 
+    @pytest.mark.matrix
     def test_a_download_resumes_where_the_connection_broke(
         self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
     ) -> None:
@@ -77,6 +78,7 @@ class TestDownload:
         place.find(pushed)[0].verify()
         assert sum(item.received for item in proxy.asked(large(model))) == weights.size
 
+    @pytest.mark.matrix
     def test_a_stalled_blob_is_abandoned_and_resumed_later(
         self, place: Registry, proxy: Server, pushed: str, model: Archive, store: Store
     ) -> None:
@@ -122,6 +124,7 @@ class TestDownload:
         with pytest.raises(InvalidArchive, match=f"has {SIZE + 7} bytes in .*, but its manifest says {SIZE}"):
             place.find(pushed)[0].verify()
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize(
         "part", ["", f"bytes 0-{SIZE - 1}/{SIZE}", f"bytes 1000-1999/{SIZE}", "bytes 2000-2999/*", "status 416"]
     )
@@ -172,6 +175,7 @@ class TestDownload:
 
 
 class TestUpload:
+    @pytest.mark.matrix
     def test_a_blob_in_one_piece_is_sent_again(self, place: Registry, proxy: Server, model: Archive) -> None:
         proxy.faults = [Fault("PUT .*/blobs/", least=SIZE, drop_sent=2_000_000)]
         transfer = Transfer()
@@ -180,6 +184,7 @@ class TestUpload:
         assert transfer.moved + transfer.skipped == transfer.total
         assert [item.sent for item in proxy.asked("PUT .*/blobs/") if item.sent > 100_000] == [2_000_000, SIZE]
 
+    @pytest.mark.matrix
     def test_chunks_resume_where_the_registry_ends(self, proxy: Server, model: Archive) -> None:
         place = Registry(proxy.address, retries=QUICK, chunk_bytes=1_000_000)
         proxy.faults = [Fault("PATCH", least=1_000_000, status=502)]
@@ -189,6 +194,7 @@ class TestUpload:
         assert transfer.moved + transfer.skipped == transfer.total
         assert sum(item.sent for item in proxy.asked("PATCH")) < SIZE + 100_000
 
+    @pytest.mark.matrix
     def test_a_broken_chunk_is_sent_again(self, proxy: Server, model: Archive) -> None:
         place = Registry(proxy.address, retries=QUICK, chunk_bytes=1_000_000)
         proxy.faults = [Fault("PATCH", least=1_000_000, drop_sent=700_000)]

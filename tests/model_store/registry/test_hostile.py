@@ -208,6 +208,7 @@ class TestLists:
         fake.before.append(paged)
         assert place.tags("tiny") == {"1": MODEL.digest}  # the other one was removed while they were listed
 
+    @pytest.mark.matrix
     def test_pages_without_end_are_not_followed_to_it(self, place: Registry, fake: Fake) -> None:
         numbers = itertools.count()
         fake.before.append(

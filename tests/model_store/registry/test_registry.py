@@ -78,6 +78,7 @@ class TestPush:
         assert transfer.done == transfer.total
         assert transfer.skipped > 100_000 > transfer.moved
 
+    @pytest.mark.matrix
     def test_blobs_of_another_repository_are_mounted_without_a_copy(self, place: Registry, name: str) -> None:
         weights = (b"m" * 100_000,)
         place.push(archive(b"one", weights), f"{name}:1")
@@ -125,6 +126,7 @@ class TestFind:
         place.push(FIRST, f"{name}:1")
         assert place.find(f"{name}@{FIRST.digest}")[1].tag == "1"
 
+    @pytest.mark.matrix
     def test_a_tag_that_points_elsewhere_than_the_digest_is_not_found(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:prod")
         place.push(SECOND, f"{name}:2")
@@ -161,6 +163,7 @@ class TestTags:
         place.push(FIRST, f"{name}:1")
         assert name in place.names()
 
+    @pytest.mark.matrix
     def test_a_promotion_moves_an_alias(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         place.push(SECOND, f"{name}:2")
@@ -194,6 +197,7 @@ class TestRemove:
         with pytest.raises(TagMoved):
             place.remove(f"{name}:1", expect=SECOND.digest)
 
+    @pytest.mark.matrix
     def test_a_registry_that_deletes_nothing_is_reported(self, require_tool: RequireTool, tmp_path: Path) -> None:
         with docker_registry(require_tool("docker-registry"), tmp_path, delete=False) as port:
             place = Registry(f"oci://127.0.0.1:{port}")
@@ -210,6 +214,7 @@ class TestAttachments:
         store.push(got, "tiny:1")
         assert store.get("tiny:1").signatures() == (b"{1}",)
 
+    @pytest.mark.matrix
     def test_they_are_added_to_existing_ones_and_are_not_tags(self, place: Registry, name: str) -> None:
         place.push(FIRST.with_signature(b"{1}"), f"{name}:1")
         for content in (b"{2}", b"{2}", b"{3}"):

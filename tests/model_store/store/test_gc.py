@@ -389,6 +389,7 @@ class TestFullDisk:
 
     WEIGHTS = tuple(bytes([number]) * (300_000 + number) for number in range(8))
 
+    @pytest.mark.matrix
     def test_the_command_leaves_nothing(self, tmp_path: Path, require_tool: RequireTool) -> None:
         archive(weights=self.WEIGHTS).save(tmp_path / "large.ingot")
         disk = tmp_path / "disk"

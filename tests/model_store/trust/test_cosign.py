@@ -121,6 +121,7 @@ def sign_in(place: Registry, name: str, key: PrivateKey = KEY) -> Archive:
 class TestInARegistry:
     """With docker-registry."""
 
+    @pytest.mark.matrix
     def test_it_is_where_cosign_looks(self, place: Registry, name: str) -> None:
         place.push(MODEL, f"{name}:1")
         sign_in(place, name)
@@ -137,6 +138,7 @@ class TestInARegistry:
         assert set(place.tags(name)) == {"1"}
         assert str(place.find(name)[1].tag) == "1"
 
+    @pytest.mark.matrix
     def test_version_3_finds_a_bundle_in_the_list_of_referrers(self, place: Registry, name: str) -> None:
         place.push(MODEL, f"{name}:1")
         sign_in(place, name)
@@ -171,6 +173,7 @@ class TestInARegistry:
         sign_in(place, name)
         assert httpx.get(url, headers=headers).json()["layers"][0] == document["layers"][0]
 
+    @pytest.mark.matrix
     def test_signatures_are_copied_with_the_archive(self, place: Registry, name: str, tmp_path: Path) -> None:
         store = Store(tmp_path / "store")
         place.push(MODEL, f"{name}:1")
@@ -182,6 +185,7 @@ class TestInARegistry:
             assert cosign.check(copy, "tiny", KEYS).result == "valid"
             copy.verify()
 
+    @pytest.mark.matrix
     def test_skopeo_finds_it(self, place: Registry, name: str, require_tool: RequireTool, tmp_path: Path) -> None:
         """Debian's build reads the attachment, and then refuses to verify any; only images are checked, not indexes."""
         place.push(MODEL, f"{name}:1")
@@ -214,6 +218,7 @@ class TestInARegistry:
         assert found.attached == ()
         found.verify()
 
+    @pytest.mark.matrix
     def test_on_the_command_line(self, run_ingot: RunIngot, place: Registry, name: str, tmp_path: Path) -> None:
         place.push(MODEL, f"{name}:1")
         (tmp_path / "team.key").write_bytes(KEY.pem())
@@ -306,6 +311,7 @@ class TestOtherImplementations:
 
 
 class TestCheck:
+    @pytest.mark.matrix
     @settings(max_examples=200, deadline=None)
     @given(st.sampled_from([SIMPLE, DSSE, BUNDLE]), st.binary(max_size=200) | JSON.map(dump))
     def test_any_content_leads_to_a_verdict(self, media_type: str, content: bytes) -> None:

@@ -144,7 +144,7 @@ class TestWithTheReferenceImplementation:
         names = [item["name"] for item in statement(bundle)["predicate"]["resources"]]
         assert {"index.json", "oci-layout"} < set(names)
 
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     @pytest.mark.parametrize("key", [KEY, *LARGE], ids=lambda key: str(key.public.curve))
     def test_we_verify_its_own(self, model: Path, key: PrivateKey, reference: ModelSigning) -> None:
         bundle = oms.beside(model)

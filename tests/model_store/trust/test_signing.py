@@ -216,6 +216,7 @@ class TestMalformed:
     def test_no_bytes_make_the_reader_fail(self, content: bytes) -> None:
         assert check(content).result == "invalid"
 
+    @pytest.mark.matrix
     @given(st.integers(0, len(dump(ENVELOPE)) - 1), st.integers(1, 255))
     def test_no_single_byte_can_be_changed(self, position: int, flip: int) -> None:
         content = bytearray(dump(ENVELOPE))

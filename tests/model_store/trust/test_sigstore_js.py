@@ -68,7 +68,7 @@ def of_files(tmp_path: Path) -> bytes:
     return oms.sign(tmp_path / "tiny.ingot", KEY, out=tmp_path / "tiny.ingot.sig")
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", [of_cosign, of_files], ids=["cosign", "oms"])
 def test_it_verifies_our_bundles(make: Any, client: Client, tmp_path: Path) -> None:
     bundle = make(tmp_path)

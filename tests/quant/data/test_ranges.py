@@ -69,6 +69,7 @@ def test_a_histogram_that_widens_counts_as_one_that_was_wide_from_the_start(batc
     )
 
 
+@pytest.mark.matrix
 @given(st.integers(0, 99), st.floats(0, 3), st.booleans())
 def test_percentiles(seed: int, skew: float, positive: bool) -> None:
     values = np.random.default_rng(seed).standard_normal(20_000) ** 3 + skew
@@ -118,6 +119,7 @@ def test_the_share_that_is_clipped() -> None:
     assert Observation().clipped(-1, 1) == 0
 
 
+@pytest.mark.matrix
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4), st.integers(0, 2))
 def test_channels_are_exact(sizes: list[tuple[int, int]], axis: int) -> None:
     batches = []

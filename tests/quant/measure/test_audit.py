@@ -11,6 +11,7 @@ from tests.quant.networks import BLOCKS, NETWORKS, PRODUCTS
 STATIC = Plan("static int8", {})
 
 
+@pytest.mark.matrix
 def test_a_floating_point_model_has_nothing_in_integers() -> None:
     for network in NETWORKS.values():
         found = graphs.audited(network.model())
@@ -56,6 +57,7 @@ def test_operators_between_layers_are_in_integers_on_request(between: bool) -> N
     assert ("QLinearAdd" in found) is between
 
 
+@pytest.mark.matrix
 def test_a_large_model_is_read_without_its_weights() -> None:
     text = "(float[batch,2048] x) => (float[batch,1024] y) { y = MatMul(x, w) }"
     model = graphs.graph(text, {"w": random(2048, 1024)})

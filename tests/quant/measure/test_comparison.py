@@ -56,6 +56,7 @@ def rows() -> dict[str, Array]:
     return {"x": x, "labels": RNG.integers(0, 3, 50)}
 
 
+@pytest.mark.matrix
 def test_two_variants_of_one_archive(digits: tuple[Digits, Data, Data], digits_archive: Path) -> None:
     held_out = digits[2]
     found = ingot.compare(
@@ -83,6 +84,7 @@ def test_two_variants_of_one_archive(digits: tuple[Digits, Data, Data], digits_a
     assert ModelComparison.model_validate_json(found.model_dump_json()) == found
 
 
+@pytest.mark.matrix
 def test_without_data_the_goldens_are_used_and_it_is_reported(original: Archive) -> None:
     found = ingot.compare(original, original, batches=(1, 2))
     assert found.goldens
@@ -119,6 +121,7 @@ def test_a_file_may_have_a_number_sign_in_its_name(tmp_path: Path, original: Arc
         ingot.compare(f"{path}#int8", original)
 
 
+@pytest.mark.matrix
 def test_differences_are_reported(tmp_path: Path, original: Archive, weight: Array) -> None:
     renamed = linear(tmp_path, "renamed", weight, out="z")
     with pytest.raises(InvalidArgument, match=r"the outputs of the first are y:float32\[batch,3\], .* z:float32"):

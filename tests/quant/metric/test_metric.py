@@ -154,6 +154,7 @@ class TestAgreement:
         assert found.after.low < expected < found.after.high
         assert found.after.high - found.after.low > 0.01
 
+    @pytest.mark.matrix
     def test_similarity_of_many_rows(self) -> None:
         takes = signature("y:float32[batch,6]")
         rows = RNG.standard_normal((2000, 6)).astype(np.float32)

@@ -32,6 +32,7 @@ def noise(model: ir.Model, inputs: Mapping[str, Array], per_channel: bool = True
     return min(sqnr(expected[name], actual[name]) for name in expected)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("name", PRODUCTS_IN_BLOCKS)
 def test_answers_are_the_originals_up_to_rounding(name: str, per_channel: bool) -> None:
@@ -95,6 +96,7 @@ def test_constant_inputs(inputs: Mapping[str, Array]) -> None:
 
 
 class TestLstm:
+    @pytest.mark.one_case
     @pytest.mark.parametrize("per_channel", [True, False])
     @pytest.mark.parametrize(
         ("text", "weights", "inputs"),

@@ -45,6 +45,7 @@ def migrated(model: ir.Model, data: Mapping[str, Array], alpha: float) -> tuple[
     return result, found
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("name", WITH_PRODUCTS)
 def test_the_function_stays_what_it_is(name: str, alpha: float) -> None:
@@ -57,6 +58,7 @@ def test_the_function_stays_what_it_is(name: str, alpha: float) -> None:
     assert sqnr(expected, graphs.answers(halved, network.half().inputs)["y"].astype(np.float32)) > 40
 
 
+@pytest.mark.matrix
 def test_the_ranges_are_those_of_what_layers_take_then() -> None:
     for name in WITH_PRODUCTS:
         network = NETWORKS[name]

@@ -105,6 +105,7 @@ def _runs_in_openvino(model: ir.Model, plan: Plan, x: Array) -> ir.Model:
     return made
 
 
+@pytest.mark.matrix
 def test_a_linear_layer_of_images_with_channels_last_runs_in_openvino() -> None:
     """As in ConvNeXt. OpenVINO failed on the addition of the bias in integers: "index '0' out of range"."""
     text = """(float[batch,6,6,8] x) => (float[batch,6,6,8] y) {

@@ -44,6 +44,7 @@ def noises(network: Network, model: ir.Model, opset: int = 20) -> list[float]:
     return [sqnr(expected[name], actual[name]) for name in expected]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", TAKEN)
 def test_answers_are_the_originals_up_to_rounding_and_all_is_in_integers(name: str) -> None:
     network = TAKEN[name]
@@ -177,6 +178,7 @@ class TestBiases:
         half = network.half()
         assert np.isfinite(graphs.answers(quantized(half), half.inputs)["y"]).all()
 
+    @pytest.mark.matrix
     def test_biases_correct_the_mean_error(self) -> None:
         for name in ("gemm", "gemm turned", "matmul with bias", "matmul of texts", "conv", "conv in groups"):
             network = NETWORKS[name]
@@ -300,6 +302,7 @@ class TestBetween:
         "variance": np.abs(random(8, seed=6)) + 1,
     }
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize(
         ("between", "integer", "floats"),
         [
@@ -347,6 +350,7 @@ class TestBetween:
             assert [item.partition(" ")[0] for item in found.floats] == floats
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("hidden", [-np.inf, float(np.finfo(np.float32).min), -1e4])
 def test_masks_of_attention(hidden: float) -> None:
     mask = np.triu(np.full((6, 6), hidden), 1).astype(np.float32)

@@ -39,6 +39,7 @@ def unpack(packed: Array, scales: Array, bits: int, rows: int) -> Array:
     return np.asarray(values.reshape(len(packed), -1)[:, :rows])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", WITH_PRODUCTS)
 def test_answers_are_the_originals_up_to_rounding(name: str) -> None:
     for network in (NETWORKS[name], NETWORKS[name].half()):

@@ -276,6 +276,7 @@ class BusyRunner(FakeRunner):
 
 
 class TestNoise:
+    @pytest.mark.matrix
     def test_a_busy_machine_does_not_change_the_choice(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
         worth = {"static int8, layers alone": (1.6, 0.001), "static int8": (1.45, 0), "dynamic int8": (1.5, 0.002)}
         machine = Machine()

@@ -61,6 +61,7 @@ def test_a_layer_that_was_made_bad_comes_first(bad: int, scheme: Scheme) -> None
     assert found[0].sqnr < min(noise.sqnr for noise in found[1:]) - 20
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scheme", ["static", "dynamic", "int8", "int4"])
 def test_it_is_what_quantizing_one_layer_after_the_other_finds(scheme: Scheme) -> None:
     model, data = chain([1, 30, 3, 100, 10, 1.5, 60, 6])

@@ -68,6 +68,7 @@ def weights(program: Any) -> dict[str, torch.dtype]:
     return {name.rpartition("ingot_wrapped.")[2]: item.dtype for name, item in held.items() if item.ndim > 1}
 
 
+@pytest.mark.matrix
 def test_half_precision_is_near_at_any_batch(case: Case) -> None:
     made = half.convert(case.program)
     assert set(weights(made).values()) == {torch.bfloat16}
@@ -98,6 +99,7 @@ def test_no_half_precision_without_layers(case: Case) -> None:
         half.convert(case.program, torch.float64)
 
 
+@pytest.mark.matrix
 def test_a_program_is_read_from_an_archive(case: Case) -> None:
     blobs = BlobFolder.scratch()
     unpacked = archive(Lowered(case, lower_program.pack(case.program, blobs), blobs)).unpacked()

@@ -124,6 +124,7 @@ def test_dimensions_that_cannot_be_padded_still_separate_requests() -> None:
     assert made.group(inputs(5, 3, 2)) != first
 
 
+@pytest.mark.matrix
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 4)), min_size=1, max_size=20),
     st.one_of(st.none(), st.floats(0, 1e4), st.just(math.inf)),

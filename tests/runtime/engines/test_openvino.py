@@ -297,6 +297,7 @@ def test_it_is_imported_when_used_and_reports_nothing_to_its_maker(tmp_path: Pat
 
 
 class TestArchives:
+    @pytest.mark.matrix
     def test_a_variant_made_for_it_is_served_by_it(self) -> None:
         made = archive([Made("fp32", 60), Made("int8", 1, requires=OPENVINO)])
         with ingot.serve(made, instances=2, choice_time=0.05, **FREE) as server:
@@ -331,6 +332,7 @@ class TestArchives:
         (variant,) = archive([Made("int8", requires={"engine": "tensorflow"})]).variants
         assert "the engine 'tensorflow', which this version does not have" in obstacle(variant, Settings(device="cpu"))
 
+    @pytest.mark.matrix
     def test_it_is_compared_as_it_is_served(self) -> None:
         made = archive([Made("fp32", 2), Made("int8", 1, requires=OPENVINO)])
         result = ingot.compare(made.variant("fp32"), made.variant("int8"), {"x": RIGHT.inputs["x"]}, batches=(1,))

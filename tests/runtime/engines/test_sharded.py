@@ -59,6 +59,7 @@ def test_stages_have_equal_shares_and_cuts_where_little_crosses() -> None:
         stages_of(module, 1000)
 
 
+@pytest.mark.matrix
 def test_weights_are_divided_as_the_plan_says() -> None:
     program = program_of(decoders.Decoder())
     plan = {"layers.0.up": "colwise", "layers.*.down": "rowwise", "embed": "rowwise", "head": "colwise"}

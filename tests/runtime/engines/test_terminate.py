@@ -77,6 +77,7 @@ def test_without_a_call_it_has_no_effect(tmp_path: Path) -> None:
     assert engine.run(THREE)["y"].tolist() == [3]
 
 
+@pytest.mark.matrix
 def test_openvino_ends_between_operators(tmp_path: Path) -> None:
     if importlib.util.find_spec("openvino") is None:
         pytest.skip("the package 'openvino' is not installed")

@@ -90,6 +90,7 @@ def many() -> Lowered:
 
 
 class TestOneProgram:
+    @pytest.mark.matrix
     def test_it_answers_as_the_model_at_any_sizes(self, many: Lowered) -> None:
         assert set(many.errors()) == {"logits", "small", "zero"}
 
@@ -147,6 +148,7 @@ class TestOneProgram:
         assert precision_of(capture(Inverse(), "x:float64[2,2]").program) == "fp64"
 
 
+@pytest.mark.matrix
 def test_decomposed_it_holds_core_operators_only(tmp_path: Path) -> None:
     case = capture(Many(), "ids:int64[batch,seq]", "shift:float32[batch]")
     path = lower_program.lower(case.program, tmp_path / "core.pt2", decompose=True)

@@ -122,6 +122,7 @@ def library() -> FakeLibrary:
     return FakeLibrary()
 
 
+@pytest.mark.matrix
 def test_a_pipeline_runs_on_the_drivers_functions(library: FakeLibrary) -> None:
     device = CudaDevice(library, 1)
     assert device.name == "cuda:1"

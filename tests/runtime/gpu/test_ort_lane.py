@@ -145,6 +145,7 @@ def test_other_failures_of_the_engine_are_internal(tmp_path: Path) -> None:
         engine.run({"x": sample(DType.BF16)})
 
 
+@pytest.mark.matrix
 def test_the_last_lane_returns_the_memory(tmp_path: Path) -> None:
     device = SessionDevice()
     free = device.memory, device.pinnable

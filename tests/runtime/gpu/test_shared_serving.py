@@ -51,6 +51,7 @@ def server(device: SessionDevice, tmp_path: Path) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.matrix
 def test_tensors_of_clients_stay_on_the_device(server: RunningServer, device: SessionDevice) -> None:
     """Requests with tensors there and in the message share batches; an output in a region is there with the answer."""
     numbers = itertools.count(1)

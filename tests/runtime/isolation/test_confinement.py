@@ -175,7 +175,7 @@ def attempted(folder: Path, kind: str, victim: int) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["onnx", "unpacks", "gpu"])
 def test_code_in_an_engine_process_reaches_nothing_outside(tmp_path: Path, kind: str) -> None:
     """Also by the number of each call: those that are not listed are refused, and those that are change nothing."""

@@ -84,6 +84,7 @@ def test_it_describes_itself_and_answers_as_in_this_process(tmp_path: Path) -> N
                 np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.matrix
 def test_text_and_empty_tensors_pass(tmp_path: Path) -> None:
     kept = onnx_models.identity(tmp_path, DType.BYTES)
     with opened(kept) as engine:
@@ -192,6 +193,7 @@ def test_a_crash_loop_fails_at_once_what_waits_and_is_tried_later(
     assert "5 times within" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_call_does_not_wait_beyond_its_limit_for_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_a_call_does_not_wait_beyond_its_limit_for_the_next_process(
             engine.run(HARMLESS)
 
 
+@pytest.mark.matrix
 def test_without_supervision_the_engine_ends_with_its_process(tmp_path: Path) -> None:
     with opened(onnx_models.quotient(tmp_path)) as engine:
         with pytest.raises(EngineLost):
@@ -326,6 +329,7 @@ def test_a_model_is_closed_while_a_call_does_not_end(tmp_path: Path) -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.matrix
 def test_too_much_memory_fails_the_request_alone(tmp_path: Path) -> None:
     with opened(onnx_models.filled(tmp_path), memory_mb=512) as engine:
         pid = pid_of(engine)
@@ -335,6 +339,7 @@ def test_too_much_memory_fails_the_request_alone(tmp_path: Path) -> None:
         assert pid_of(engine) == pid
 
 
+@pytest.mark.matrix
 def test_no_secret_and_no_file_of_the_server_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("INGOT_KEY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CUDA_API_KEY", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "value-of-" + name)
@@ -348,6 +353,7 @@ def test_no_secret_and_no_file_of_the_server_reaches_it(tmp_path: Path, monkeypa
         assert [name for name in files if not name.startswith(own)] == []
 
 
+@pytest.mark.matrix
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     path = onnx_models.affine(tmp_path)
     program = f"""
@@ -438,6 +444,7 @@ def test_the_size_of_an_arena_cannot_be_changed() -> None:
     os.close(handle)
 
 
+@pytest.mark.matrix
 def test_arrays_of_an_arena_are_found_in_it() -> None:
     from ingot.ipc import arena
 

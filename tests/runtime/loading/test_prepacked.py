@@ -102,11 +102,12 @@ def entry(store: Store) -> CacheEntry:
 
 class TestAnswers:
     @pytest.mark.parametrize("name", MODELS)
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_they_are_the_same_bits_with_the_cache_and_without(self, store: Store, name: str) -> None:
         large_models.push(store, MODELS[name])
         assert [result(store, name) for _ in range(2)] == ["built", "hit"]
 
+    @pytest.mark.matrix
     def test_they_are_the_goldens_from_the_first_moment(
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -206,7 +207,7 @@ class TestFaults:
             served.settle()
 
     @pytest.mark.parametrize("damage", [cut_short, no_graph], ids=lambda damage: damage.__name__)
-    @pytest.mark.one_case
+    @pytest.mark.matrix
     def test_a_damaged_entry_is_rebuilt(self, store: Store, damage: Callable[[CacheEntry], None]) -> None:
         damage(entry(store))
         assert result(store) == "built"
@@ -266,6 +267,7 @@ class TestWithoutACache:
             assert result(store) == "failed"
         assert "model layers is served without the derived cache: " in caplog.text
 
+    @pytest.mark.matrix
     def test_a_full_disk_is_left_alone(
         self, store: Store, layers: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

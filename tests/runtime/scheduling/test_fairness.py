@@ -38,6 +38,7 @@ Backlogs = st.dictionaries(
 )
 
 
+@pytest.mark.matrix
 @given(backlogs=Backlogs, group=st.integers(0, 2))
 def test_a_request_waits_at_most_for_a_batch_of_each_other_client(
     backlogs: dict[int, list[tuple[int, int]]], group: int
@@ -57,6 +58,7 @@ def test_a_request_waits_at_most_for_a_batch_of_each_other_client(
         pytest.fail("the request was not served")
 
 
+@pytest.mark.matrix
 @given(backlogs=Backlogs)
 def test_engines_run_while_entries_wait_and_each_entry_runs_once(backlogs: dict[int, list[tuple[int, int]]]) -> None:
     queue = scheduler()
@@ -71,6 +73,7 @@ def test_engines_run_while_entries_wait_and_each_entry_runs_once(backlogs: dict[
     assert Counter(map(id, ran)) == Counter(map(id, offered))
 
 
+@pytest.mark.matrix
 @given(backlog=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 2), st.integers(0, 1)), max_size=40))
 def test_one_client_alone_is_served_as_without_clients(backlog: list[tuple[int, int, int]]) -> None:
     orders = []

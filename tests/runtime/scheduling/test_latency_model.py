@@ -16,6 +16,7 @@ Profile = st.dictionaries(st.integers(1, 200), Seconds, max_size=8)
 Calls = st.lists(st.tuples(st.integers(1, 300), Seconds), max_size=60)
 
 
+@pytest.mark.matrix
 @given(profile=Profile, calls=Calls, sure=st.booleans())
 def test_more_rows_are_never_expected_to_take_less(
     profile: dict[int, float], calls: list[tuple[int, float]], sure: bool
@@ -29,6 +30,7 @@ def test_more_rows_are_never_expected_to_take_less(
     assert len(latency.known) <= 8 + 10
 
 
+@pytest.mark.matrix
 @given(profile=Profile, calls=Calls, seconds=Seconds)
 def test_a_batch_that_fits_a_time_does_not_exceed_it(
     profile: dict[int, float], calls: list[tuple[int, float]], seconds: float

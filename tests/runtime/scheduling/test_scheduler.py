@@ -19,6 +19,7 @@ def entry(samples: int = 1, group: int = 0, width: int = 1) -> Entry:
 Offers = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2), st.booleans()), max_size=60)
 
 
+@pytest.mark.matrix
 @given(offers=Offers, max_batch=st.integers(1, 16), takes=st.lists(st.integers(0, 5), max_size=60))
 def test_every_entry_runs_once_in_order_within_the_limits(
     offers: list[tuple[int, int, bool]], max_batch: int, takes: list[int]

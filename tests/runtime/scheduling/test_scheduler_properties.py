@@ -149,6 +149,7 @@ ANY = st.builds(
 PROFILES = st.sampled_from([PAYS, FLAT, {}])
 
 
+@pytest.mark.matrix
 @given(arrivals=st.lists(ANY, max_size=40), profile=PROFILES, engines=st.integers(1, 3), batching=st.booleans())
 @settings(deadline=None)
 def test_whatever_happens_each_is_answered_once_and_nothing_is_left(
@@ -215,6 +216,7 @@ def test_none_in_a_batch_is_late_because_the_batch_was_grown(arrivals: list[Arri
             assert all(end <= entry.deadline + 1e-6 for entry in batch)
 
 
+@pytest.mark.matrix
 @given(
     gaps=st.lists(st.one_of(st.just(0.0), st.floats(0, 0.01)), min_size=1, max_size=150),
     timeout=st.floats(0.031, 0.5),
@@ -247,6 +249,7 @@ def test_each_batch_begins_with_the_most_urgent(arrivals: list[Arrival]) -> None
         assert [entry.ticket for entry in batch] == sorted(entry.ticket for entry in batch)
 
 
+@pytest.mark.matrix
 @given(arrivals=st.lists(ANY, max_size=40), max_delay=st.one_of(st.none(), st.floats(0, 0.001)))
 @settings(deadline=None)
 def test_an_idle_engine_waits_for_a_tenth_of_a_batch_at_the_most(
@@ -319,6 +322,7 @@ def test_only_earlier_work_delays_an_urgent_request() -> None:
     assert it.offer(Arrival(0, timeout=0.1, priority=1)) not in it.refused
 
 
+@pytest.mark.matrix
 def test_refused_requests_do_not_shrink_batches() -> None:
     it = world(PAYS)
     for _ in range(200):
@@ -352,6 +356,7 @@ def test_a_request_without_a_deadline_is_not_overtaken_forever() -> None:
     assert it.outcomes[patient][0][0] < PATIENCE + 0.2
 
 
+@pytest.mark.matrix
 def test_no_group_waits_forever_behind_a_busy_one() -> None:
     it = world(PAYS)
     rare = -1
@@ -402,6 +407,7 @@ def test_an_idle_engine_runs_a_request_that_may_just_be_in_time() -> None:
     assert in_time > 80
 
 
+@pytest.mark.matrix
 def test_a_cancelled_request_leaves_no_inputs_in_the_queue() -> None:
     scheduler = Scheduler(Limits(), batching=True)
     scheduler.offer(Entry({}, 1, lambda outcome: None, 0.0), 0.0)
@@ -446,6 +452,7 @@ def _seconds(work: Callable[[], None]) -> float:
     return best
 
 
+@pytest.mark.matrix
 def test_thousands_of_groups_cost_as_little_as_one() -> None:
     def work(groups: int) -> Callable[[], None]:
         def run() -> None:
@@ -463,6 +470,7 @@ def test_thousands_of_groups_cost_as_little_as_one() -> None:
     assert _seconds(work(4000)) < 60 * _seconds(work(1))
 
 
+@pytest.mark.matrix
 def test_requests_that_come_and_go_while_the_engine_hangs_leave_nothing_behind() -> None:
     scheduler = Scheduler(Limits(), batching=True, latency=Latency(PAYS))
     scheduler.offer(Entry({}, 1, lambda outcome: None, 0.0, deadline=1.0, nbytes=0), 0.0)

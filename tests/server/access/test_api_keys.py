@@ -125,6 +125,7 @@ def test_metrics_need_their_scope_in_every_spelling(server: Served, tokens: dict
     assert "ingot_requests_total" in server.get(path, tokens["metrics"]).text
 
 
+@pytest.mark.matrix
 def test_keys_that_are_not_valid_are_refused_and_counted(server: Served, tokens: dict[str, str]) -> None:
     key = tokens["infer"]
     wrong = f"{key[:-4]}{'AAAA' if key[-4:] != 'AAAA' else 'BBBB'}"
@@ -410,6 +411,7 @@ def some_gate() -> Gate:
         return Gate(auth, Metrics())
 
 
+@pytest.mark.matrix
 def test_calls_without_a_key_are_a_flood(rpc: Served, tokens: dict[str, str]) -> None:
     """A client that ignores refusals costs its connection, not the server."""
     if rpc.kind == "grpcio":

@@ -137,6 +137,7 @@ def test_a_client_needs_a_certificate_of_the_authority(mutual: Encrypted, tmp_pa
     assert float(found[1]) >= 3  # those of the HTTP port: gRPC's own server does not report them
 
 
+@pytest.mark.matrix
 def test_certificates_have_the_rights_that_the_file_gives(mapped: tuple[Encrypted, str]) -> None:
     server, key = mapped
     organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Example")
@@ -156,6 +157,7 @@ def test_certificates_have_the_rights_that_the_file_gives(mapped: tuple[Encrypte
         server.answers(cert, key)  # a key decides where it is sent
 
 
+@pytest.mark.matrix
 def test_a_new_certificate_is_used_without_a_restart(plain: Encrypted) -> None:
     context = ssl.create_default_context(cafile=plain.authority.file)
     with httpx.Client(verify=context, trust_env=False) as kept:
@@ -181,6 +183,7 @@ def test_a_broken_pair_leaves_the_certificate_in_use(plain: Encrypted) -> None:
     plain.answers(None)
 
 
+@pytest.mark.matrix
 def test_an_authority_that_is_replaced_loses_its_clients(mutual: Encrypted, tmp_path: Path) -> None:
     old = mutual.authority.sign("client")
     mutual.answers(old)

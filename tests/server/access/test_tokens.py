@@ -249,6 +249,7 @@ def test_other_faults_of_the_table_are_named(auth: Path, monkeypatch: pytest.Mon
         AuthFile.load(auth)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["fast", pytest.param("grpcio", marks=pytest.mark.matrix)])
 def test_both_protocols_accept_tokens_and_new_keys_of_the_issuer(auth: Path, tmp_path: Path, kind: str) -> None:
     key = make_key(auth, "metrics")

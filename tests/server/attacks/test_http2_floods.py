@@ -27,6 +27,7 @@ PROVOKED: dict[str, Callable[[Peer, int], bytes]] = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", PROVOKED)
 def test_cve_2025_8671_madeyoureset(kind: str) -> None:
     """MadeYouReset: invalid frames made servers reset streams but continue the calls, which no limit counted."""

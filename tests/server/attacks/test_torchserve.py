@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "path", matrix("/v2/repository/models/evil/load", "/models", "/v2/models", "/v2/repository/models/affine/load")
 )

@@ -91,6 +91,7 @@ def test_cve_2025_23319_tensors_cannot_point_into_shared_memory(service: Service
     assert status(service, request)[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.matrix
 def test_cve_2025_23320_errors_name_nothing_of_the_servers_memory(service: Service) -> None:
     """The error about a request that was too large held the name of the backend's region."""
     wide = {"name": "x", "datatype": "FP32", "shape": [1, 400_000], "data": [0.5] * 400_000}
@@ -128,6 +129,7 @@ def test_cve_2025_33201_bodies_larger_than_memory(service: Service) -> None:
 NAMES = ["..", "../../../../etc/passwd", "/etc/passwd", "affine/../../affine", "affine\0.onnx", "a" * 10_000]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_cve_2026_24208_and_24209_names_that_lead_out_of_the_folder(service: Service, name: str) -> None:
     """Names with `..` reached files outside of the model folder (also CVE-2023-31036)."""
@@ -164,6 +166,7 @@ def test_cve_2024_0087_the_log_cannot_be_moved(service: Service, tmp_path: Path)
 HUGE = [[1 << 62, 4], [1 << 32, 1 << 32], [(1 << 63) - 1, 3], [1 << 61, 3], [-1, 3], [-(1 << 62), -3], [1 << 64, 3]]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("shape", HUGE, ids=str)
 def test_cve_2026_24173_sizes_whose_product_overflows(service: Service, shape: list[int]) -> None:
     """A malformed request made a product of sizes wrap around."""
@@ -207,6 +210,7 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["GRPCInferen
 ABSENT = ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("method", sorted({*METHODS} - {"ServerLive", "ServerReady"}))
 def test_cve_2026_24207_and_24206_every_method_of_grpc_needs_a_key(locked: Served, method: str) -> None:
     """Authentication was avoided by another path or channel: here, by other methods and by a proxy's headers."""

@@ -116,6 +116,7 @@ WORKS: dict[str, Callable[[Triton], object]] = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", WORKS)
 def test_an_extension_is_named_if_and_only_if_it_works(triton: Triton, name: str) -> None:
     metadata = triton.client.get_server_metadata()
@@ -129,6 +130,7 @@ def test_an_extension_is_named_if_and_only_if_it_works(triton: Triton, name: str
     assert works == (name in named)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", matrix("server", "grpcio_server"))
 def test_every_described_method_exists(request: pytest.FixtureRequest, kind: str) -> None:
     """Reflection describes what the server answers."""

@@ -225,6 +225,7 @@ def test_what_cannot_be_registered(triton: Triton, register: Make, shm: Any, gpu
     assert status(triton) == {"r": (0, 64)}
 
 
+@pytest.mark.matrix
 def test_malformed_registrations(server: RunningServer) -> None:
     url = f"{server.http_url}/v2/cudasharedmemory/region/r/register"
     handle = {"b64": base64.b64encode(bytes(HANDLE_BYTES)).decode()}

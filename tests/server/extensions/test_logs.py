@@ -77,6 +77,7 @@ def test_settings_change_what_is_logged(triton: Triton, level: logging.Logger) -
         assert found["log_verbose_level"] == int(expected <= logging.DEBUG)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [

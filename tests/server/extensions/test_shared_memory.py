@@ -298,6 +298,7 @@ def test_without_a_gpu_cuda_memory_is_refused(triton: Triton) -> None:
     assert "cuda_shared_memory" not in named
 
 
+@pytest.mark.matrix
 def test_malformed_places(server: RunningServer) -> None:
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 3]}
     place: dict[str, Any] = {"shared_memory_region": "r", "shared_memory_byte_size": 12}
@@ -327,6 +328,7 @@ def test_malformed_places(server: RunningServer) -> None:
         assert httpx.post(url, content=content, trust_env=False).status_code == 400
 
 
+@pytest.mark.matrix
 def test_clients_with_keys_have_their_own_regions(make: Make, tmp_path: Path) -> None:
     keys = [make_key(tmp_path / "keys.toml", "infer") for _ in range(2)]
     memory = make(X.tobytes())

@@ -42,6 +42,7 @@ def room(request: pytest.FixtureRequest) -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("still_answers", "others")
 @pytest.mark.parametrize("count", COUNTS)
 def test_idle_connections_of_http(service: Service, room: contextlib.ExitStack, count: int) -> None:

@@ -109,6 +109,7 @@ def rows(count: int) -> list[list[float]]:
     return [[number, -number - 0.5] for number in range(count)]
 
 
+@pytest.mark.matrix
 def test_a_client_that_leaves_in_mid_batch_does_not_affect_others(gated: Gated) -> None:
     leaving = (4, 7, 20)
     with contextlib.ExitStack() as stack:
@@ -143,6 +144,7 @@ def test_clients_that_leave_while_their_batch_runs_do_not_affect_others(gated: G
                 clients.check(number)
 
 
+@pytest.mark.matrix
 def test_a_request_on_which_the_engine_fails_fails_alone(gated: Gated) -> None:
     poisoned = {6, 13}
     values = [[POISON, 0] if number in poisoned else row for number, row in enumerate(rows(CLIENTS))]
@@ -160,6 +162,7 @@ def test_a_request_on_which_the_engine_fails_fails_alone(gated: Gated) -> None:
                 clients.check(number)
 
 
+@pytest.mark.matrix
 def test_an_engine_that_hangs_is_answered_for_in_time(gated: Gated) -> None:
     with contextlib.ExitStack() as stack:
         Clients(gated, [[1, 1]], stack)
@@ -181,6 +184,7 @@ def test_an_engine_that_hangs_is_answered_for_in_time(gated: Gated) -> None:
             later.check(number)
 
 
+@pytest.mark.matrix
 def test_requests_whose_time_is_up_while_they_wait_never_run(gated: Gated) -> None:
     with contextlib.ExitStack() as stack:
         first = Clients(gated, [[1, 1]], stack)
@@ -196,6 +200,7 @@ def test_requests_whose_time_is_up_while_they_wait_never_run(gated: Gated) -> No
         assert len(gated.engine.calls) == ran
 
 
+@pytest.mark.matrix
 def test_a_request_of_more_parts_than_may_wait_leaves_room_for_others(gated: Gated) -> None:
     """300,000 rows are 4,688 parts, and 4,096 requests may wait."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [300_000, 2], "parameters": {"binary_data_size": 2_400_000}}

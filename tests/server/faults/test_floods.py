@@ -100,12 +100,14 @@ def reset(peer: Peer, stream: int, body: bytes = b"") -> bytes:
     return peer.call(stream, body, end=bool(body)) + frame(RST_STREAM, 0, stream, CANCEL)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("flood", matrix(*FLOODS))
 def test_a_flood(service: Service, flood: str) -> None:
     with Peer(service.grpc_address) as peer:
         pour(peer, FLOODS[flood](peer))
 
 
+@pytest.mark.matrix
 def test_many_connections_flood_with_resets_at_once(service: Service) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(10):
@@ -126,6 +128,7 @@ def test_a_small_block_that_stands_for_very_many_headers(service: Service) -> No
             peer.ping()
 
 
+@pytest.mark.matrix
 def test_a_window_of_one_byte(service: Service) -> None:
     with Peer(service.grpc_address, settings=setting(4, 1)) as peer:
         streams = range(1, 11, 2)  # with many more, this would be a flood of tiny WINDOW_UPDATEs
@@ -191,6 +194,7 @@ def test_a_goaway_of_the_client_lets_its_calls_finish(service: Service) -> None:
             assert floats(unpacked(data)) == affine_of(row(stream))
 
 
+@pytest.mark.matrix
 def test_a_client_that_shuts_its_own_side_has_left(service: Service) -> None:
     """As for gRPC's core: a killed client looks the same, and its calls must not continue."""
     before = service.count("ingot_requests_total", model="held", code="cancelled")
@@ -216,6 +220,7 @@ def test_one_byte_at_a_time(service: Service) -> None:
     assert floats(unpacked(data)) == [3, 5, 7]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("upto", [1, 10, 24, 30, 40, 100, 150])
 def test_clients_that_stop_in_the_middle_and_stay(service: Service, upto: int) -> None:
     with contextlib.ExitStack() as stack:
@@ -238,6 +243,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage(service: Service, kind: str) -> None:
     with contextlib.ExitStack() as stack:
@@ -254,6 +260,7 @@ def test_a_message_of_huge_declared_size_is_refused_before_it_arrives(service: S
         assert headers["grpc-status"] == "8"
 
 
+@pytest.mark.matrix
 def test_a_small_message_that_unpacks_to_a_huge_one_is_refused(service: Service) -> None:
     packed = gzip.compress(bytes(32 << 20))
     body = b"\x01" + len(packed).to_bytes(4, "big") + packed

@@ -68,6 +68,7 @@ class TestPipelining:
                 assert connection.answer().values == affine_of(row(number))
             sending.join(120)
 
+    @pytest.mark.matrix
     def test_a_client_that_reads_none_of_its_answers(self, service: Service) -> None:
         """Each answer is 4 MiB: the server must stop reading its requests, not keep the answers."""
         with contextlib.ExitStack() as stack:
@@ -96,6 +97,7 @@ class TestSlowly:
             connection.send(request(body_of([1, 2, 3])))
             assert connection.answer().values == [3, 5, 7]
 
+    @pytest.mark.matrix
     def test_a_body_of_4_mib_in_small_chunks(self, service: Service) -> None:
         whole = raw(FOUR_MIB)
         head, _, body = whole.partition(b"\r\n\r\n")
@@ -108,6 +110,7 @@ class TestSlowly:
         assert answer.status == 200
         assert answer.body.endswith(struct.pack("<4f", 1, 1, 1, 1))
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("upto", [1, 20, 60, 100, 150])
     def test_clients_that_stop_in_the_middle_and_stay(self, service: Service, upto: int) -> None:
         with contextlib.ExitStack() as stack:
@@ -134,6 +137,7 @@ class TestVanishing:
             assert connection.answer().values == [3, 5, 7]  # of any duration: answers() waits for a second
             assert connection.answers() == []
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize("upto", [30, 100, 150, None])
     def test_clients_that_reset_their_connection(self, service: Service, upto: int | None) -> None:
         for _ in range(100):
@@ -179,6 +183,7 @@ SMUGGLED = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", SMUGGLED)
 def test_ambiguous_framing_ends_the_connection(service: Service, kind: str) -> None:
     with Connection(service.http_address) as connection:
@@ -187,6 +192,7 @@ def test_ambiguous_framing_ends_the_connection(service: Service, kind: str) -> N
     assert all(answer.status >= 400 or answer.values != [15, 15, 15] for answer in answers), answers
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("first", SMUGGLED)
 def test_it_is_so_after_requests_of_the_same_kind_that_were_right(service: Service, first: str) -> None:
     """A server may recognize a head that it has seen, but must still check it."""
@@ -217,6 +223,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage(service: Service, kind: str) -> None:
     for _ in range(5):

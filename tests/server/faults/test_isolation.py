@@ -111,6 +111,7 @@ def stops(service: Service) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
 
+@pytest.mark.matrix
 def test_a_request_that_ends_its_process_gets_a_clear_error(tmp_path: Path) -> None:
     with started(tmp_path) as service, neighbours(service):
         for number, protocol in enumerate(PROTOCOLS):

@@ -154,6 +154,7 @@ def largest_batch(server: RunningServer) -> int:
     return max(int(item["batch_size"]) for item in stats["model_stats"][0]["batch_stats"])
 
 
+@pytest.mark.matrix
 @both
 def test_calls_are_limited_by_the_memory_that_they_will_take(
     folder: Path, protocol: str, caplog: pytest.LogCaptureFixture
@@ -206,6 +207,7 @@ def test_a_limit_over_the_memory_of_the_machine_is_that_of_the_machine(
             asking.infer("squared", {"x": np.ones((1, 4096), np.float32)})
 
 
+@pytest.mark.matrix
 def test_a_bound_far_over_what_was_measured_limits_nothing(run_ingot: RunIngot, tmp_path: Path) -> None:
     """y = the sum of all products of two indices of x that are chosen: 64 MiB if all are, of which none is usual."""
     onnx_models.save(
@@ -269,6 +271,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, version: int) -> No
     assert memory.left(tmp_path, meminfo) == 500_000
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "OneHot", "Range", "Resize", "Tile"])
 def test_operators_that_make_any_amount_of_a_number_are_refused(folder: Path, operator: str) -> None:
     """10,000,000 values, 40 MB; 1e9 of them took up to 6.7 GB."""
@@ -285,6 +288,7 @@ def test_operators_that_make_any_amount_of_a_number_are_refused(folder: Path, op
             assert asking.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[3, 3, 3]]
 
 
+@pytest.mark.matrix
 def test_a_call_that_fills_the_process_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts are outside of the arena, and this graph is not in an engine process."""
     monkeypatch.setattr(watchdog, "_OTHERS", 64 * MIB)
@@ -302,7 +306,7 @@ def test_a_call_that_fills_the_process_is_ended(folder: Path, monkeypatch: pytes
         assert _metric(asking, counted) == 1
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @both
 def test_calls_of_engine_processes_are_limited(folder: Path, protocol: str) -> None:
     """1e9 values, 4 GB, from a request of some bytes; what the operator cannot allocate is not computed."""

@@ -128,6 +128,7 @@ class TestHttp:
                 connection.send(second[-100:])
             assert [connection.answer().status for _ in range(2)] == [200, 200]
 
+    @pytest.mark.matrix
     def test_a_body_that_continues_after_its_refusal_holds_no_connection(self, tmp_path: Path) -> None:
         """FastAPI answers before the body has arrived, and keeps the connection for later requests."""
         with serving(tmp_path) as server, Connection(address_of(server.http_url)) as connection:
@@ -221,6 +222,7 @@ class TestGrpc:
         monkeypatch.setattr(fast, "_END", 1 << 30)  # a client that is silent for so short a time is not closed
         monkeypatch.setattr(call, "BODY_BYTES", 1024)
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("kind", matrix(*STALLED_CALLS))
     def test_unfinished_messages_do_not_shut_others_out(self, tmp_path: Path, kind: str) -> None:
         with serving(tmp_path, max_body_mb=1, max_bodies_mb=1) as server, contextlib.ExitStack() as stack:

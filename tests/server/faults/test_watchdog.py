@@ -121,6 +121,7 @@ def test_a_call_that_blocks_the_event_loop_is_ended(
     assert "the event loop has been blocked for over 1s by an engine call of model 'counting'" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_blocked_event_loop_is_logged_with_its_stack_and_counted(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_blocked_event_loop_is_logged_with_its_stack_and_counted(
     assert re.search(r"by Python code: .*outermost \(.*innermost \(", caplog.text)
 
 
+@pytest.mark.matrix
 @both
 def test_a_call_whose_requests_are_past_their_deadline_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
@@ -280,7 +282,7 @@ def test_the_process_ends_if_the_event_loop_stays_blocked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["loop", "thread"])
-@pytest.mark.one_case
+@pytest.mark.matrix
 def test_a_second_signal_ends_the_server(folder: Path, where: str) -> None:
     with command(folder, where, "--engine-timeout", "0") as (process, url):
         Asking(url)

@@ -183,6 +183,7 @@ def huffman(stream_id: int, size: int, path: str = INFER) -> bytes:
     return literal_call(stream_id, b"\x00\x01x" + integer(packed, 7, 0x80) + bytes(packed), path)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", FLOODS)
 def test_floods_end_the_connection(kind: str) -> None:
     async def test() -> None:
@@ -196,6 +197,7 @@ def test_floods_end_the_connection(kind: str) -> None:
     run(test)
 
 
+@pytest.mark.matrix
 def test_a_client_that_works_may_ping_more() -> None:
     async def test() -> None:
         peer = Peer()
@@ -253,6 +255,7 @@ def test_headers_that_are_slow_to_read_use_up_the_limit(costs: str) -> None:
     run(test)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", [INFER, "/x/y"])
 def test_calls_do_not_earn_back_what_decoding_their_huffman_code_costs(
     monkeypatch: pytest.MonkeyPatch, path: str
@@ -286,6 +289,7 @@ def test_only_huffman_code_costs_more_than_the_bytes_it_stands_for() -> None:
     assert costs == [5001 // 2048, (5001 + 3125) // 2048, (2 * 3001 + 5001 + 3125) // 2048]
 
 
+@pytest.mark.matrix
 def test_a_client_that_works_may_send_headers_of_some_kib() -> None:
     async def test() -> None:
         peer = Peer()

@@ -116,6 +116,7 @@ def test_every_datatype_raw(channel: grpc.Channel, dtype: DType) -> None:
     assert list(answer.raw_output_contents) == list(request.raw_input_contents)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("rows", [3, 20_000])
 @pytest.mark.parametrize("dtype", TYPED, ids=lambda dtype: dtype.value)
 def test_every_datatype_typed_is_answered_raw_or_as_asked(channel: grpc.Channel, dtype: DType, rows: int) -> None:

@@ -147,6 +147,7 @@ ALLOWED = ["models.example", "MODELS.example.:8000", "a_b", "localhost:1", "x.lo
 OTHERS = ["evil.example", "models.example.evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.1"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("path", ["/v2/models/affine/infer", "/v2/health/live", "/v2/models"])
 @pytest.mark.parametrize("name", [*ALLOWED, *OTHERS])
 def test_only_listed_names_are_answered(named: str, name: str, path: str) -> None:

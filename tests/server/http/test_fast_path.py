@@ -157,6 +157,7 @@ ODD = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("head", ODD.values(), ids=ODD)
 def test_odd_heads_are_answered_as_fastapi_answers_them(known: str, app_url: str, head: bytes) -> None:
     """Each twice on one connection, so that the second one finds the remembered head."""
@@ -195,6 +196,7 @@ def test_an_upgrade_that_cannot_be_ignored_ends_the_connection(known: str, parts
     assert b"Upgrade" in received
 
 
+@pytest.mark.matrix
 def test_such_an_offer_behind_a_request_in_work(held: tuple[RunningServer, bytes], gate: Gate) -> None:
     server, request = held
     health = LAST.replace(b"Connection: close\r\n", b"")
@@ -210,6 +212,7 @@ def test_such_an_offer_behind_a_request_in_work(held: tuple[RunningServer, bytes
     assert b'"live"' not in received
 
 
+@pytest.mark.matrix
 def test_http_1_0_gets_no_interim_answers(held: tuple[RunningServer, bytes], gate: Gate) -> None:
     server, request = held
     old = request.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
@@ -270,6 +273,7 @@ def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.M
     assert 0 < received < 2 * size
 
 
+@pytest.mark.matrix
 def test_a_body_in_tiny_chunks_needs_little_more_memory_than_its_length() -> None:
     connection = SimpleNamespace(shared=Shared(DataPlane(Repository()), 1 << 24, 1 << 24))
     head = RequestHead(b"POST", PATH, "1.1", (), True, None, infer=InferHead("affine", "", None, "", None))
@@ -282,6 +286,7 @@ def test_a_body_in_tiny_chunks_needs_little_more_memory_than_its_length() -> Non
     assert held < 500_000
 
 
+@pytest.mark.matrix
 def test_thousands_of_bad_requests_in_one_packet(known: str) -> None:
     """Each is answered at once, which must not nest."""
     bad = b"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
@@ -347,6 +352,7 @@ def test_refusals_say_when_to_ask_again(folder: Path) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
+@pytest.mark.matrix
 def test_inference_and_health_checks_need_no_fastapi(folder: Path) -> None:
     model = onnx_models.affine(folder)
     code = f"""

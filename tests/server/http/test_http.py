@@ -52,6 +52,7 @@ def split(answer: httpx.Response) -> tuple[dict[str, Any], bytes]:
     return json.loads(answer.content[:length]), answer.content[length:]
 
 
+@pytest.mark.matrix
 def test_health_and_metadata(http: httpx.Client) -> None:
     assert http.get("/v2/health/live").json() == {"live": True}
     assert http.get("/v2/health/ready").json() == {"ready": True}

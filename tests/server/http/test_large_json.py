@@ -237,6 +237,7 @@ def test_others_are_answered_while_it_is_decoded(folder: Path, slowly: tuple[thr
     np.testing.assert_allclose(answers[0].json()["outputs"][0]["data"], 2 * np.array(FLOATS) + 1, 1e-5, 1e-5)
 
 
+@pytest.mark.matrix
 def test_a_client_that_leaves_meanwhile_is_forgotten_once_its_body_is_decoded(
     folder: Path, slowly: tuple[threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:

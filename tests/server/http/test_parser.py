@@ -30,6 +30,7 @@ def joined(events: list[Event]) -> list[Event]:
     return found
 
 
+@pytest.mark.matrix
 @given(st.lists(st.sampled_from([POST, CHUNKS, LIVE, OTHER]), max_size=4), st.data())
 def test_the_cut_of_the_bytes_changes_nothing(requests: list[bytes], draw: st.DataObject) -> None:
     stream = b"".join(requests)

@@ -52,6 +52,7 @@ class TestCurl:
         assert "HTTP2" in run(program, "--version")
         return [program, "-sS", "--http2-prior-knowledge", "--noproxy", "*", *HEADERS, f"http://{service.grpc}{INFER}"]
 
+    @pytest.mark.matrix
     def test_many_at_once(self, curl: list[str], tmp_path: Path) -> None:
         def ask(number: int) -> None:
             # A process each: curl 7.88 stumbles when it uses a connection again that it knew beforehand to be HTTP/2.
@@ -70,6 +71,7 @@ class TestCurl:
         reply = unpacked(answer.read_bytes())
         assert np.array_equal(np.frombuffer(reply.raw_output_contents[0], np.float32), large(7)[0] + 1)
 
+    @pytest.mark.matrix
     def test_a_deadline_is_answered_with_a_status_and_a_client_that_gives_up_is_forgotten(
         self, curl: list[str], service: Service, tmp_path: Path
     ) -> None:
@@ -108,6 +110,7 @@ class TestH2load:
         after = service.count("ingot_requests_total", model="affine", code="ok", protocol="grpc")
         assert after - before == calls + 1
 
+    @pytest.mark.matrix
     def test_4_mib_both_ways_through_tiny_and_huge_windows(
         self, service: Service, require_tool: RequireTool, tmp_path: Path
     ) -> None:

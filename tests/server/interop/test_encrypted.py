@@ -55,6 +55,7 @@ def infer(channel: grpc.Channel) -> Any:
     return channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
 
 
+@pytest.mark.matrix
 def test_calls_under_load_and_4_mib(address: str, certificate: tuple[Path, Path]) -> None:
     credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
     with grpc.secure_channel(address, credentials, (("grpc.max_receive_message_length", -1),)) as channel:

@@ -48,6 +48,7 @@ def test_many_calls_at_once_each_get_their_own_answer(channel: grpc.Channel) -> 
         assert floats(call.result()) == affine_of(row(number))
 
 
+@pytest.mark.matrix
 def test_messages_of_4_mib_both_ways(channel: grpc.Channel) -> None:
     calls = [infer(channel).future(request_of(large(number), "increment"), timeout=60) for number in range(8)]
     for number, call in enumerate(calls):
@@ -65,6 +66,7 @@ def test_a_deadline_that_is_too_short_ends_the_call_alone(service: Service, chan
     assert floats(infer(channel)(held(), timeout=60)) == [2, 2, 2]
 
 
+@pytest.mark.matrix
 def test_cancelled_calls_are_not_run(service: Service, channel: grpc.Channel) -> None:
     before = service.count("ingot_requests_total", model="held", code="cancelled")
     rows = service.count("ingot_batch_size_sum", model="held")
@@ -80,6 +82,7 @@ def test_cancelled_calls_are_not_run(service: Service, channel: grpc.Channel) ->
     assert service.count("ingot_batch_size_sum", model="held") - rows <= 2  # one was running when it was cancelled
 
 
+@pytest.mark.matrix
 def test_compressed_messages(channel: grpc.Channel) -> None:
     ask = infer(channel)
     for number in range(50):

@@ -69,6 +69,7 @@ def test_many_at_once_by_callbacks(client: triton.InferenceServerClient) -> None
     assert len(seen) == CALLS
 
 
+@pytest.mark.matrix
 def test_4_mib_from_many_threads(client: triton.InferenceServerClient) -> None:
     right: list[bool] = []
 
@@ -100,6 +101,7 @@ def test_deadlines_and_cancellations(service: Service, client: triton.InferenceS
         wait_until(lambda: service.count("ingot_requests_total", model="held", code="cancelled") - before >= len(calls))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compressed(client: triton.InferenceServerClient, algorithm: str) -> None:
     answer = client.infer("affine", numbered(7), compression_algorithm=algorithm)

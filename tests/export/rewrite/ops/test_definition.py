@@ -35,6 +35,7 @@ def test_it_is_found_by_what_graphs_call() -> None:
     assert package.defined("output") is None
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("operator", [ops.gated_norm, ops.add_norm, ops.shuffle])
 def test_it_passes_the_checks_of_pytorch_on_its_example(operator: package.Op[Any, Any]) -> None:
     operator.check()

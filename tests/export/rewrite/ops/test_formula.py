@@ -48,6 +48,7 @@ def test_it_is_named_as_the_operator() -> None:
     assert ops.gated_norm.rule().name == "tests::gated_norm"
 
 
+@pytest.mark.matrix
 def test_every_place_is_found_with_its_own_numbers() -> None:
     found, record = rewrite(lambda x: gated(gated(x, x + 1, W, 1e-3), x + 2, W.repeat(1), 0.5), GATED)
     assert [call["eps"] for call in found] == [1e-3, 0.5]
@@ -91,6 +92,7 @@ def test_similar_graphs_are_left(function: Callable[..., Any], rule: FxPass) -> 
     assert rewrite(function, rule) == ([], PassRecord(rule.name, "fx", 0))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "formula", "other"),
     [
@@ -124,6 +126,7 @@ def test_a_write_in_between_prevents_the_rewrite() -> None:
     assert rewrite(written, GATED) == ([], PassRecord(GATED.name, "fx", 0))
 
 
+@pytest.mark.matrix
 def test_another_spelling_is_found_if_it_is_given() -> None:
     def other(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.tanh(gate) * functional.rms_norm(x, x.shape[-1:], weight, eps)
@@ -145,6 +148,7 @@ def test_constants_of_the_formula_must_be_the_same() -> None:
     assert rewrite(lambda x: x * torch.tensor([1.0, 2, 3, 4, 5, 7]), times.rule())[0] == []
 
 
+@pytest.mark.matrix
 def test_a_number_that_is_computed_with_matches_by_its_own_value() -> None:
     @ingot.op("tests::computed", example=(X,))
     def computed(x: Tensor, factor: float = 2.0) -> Tensor:

@@ -53,6 +53,7 @@ def own(model: ir.Model) -> list[tuple[str, str, str]]:
     return [node.op_identifier() for node in model.graph if node.domain]
 
 
+@pytest.mark.matrix
 def test_it_is_a_node_of_its_domain_and_a_function() -> None:
     weight = torch.rand(4)
 
@@ -145,6 +146,7 @@ def test_an_older_opset_has_the_operators_without_their_functions() -> None:
     prove(function, model)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("function", "node"),
     [
@@ -171,7 +173,7 @@ def test_a_function_written_in_onnxscript() -> None:
     prove(function, model)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -195,6 +197,7 @@ def test_an_onnx_form_that_is_not_an_onnx_function_is_refused() -> None:
         ingot.op("tests::plain", onnx=lambda x: x)  # type: ignore[arg-type]
 
 
+@pytest.mark.matrix
 def test_an_operator_that_fails_pytorchs_checks_is_refused() -> None:
     @ingot.op("tests::misshapen", example=(torch.ones(2, 4),), fake=lambda x: x.new_empty(x.shape[0], 7))
     def misshapen(x: Tensor) -> Tensor:
@@ -206,6 +209,7 @@ def test_an_operator_that_fails_pytorchs_checks_is_refused() -> None:
         lower(program(misshapen))
 
 
+@pytest.mark.matrix
 def test_a_body_that_does_nothing() -> None:
     @ingot.op("tests::same")
     def same(x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def test_attention_without_a_mask_becomes_one_operator() -> None:
     assert node.meta["val"].shape[1] == HEADS
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("formula", [llama, t5])
 def test_masks_of_every_kind_are_added(formula: Formula) -> None:
     graph = rewrite(Attention(), Masked(formula), X, MASK, matches=1)
@@ -150,6 +150,7 @@ def test_similar_graphs_stay(layer: type[Layer], formulas: tuple[Formula, ...]) 
     assert Attention()(trace(layer(all_of_them), *(x, mask)[: 1 + (layer is Masked)])).matches == 0
 
 
+@pytest.mark.matrix
 def test_softmax_in_another_datatype_stays() -> None:
     def mixed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return functional.softmax(scores(q, k), dim=-1, dtype=torch.float32).to(q.dtype) @ v
@@ -167,6 +168,7 @@ class Views(nn.Module):
         return bert(q, q, q).view(-1, SIZE)
 
 
+@pytest.mark.matrix
 def test_views_of_the_result_still_work() -> None:
     rewrite(Attention(), Views(), X, matches=1)
 
@@ -184,6 +186,7 @@ class Fused(nn.Module):
         return attend(q, q, q, keys), attend(q, q, q, numbers), *grouped
 
 
+@pytest.mark.matrix
 def test_in_onnx_a_row_in_which_all_is_masked_is_zero_as_in_pytorch() -> None:
     case = capture(Fused(), X, MASK)
     inputs = case.examples.make(case.examples.default_sizes)

@@ -35,6 +35,7 @@ OTHER: tuple[Formula, ...] = (
 )
 
 
+@pytest.mark.matrix
 def test_every_formula_of_it_becomes_the_operator() -> None:
     functions = [*BY_ERF, *BY_TANH, lambda x: BY_TANH[0](BY_ERF[0](x) - 1)]
     graph = rewrite(BiasGelu(), Each(functions), X, matches=7)
@@ -67,12 +68,14 @@ def test_a_bias_added_before_the_operator_goes_into_the_layer() -> None:
     assert operators(graph) == {"aten.linear.default": 1, "aten.gelu.default": 1}
 
 
+@pytest.mark.matrix
 def test_both_lower_to_onnx() -> None:
     model = lower(BiasGelu(), Layer(BY_TANH[1]), X, matches=2)
     assert onnx_operators(model)["Gelu"] == 1
     assert not onnx_operators(model).keys() & {"Tanh", "Mul"}
 
 
+@pytest.mark.matrix
 def test_a_sum_without_a_bias_stays() -> None:
     rewrite(BiasGelu(), Layer(functional.gelu, bias=torch.randn(3, 1, 6)), "x:float32[3,batch,8]", matches=0)
     rewrite(BiasGelu(), Layer(functional.relu), X, matches=0)

@@ -51,6 +51,7 @@ class Declining(HardSwish):
         return super().replace(root, match, memory) if match["x"].op == "placeholder" else None
 
 
+@pytest.mark.matrix
 def test_a_rule_may_leave_a_match_as_it_is() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * (x + 3).clamp(0, 6) / 6

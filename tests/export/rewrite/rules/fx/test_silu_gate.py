@@ -32,6 +32,7 @@ def test_every_formula_of_it_becomes_the_operator() -> None:
     assert operators(rewrite(SiluGate(), Each(SAME), X, matches=3)) == {"aten.silu.default": 3}
 
 
+@pytest.mark.matrix
 def test_other_functions_stay() -> None:
     rewrite(SiluGate(), Each(OTHER), X, matches=0)
 
@@ -52,6 +53,7 @@ class Mlp(nn.Module):
         return self.down(self.gated(self.gate(x), self.up(x)))  # type: ignore[no-any-return]
 
 
+@pytest.mark.matrix
 def test_gates_are_found_in_any_order_of_their_product() -> None:
     layers = (
         Mlp(lambda gate, up: gate * torch.sigmoid(gate) * up),

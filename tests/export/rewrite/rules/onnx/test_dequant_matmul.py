@@ -77,6 +77,7 @@ def product(
     return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["int4", "uint4", "int8", "uint8"])
 @pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def norm(
     )
 
 
+@pytest.mark.matrix
 def test_a_hand_written_norm_becomes_the_operator() -> None:
     model = export(HandWritten(), torch.randn(2, 5, 16), seq=1)
     assert operators(apply(LayerNorm(), model, 1)) == {"LayerNormalization": 1}
