@@ -20,9 +20,14 @@ _MEMORY_POOLS = 115  # CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
 _PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag of cuIpcOpenMemHandle, which requires it
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _OUT_OF_MEMORY = 2
-# Errors after which every call in the process fails for this GPU: uncorrectable memory, a lost or broken context,
-# illegal addresses and instructions, kernels that failed or took too long, and the unknown error.
-_FATAL = frozenset((46, 201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999))
+# Errors of cuMemHostAlloc after which memory is not pinned: there is none left, or ONNX Runtime captures a graph in
+# another thread, which forbids such calls to all threads.
+_NOT_PINNED = frozenset((_OUT_OF_MEMORY, 900, 901))
+# Errors after which every call in the process fails for this GPU: a driver that was shut down, a lost or broken
+# context, uncorrectable memory or links, the unknown error, and those of which cuda.h says that the process must be
+# started again: illegal addresses and instructions, kernels that failed or took too long, contained faults, the end of
+# an MPS server or of an external device. Not 802, which cuInit returns while the system is not ready.
+_FATAL = frozenset((4, 46, 201, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999))
 
 
 class _Handle(ctypes.Structure):
@@ -76,10 +81,13 @@ class CudaDevice:
         self._call("cuEventSynchronize", ctypes.c_void_p(event))  # ctypes releases the interpreter lock
 
     def pin(self, nbytes: int) -> int | None:
-        try:
-            return self._created("cuMemHostAlloc", ctypes.c_size_t(nbytes), ctypes.c_uint(_PORTABLE))
-        except TooLarge:
-            return None
+        library, made = self._library, ctypes.c_uint64()
+        code = library.cuCtxSetCurrent(self._context) or library.cuMemHostAlloc(
+            ctypes.byref(made), ctypes.c_size_t(nbytes), ctypes.c_uint(_PORTABLE)
+        )
+        if code and code not in _NOT_PINNED:
+            raise self._error("cuMemHostAlloc", code)
+        return None if code else made.value
 
     def unpin(self, address: int) -> None:
         self._call("cuMemFreeHost", ctypes.c_void_p(address))

@@ -149,10 +149,14 @@ def test_a_pipeline_runs_on_the_drivers_functions(library: FakeLibrary) -> None:
 
 def test_pinned_memory_beyond_what_the_system_has_is_ordinary(library: FakeLibrary) -> None:
     pool = PinnedPool(CudaDevice(library, 0), 1 << 20)
-    library.failing = {"cuMemHostAlloc": 2}
-    array = pool.empty((4, 3), np.dtype(np.float32))
-    array[:] = 1
-    assert not library.held
+    for code in (2, 900, 901):  # there is none left, or another thread captures a graph
+        library.failing = {"cuMemHostAlloc": code}
+        array = pool.empty((4, 3), np.dtype(np.float32))
+        array[:] = 1
+        assert not library.held
+    library.failing = {"cuMemHostAlloc": 1}
+    with pytest.raises(InternalError, match="error 1 in cuMemHostAlloc"):
+        pool.empty((4, 3), np.dtype(np.float32))
     assert pool.empty((0, 3), np.dtype(np.int64)).shape == (0, 3)
     library.failing = {}
     assert pool.empty((1 << 19,), np.dtype(np.float32)).shape == (1 << 19,)  # over the limit
@@ -171,6 +175,12 @@ def test_errors_of_the_driver(library: FakeLibrary) -> None:
     with pytest.raises(EngineLost, match=r"cuda:0 failed: error 700 \(CUDA_ERROR_ILLEGAL_ADDRESS\)"):
         device.synchronize(event)
     assert "700" in device.lost
+    for code, fatal in ((220, True), (226, True), (721, True), (810, True), (911, True), (4, True), (802, False)):
+        device = CudaDevice(library, 0)
+        library.failing = {"cuEventSynchronize": code}
+        with pytest.raises(EngineLost if fatal else InternalError, match=f"error {code}"):
+            device.synchronize(event)
+        assert bool(device.lost) == fatal
 
 
 def test_devices_that_cannot_be_used(library: FakeLibrary) -> None:
