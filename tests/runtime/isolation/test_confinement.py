@@ -271,6 +271,9 @@ def test_only_variables_of_engines_pass() -> None:
         "PATH": "/bin",
         "OMP_NUM_THREADS": "2",
         "CUDA_VISIBLE_DEVICES": "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NCCL_DEBUG": "INFO",
+        "TRITON_PTXAS_PATH": "/bin/ptxas",
         "ORT_API_KEY": "secret",
         "TORCH_TOKEN": "secret",
         "INGOT_KEY_PASSWORD": "secret",
@@ -280,4 +283,5 @@ def test_only_variables_of_engines_pass() -> None:
         "DATABASE_URL": "secret",
     }
     passed = confinement.environment(given)
-    assert set(passed) == {"PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OPENBLAS_NUM_THREADS"}
+    engines = {"PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG"}
+    assert set(passed) == {*engines, "TRITON_PTXAS_PATH", "PYTHONPATH", "OPENBLAS_NUM_THREADS"}

@@ -50,7 +50,8 @@ _VARIABLES = frozenset(
      "VIRTUAL_ENV", "XDG_CACHE_HOME", "TERM", "SSL_CERT_FILE")
 )  # fmt: skip
 _PREFIXES = ("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "ORT_", "OV_", "TORCH",
-             "PYTORCH_", "CUDA", "NVIDIA_", "CUDNN_", "MALLOC_", "GLIBC_", "TBB_")  # fmt: skip
+             "PYTORCH_", "TRITON_", "CUDA", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "MALLOC_", "GLIBC_",
+             "TBB_")  # fmt: skip
 _SECRETS = ("PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "_KEY")
 
 
