@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,12 +87,25 @@ def test_weights_are_divided_as_the_plan_says() -> None:
         tensor_parallel.divided_weights(program, {"layers.*.norms.*": "rowwise"})
 
 
+def test_what_is_not_a_connection_is_not_left_open_twice(tmp_path: Path) -> None:
+    """A process that uses a GPU has dozens of such files."""
+
+    def descriptors() -> set[str]:
+        return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+    with (tmp_path / "file").open("w"), socket.socket() as connection:
+        before = descriptors()
+        sharded._send_at_once()
+        assert descriptors() == before
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_divided_model_on_gpus_is_computed_in_the_precision_of_its_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lower_program.lower(capture(nn.Linear(3, 2), "x:float32[batch,3]").program, tmp_path / "model.pt2")
     used: list[str] = []
-    monkeypatch.setattr(torch_engine, "use_precision", used.append)
+    monkeypatch.setattr(torch_engine, "use_torch_precision", used.append)
     monkeypatch.setattr(sharded, "_device_of", lambda device, rank: f"cuda:{rank}")
     monkeypatch.setattr(sharded.ShardedEngine, "_load", lambda *_: None)
     for name, value in (("get_rank", 1), ("get_world_size", 2), ("all_gather_object", None)):

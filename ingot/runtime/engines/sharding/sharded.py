@@ -68,8 +68,10 @@ def join(store: str, rank: int, count: int, device: str) -> None:
 def _send_at_once() -> None:
     """Send short messages at once: otherwise the system holds one back, up to 40 ms, until the last arrived."""
     for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Others have no owner yet if the constructor fails: a duplicate would stay open.
+        if path.is_socket():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _device_of(device: str, rank: int) -> str:
