@@ -23,6 +23,7 @@ class ModelGauges:
         self._labels = (name, version)
         self._variant: tuple[str, str] | None = None
         self._placement: Placement | None = None
+        self._fallback = ""
         self._published = False
 
     def publish(self, numbers: Mapping[str, Callable[[], float]]) -> None:
@@ -36,10 +37,12 @@ class ModelGauges:
         self._published = True
         self._show_variant()
         self._show_memory()
+        self._show_fallback()
 
     def withdraw(self, *gauges: str) -> None:
         """Stop showing the model; remove those of its gauges that no successor replaces."""
         self._show_memory(shown=False)
+        self._show_fallback(shown=False)
         self._published = False
         if self._variant is not None:
             self._metrics.variant_info.remove(*self._labels, *self._variant)
@@ -55,22 +58,31 @@ class ModelGauges:
         self._variant = (variant, reason) if variant and reason is not None else None
         self._show_variant()
 
-    def placed(self, placement: Placement | None) -> dict[str, str]:
-        """Measure the memory of GPUs that a load has taken, and show it; return the properties that clients see."""
-        self._placement = placement
+    def placed(self, placement: Placement | None, fallback: str) -> dict[str, str]:
+        """Measure the memory of GPUs that a load has taken, and show it; return the properties that clients see.
+
+        Args:
+            placement: on GPUs; None for a model on the CPU.
+            fallback: as :meth:`.EngineLoader.fallback` returns it.
+        """
+        self._show_fallback(shown=False)
+        self._placement, self._fallback = placement, fallback
+        self._show_fallback()
         if placement is None:
-            return {}
+            return {"placement": fallback} if fallback else {}
         spent = self._metrics.engine_seconds.labels(*self._labels)
         placement.ready(lambda: spent.total)
         for device, nbytes in contexts.items():
             self._metrics.context_memory.labels(device).set(nbytes)
         self._show_memory()
-        return {"placement": placement.reason} if placement.reason else {}
+        reason = fallback or placement.reason
+        return {"placement": reason} if reason else {}
 
     def left(self) -> None:
         """Stop showing the memory of GPUs, which the model has left."""
         self._show_memory(shown=False)
-        self._placement = None
+        self._show_fallback(shown=False)
+        self._placement, self._fallback = None, ""
 
     def engine_lost(self, ending: str) -> None:
         """Count the end of an engine process; ``ending`` describes it."""
@@ -85,6 +97,14 @@ class ModelGauges:
     def _show_variant(self) -> None:
         if self._published and self._variant is not None:
             self._metrics.variant_info.labels(*self._labels, *self._variant).set(1)
+
+    def _show_fallback(self, *, shown: bool = True) -> None:
+        if not self._published or not self._fallback:
+            return
+        if shown:
+            self._metrics.cpu_fallback.labels(*self._labels).set(1)
+        else:
+            self._metrics.cpu_fallback.remove(*self._labels)
 
     def _show_memory(self, *, shown: bool = True) -> None:
         if not self._published or self._placement is None:

@@ -201,6 +201,12 @@ class Metrics:
             ("device",),
             registry=registry,
         )
+        self.cpu_fallback = Gauge(
+            "ingot_model_cpu_fallback",
+            "1 for a model that was placed on a GPU and runs on the CPU, since its engine could not use the GPU",
+            _MODEL,
+            registry=registry,
+        )
         self.access_log_lines = Counts(
             "ingot_access_log_lines", "Lines of the access log, by level: info, or error", ("level",), registry
         )

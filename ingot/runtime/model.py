@@ -342,6 +342,7 @@ class Model:
             elif self._placement is not None:
                 self._placement.release()
                 self._placement = None
+            fallback = engines.fallback()
             self.acceptor.move(State.TESTING)
             engines.test()
             self.acceptor.move(State.WARMING)
@@ -368,7 +369,7 @@ class Model:
             if self._uncertain is None:  # the first load
                 self._uncertain = self._assembly.uncertainty(choice.spec)
             self._cache, cached = self._assembly.cache(dispatcher, self._uncertain)
-            placed = self._gauges.placed(self._placement)
+            placed = self._gauges.placed(self._placement, fallback)
             self.properties = {**self.properties, **measures, **placed, **cached}
             with self.acceptor.lock:
                 self.acceptor.open(self._cache or dispatcher, restarts=bool(self._isolated))

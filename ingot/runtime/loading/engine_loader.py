@@ -105,6 +105,21 @@ class EngineLoader:
         shown = {"instances": str(self.instances)} | ({"lanes": str(lanes)} if lanes > 1 else {})
         return {**shown, **self.engines[0].settings, "threads_why": self._threads_why}
 
+    def fallback(self) -> str:
+        """Log and return why engines run on the CPU though the model was placed on a GPU; empty if none does."""
+        placement = self._spec.placement
+        on_cpu = [engine for engine in self.engines if engine.device == "cpu"]
+        if placement is None or not placement.planned or not on_cpu:
+            return ""
+        isolated = self._spec.isolation is not None
+        reason = (
+            f"on the CPU: placed on {', '.join(placement.planned)}, which "
+            f"{'its engine process' if isolated else 'its engine'} could not use; the log of its load has the reason"
+        )
+        remedy = ", or --isolate none to run it in the server's process" if isolated else ""
+        log.warning("model %s runs %s; set --device cuda to refuse it instead%s", self._name, reason, remedy)
+        return reason
+
     def test(self) -> None:
         """Replay the goldens in each engine.
 

@@ -124,6 +124,8 @@ def place(model: str, needed: Callable[[], Need | None], settings: Settings) -> 
     """
     named, count = settings.devices, settings.instances * len(settings.devices)
     kind, colon, _ = settings.device.partition(":")
+    if settings.shards > 1 and kind == "auto" and devices.has_cuda():
+        named = ["cuda"]  # a process that cannot use its GPU then fails, instead of running on the CPU
     placeable = kind in ("auto", "cuda") and settings.shards == 1  # a divided model has a GPU for each process
     need = needed() if placeable and devices.has_cuda() else None
     if need is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import logging
 import math
 import os
 import platform
@@ -14,6 +15,10 @@ from pathlib import Path
 
 from ingot.runtime.machine import cgroup
 
+log = logging.getLogger(__name__)
+
+# The code of cuInit without a GPU, or with an empty CUDA_VISIBLE_DEVICES.
+_NO_DEVICE = 100
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64.
 _ARCH_PRCTL, _REQUEST_REGISTERS, _TILES = 158, 0x1023, 18
 
@@ -46,14 +51,23 @@ def has_cuda() -> bool:
     """Return whether an NVIDIA driver with at least one device is available.
 
     The driver is queried directly: ``onnxruntime.get_available_providers()`` lists CUDA wherever the GPU package is
-    installed.
+    installed. A driver that cannot be used, such as one that differs from its kernel module, is logged.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code not in (0, _NO_DEVICE):
+        warn_of_unused_gpus(f"NVIDIA's driver cannot be used, error {code} in cuInit")
+    return code == 0 and count.value > 0
+
+
+@cache
+def warn_of_unused_gpus(why: str) -> None:
+    """Log once why ``auto`` is the CPU on a machine that has an NVIDIA driver."""
+    log.warning("models on device 'auto' run on the CPU: %s; set --device cpu if that is intended", why)
 
 
 def gpu_count() -> int:

@@ -26,7 +26,9 @@ from ingot.runtime import EngineSpec, Entry, Settings, load_engine
 from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation import supervisor
+from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
+from ingot.runtime.engines.isolation.process import EngineProcess
 from ingot.runtime.engines.isolation.supervisor import Run, Supervision
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.tensors import Array, DType
@@ -172,6 +174,25 @@ def test_a_process_that_fails_its_test_does_not_serve(tmp_path: Path, caplog: py
         assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]
         assert supervised.tests == 3
     assert caplog.text.count("cannot be started again: other numbers") == 2
+
+
+@pytest.mark.matrix
+def test_a_process_that_lost_the_gpu_does_not_serve_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    places, opening = iter(["cuda:0", "cpu", "cuda:1"]), EngineProcess.open
+
+    def open_on_a_gpu(process: EngineProcess, timeout: float | None) -> Description:
+        return opening(process, timeout).model_copy(update={"device": next(places)})
+
+    monkeypatch.setattr(EngineProcess, "open", open_on_a_gpu)
+    with opened(onnx_models.quotient(tmp_path)) as engine:
+        Supervised(engine)
+        with pytest.raises(EngineLost):
+            engine.run(DEADLY)
+        assert engine.run(HARMLESS)["y"].tolist() == [[2, 1]]
+        assert next(places, None) is None
+    assert "cannot be started again: it would run on the CPU, since it cannot use cuda:0 any more" in caplog.text
 
 
 @pytest.mark.matrix

@@ -73,6 +73,7 @@ class Supervisor:
         self.failed = False
         self.description: Description
         self._spec = spec
+        self._device = "cpu"  # until the first process has opened the engine
         with _address_space():
             self._handles = [arena.create(arena_size()) for _ in range(spec.lanes)]
             self.inputs = [*map(Outgoing, self._handles)]
@@ -197,6 +198,16 @@ class Supervisor:
                 self.failed = True
                 self._changed.notify_all()
 
+    def _describe(self, found: Description) -> None:
+        """Keep what a process has opened.
+
+        Raises:
+            Unavailable: it is on the CPU, and earlier ones were on a GPU.
+        """
+        if self._device != "cpu" and found.device == "cpu":
+            raise Unavailable(f"it would run on the CPU, since it cannot use {self._device} any more")
+        self._device, self.description = found.device, found
+
     def _start_first(self) -> EngineProcess | None:
         began = time.monotonic()
         first = foreign.outcome(lambda: self._launch(self.left, None))
@@ -246,7 +257,7 @@ class Supervisor:
         Raises:
             Ended: it ended, or took longer than ``limit`` seconds.
             IngotError: the engine cannot be opened, or failed its test.
-            Unavailable: there is no memory, or address space, for it.
+            Unavailable: there is no memory, or address space, for it; or it cannot use the GPU that earlier ones had.
             OSError: the process cannot be started.
         """
         with _address_space():
@@ -259,7 +270,7 @@ class Supervisor:
                 self._latest = process
             if self._closed:
                 raise Ended("was closed")
-            self.description = process.open(limit)
+            self._describe(process.open(limit))
             if test is not None:
                 test(lambda inputs: process.run(inputs, limit))
             on_error.pop_all()
