@@ -34,7 +34,7 @@ from ingot._version import __version__
 from ingot.bench.measurement import Bench, Rule
 from ingot.bench.payload import Payload
 from ingot.bench.target import Target
-from ingot.runtime.engines.pytorch.torch_engine import use_precision
+from ingot.runtime.engines.pytorch.torch_engine import use_torch_precision
 from ingot.runtime.machine import devices, nvml
 from ingot.tensors import Array, DType
 
@@ -203,7 +203,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"unknown model '{unknown[0]}'; there are {', '.join(known)}")
     if devices.kind_of(options.device) == "cuda":
-        use_precision("tf32")  # of the fp32 that bf16 is compared with; bf16 itself is not affected
+        use_torch_precision("tf32")  # of the fp32 that bf16 is compared with; bf16 itself is not affected
     options.build = options.build.absolute()
     options.peers = [peer for peer in options.peers.split(",") if peer]
     options.pythons = pythons(options.peers, options.peer_build.absolute(), options.peer_python)

@@ -177,7 +177,10 @@ class Lane:
         return results
 
     def close(self) -> None:
-        """Free the lane's memory of the device; no batch may be in flight."""
+        """Free the lane's memory of the device, and drop the launch; no batch may be in flight."""
+        # It refers to what owns this lane, and so to the model: a cycle, whose memory of the device would stay, since a
+        # server excludes what is there after loading from garbage collection.
+        del self._launch
         with contextlib.suppress(IngotError):  # the device has failed, and its memory is lost
             self._free()
             for event in self._events:

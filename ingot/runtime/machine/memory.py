@@ -6,10 +6,18 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ingot.runtime.machine import cgroup
+
+NO_MEMORY = re.compile(
+    r"[Ff]ailed to allocate|allocate memory|Available memory of \d+ is smaller|bad_alloc|bad allocation|out of memory"
+    r"|ALLOC(ATION)?_FAILED"
+)
+"""What ONNX Runtime, PyTorch and CUDA's libraries report when an allocation fails: of the system's memory or a GPU's,
+or by the limit of an arena."""
 
 _MEMINFO = Path("/proc/meminfo")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

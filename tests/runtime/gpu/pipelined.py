@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runtime.engines.ort.ort_engine import OrtEngine
-from ingot.runtime.engines.ort.ort_lane import GRAPH
+from ingot.runtime.engines.ort.ort_lane import ASYNCHRONOUS, GRAPH
 from ingot.runtime.gpu.graphs import GraphOptions, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
 from tests.runtime.gpu.fake_device import FakeDevice, Span
@@ -42,10 +42,14 @@ class Binding:
 
 
 class Session:
-    """A session that computes what is ordered before in the stream, and then runs on the CPU."""
+    """A session that computes what is ordered before in the stream, and then runs on the CPU.
+
+    ``kept`` is how many runs since the last one that waited for its kernels: each keeps memory until then.
+    """
 
     def __init__(self, session: Any, device: SessionDevice, stream: int):
         self._session, self._device, self._stream = session, device, stream
+        self.kept = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -57,7 +61,16 @@ class Session:
         self._device.run_stream(self._stream)
         if self._device.failing is not None:
             raise self._device.failing
+        self.kept = self.kept + 1 if asynchronous(options) else 0
         self._session.run_with_iobinding(binding._binding, options)
+
+
+def asynchronous(options: Any) -> bool:
+    """Return whether a run with these options may return before its kernels have run."""
+    try:
+        return bool(options.get_run_config_entry(ASYNCHRONOUS[0]) == ASYNCHRONOUS[1])
+    except RuntimeError:  # there is no such entry
+        return False
 
 
 class CapturingSession(Session):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.tensors import Array, DType
 from tests import onnx_models
-from tests.runtime.gpu.pipelined import CapturingSession, SessionDevice, pipelined
+from tests.runtime.gpu.pipelined import CapturingSession, Session, SessionDevice, asynchronous, pipelined
 from tests.server.samples import sample
 
 
@@ -109,12 +110,14 @@ def test_after_a_batch_without_memory_the_arena_gives_back_what_it_does_not_use(
     for message in (
         "Error in execution: Failed to allocate memory for requested buffer of size 1073741824",
         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN failure 5000: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "CUDA failure 2: out of memory",
     ):
         device.failing = RuntimeError(message)
         with pytest.raises(TooLarge, match="more memory"):
             engine.run(values(1))
         assert shrinks()
+        assert not asynchronous(engine._run_options)
         device.failing = None
         engine._shrinks = False  # the option itself needs a GPU's arena
         engine._run_options = engine._new_options()
@@ -140,9 +143,24 @@ def test_a_failed_device_is_reported_as_such(tmp_path: Path) -> None:
 def test_other_failures_of_the_engine_are_internal(tmp_path: Path) -> None:
     device = SessionDevice()
     engine = pipelined(onnx_models.identity(tmp_path, DType.BF16), device)
-    device.failing = RuntimeError("CUDA failure 1: invalid argument")
-    with pytest.raises(InternalError):
-        engine.run({"x": sample(DType.BF16)})
+    for message, remedy in (
+        ("CUDA failure 1: invalid argument", r"invalid argument$"),
+        ("cuDNN is not available: libcudnn.so.9: cannot open shared object file", r"cuDNN 9, and ingot-serve\[gpu\]$"),
+    ):
+        device.failing = RuntimeError(message)
+        with pytest.raises(InternalError, match=remedy):
+            engine.run({"x": sample(DType.BF16)})
+
+
+def test_memory_that_asynchronous_runs_keep_is_freed_by_runs_that_wait(tmp_path: Path) -> None:
+    engine = pipelined(onnx_models.affine(tmp_path), SessionDevice())
+    session, kept = engine._session, []
+    assert isinstance(session, Session)
+    for _ in range(600):
+        engine.run(values(0))
+        kept.append(session.kept)
+    assert max(kept) == 256
+    assert [number for number, count in enumerate(kept, 1) if not count] == [257, 513]
 
 
 @pytest.mark.matrix
@@ -163,6 +181,23 @@ def test_the_last_lane_returns_the_memory(tmp_path: Path) -> None:
     del answers
     gc.collect()
     assert device.pinnable == free[1]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_closed_engine_frees_its_session_without_garbage_collection(tmp_path: Path, *, graphs: bool) -> None:
+    """As in a server, which freezes what is there when its models are loaded."""
+    engine = pipelined(onnx_models.affine(tmp_path), SessionDevice(), GRAPHS if graphs else None)
+    lanes = [engine, *engine.more_lanes(2)]
+    for lane in lanes:
+        lane.run(values(1))
+    session = weakref.ref(engine._session)
+    gc.disable()
+    try:
+        for lane in lanes:
+            lane.close()
+        assert session() is None
+    finally:
+        gc.enable()
 
 
 def test_an_array_at_an_odd_address_or_in_fortran_order_is_copied(tmp_path: Path) -> None:

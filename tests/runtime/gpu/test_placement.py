@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import uuid
+import weakref
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,8 +22,10 @@ from ingot.runtime import EngineSpec, Settings, load_engine
 from ingot.runtime.engines import loader, pipelined
 from ingot.runtime.engines.ort import ort_session
 from ingot.runtime.engines.ort.ort_engine import OrtEngine
+from ingot.runtime.gpu import precision
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.runtime.gpu.turns import turns_of
 from ingot.runtime.loading import load_spec, placement
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.loading.placement import Need, Placement
@@ -125,7 +129,55 @@ CUDA = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider",
 CPU = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
 
 
-def test_where_a_session_runs(machine: Any) -> None:
+def test_a_driver_that_cannot_be_used_is_logged_once(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as in an engine process that may not do what the driver does in its start."""
+    has_cuda = devices.has_cuda.__wrapped__
+    machine(("GPU", 10, 70))
+    devices.warn_of_unused_gpus.cache_clear()
+    assert has_cuda()
+    for code in (100, 304, 304):  # the first is that of a machine, or a process, without GPUs
+        monkeypatch.setattr(Driver, "cuInit", lambda self, flags, code=code: code)
+        assert not has_cuda()
+    (message,) = caplog.messages
+    assert "run on the CPU: NVIDIA's driver cannot be used, error 304 in cuInit; set --device cpu" in message
+
+
+def printing(missing: set[str]) -> ModuleType:
+    """Return a substitute for ONNX Runtime, which prints while folders are missing that it was not asked to read."""
+    ort = ModuleType("onnxruntime")
+    code = """
+def preload_dlls(directory=None):
+    if directory is not None:
+        missing.discard(directory)
+    elif missing:
+        print("Failed to load libcublas.so.13")
+"""
+    vars(ort)["missing"] = missing
+    exec(code, vars(ort))  # in whose names it finds print
+    return ort
+
+
+def test_libraries_of_cuda_are_found_in_another_folder_of_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "nvidia" / name / "lib" for name in ("cu13", "cudnn")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ort_session._preload(printing({*map(str, folders)})) == ""
+    assert ort_session._preload(printing({"nowhere"})) == "Failed to load libcublas.so.13"
+    # That of the package itself, as one that is built with CUDA has it.
+    monkeypatch.setattr(onnxruntime, "cuda_version", "13.0")
+    assert "Failed to load libcublasLt.so.13" in ort_session._preload(onnxruntime)
+    assert "Failed to load libcublasLt.so.13" in ort_session.missing_libraries()
+    ort_session._preload.cache_clear()
+    assert capsys.readouterr().out == ""
+
+
+def test_where_a_session_runs(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    devices.warn_of_unused_gpus.cache_clear()
     machine(("GPU", 10, 70), ("GPU", 60, 20))
     named = {"auto": "cuda:1", "cuda": "cuda:1", "cuda:0": "cuda:0", "auto:0": "cuda:0", "cpu": "cpu"}
     assert {device: ort_session.pick_device(CUDA, device) for device in named} == named
@@ -134,6 +186,7 @@ def test_where_a_session_runs(machine: Any) -> None:
         ort_session.pick_device(CPU, "cuda:0")
     with pytest.raises(InvalidArgument, match="has no device 'npu:0'"):
         ort_session.pick_device(CUDA, "npu:0")
+    assert "on the CPU: this onnxruntime lacks CUDA" in caplog.text
     machine()
     assert ort_session.pick_device(CUDA, "auto") == "cpu"
     with pytest.raises(Unsupported, match="no NVIDIA driver or GPU"):
@@ -227,10 +280,20 @@ def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeyp
     with pytest.raises(Unsupported, match="only a GPU computes in tf32"):
         load_engine(EngineSpec(path, device="cpu", precision="tf32"))
     found = Opened(monkeypatch)
+    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # of a server that starts an engine process
     engine = load_engine(EngineSpec(path, device="cuda:0", precision="tf32"))
     assert engine.settings["precision"] == "tf32"
     assert found.providers[-1][0][1]["use_tf32"] == "1"
+    assert "NVIDIA_TF32_OVERRIDE" not in os.environ
     engine.close()
+    with pytest.raises(Unsupported, match=r"in f32 and another one of this process in tf32.*--isolate all"):
+        load_engine(EngineSpec(path, device="cuda:0"))
+    monkeypatch.setattr(precision, "_used", set())
+    for engine_name, kind in (("onnxruntime", "f32"), ("tensorrt", "fp16")):  # which uses TF32 where it may
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+        load_engine(EngineSpec(path, engine=engine_name, device="cuda:0", precision=kind)).close()
+        assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
 
 
 def test_a_session_that_cannot_capture_is_opened_without(
@@ -261,15 +324,32 @@ def test_without_the_cuda_libraries_only_auto_falls_back_to_the_cpu(
     providers = ["CPUExecutionProvider", "AzureExecutionProvider"]
     monkeypatch.setattr(ort_session, "providers_of", lambda *_, **__: providers)
     monkeypatch.setattr("onnxruntime.InferenceSession.get_providers", lambda session: providers[:1])
-    with pytest.raises(Unsupported, match="'cuda:0' is not available: ONNX Runtime could not use the GPU"):
+    monkeypatch.setattr(ort_session, "missing_libraries", lambda: ": Failed to load libcublas.so.13")
+    sessions: list[Any] = []
+    create, close_stream = ort_session.create, device.close_stream
+
+    def created(*how: Any) -> Any:
+        session = create(*how)
+        sessions.append(weakref.ref(session))
+        return session
+
+    def close(stream: int) -> None:
+        assert sessions[-1]() is None or len(sessions) == 2, "the session uses the stream"
+        close_stream(stream)
+
+    monkeypatch.setattr(ort_session, "create", created)
+    monkeypatch.setattr(device, "close_stream", close)
+    with pytest.raises(Unsupported, match=r"'cuda:0' is not available: ONNX Runtime could not use the GPU.*libcublas"):
         OrtEngine(path, device="cuda:0")
     assert not device._streams
     engine = OrtEngine(path, device="auto")
     assert engine.device == "cpu"
     assert engine.settings["pipeline"] == "off"
     assert "serving on the CPU" in caplog.text
-    engine.close()
+    assert "libcublas.so.13" in caplog.text
     assert not device._streams
+    assert not turns_of(device).shared
+    engine.close()
 
 
 def test_with_a_driver_that_is_too_old_a_model_has_one_batch_in_flight(
@@ -281,6 +361,18 @@ def test_with_a_driver_that_is_too_old_a_model_has_one_batch_in_flight(
     monkeypatch.setattr(pipelined, "open_device", refuse)
     assert pipelined.pipeline_of("cuda:0") is None
     assert "models on cuda:0 have one batch in flight: NVIDIA's driver cannot" in caplog.text
+
+
+def test_a_divided_model_is_not_on_the_cpu_unasked(machine: Any) -> None:
+    """Its processes then fail where they cannot use their GPUs."""
+    machine(("GPU", 10, 70), ("GPU", 60, 20))
+    assert {device: place(device, shards=2).devices for device in ("auto", "cpu", "cuda:0,1")} == {
+        "auto": ["cuda"],
+        "cpu": ["cpu"],
+        "cuda:0,1": ["cuda:0,1"],
+    }
+    machine()
+    assert place(shards=2).devices == ["auto"]
 
 
 def place(device: str = "auto", need: Need | None = NEED, **settings: Any) -> Placement:
@@ -491,4 +583,7 @@ def test_a_server_places_its_models_and_shows_it(
         if usable
         else {}
     )
-    assert ("cuda:1 (60 GiB free, 0% busy)" in properties.get("placement", "")) == usable
+    assert ("cuda:1 (60 GiB free, 0% busy)" in properties["placement"]) == usable
+    fallback = "on the CPU: placed on cuda:1, which its engine could not use"
+    assert (fallback in properties["placement"]) == (fallback in caplog.text) == (not usable)
+    assert ('ingot_model_cpu_fallback{model="affine",version="1"} 1' in metrics) == (not usable)

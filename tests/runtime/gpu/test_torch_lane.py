@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,8 @@ from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
 from ingot.runtime.engines import loader, opening
 from ingot.runtime.engines.pytorch import torch_engine
 from ingot.runtime.engines.pytorch.torch_engine import TorchEngine
-from ingot.runtime.engines.pytorch.torch_lane import TorchLane
+from ingot.runtime.engines.pytorch.torch_lane import CudaBackend, TorchLane
+from ingot.runtime.gpu import precision
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.loading.trust_check import ServingTerms
@@ -137,6 +139,101 @@ def test_a_failed_capture_is_logged_once_and_all_batches_run(words: Lowered, cap
         "batches run without CUDA graphs: RuntimeError: operation not permitted when stream is capturing with details"
     ]
     assert (backend_of(engine).replays, engine.settings["cuda_graphs"]) == (0, "off")
+
+
+class Captures:
+    """The parts of PyTorch that capture: its allocator keeps recording if a capture ends before it reaches that.
+
+    Attributes:
+        fault: where the next capture fails.
+        recording: the pools whose capture has not ended.
+        users: how many graphs use the pool.
+        cleared: how often the workspaces of products were freed.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.fault, self.users, self.cleared = "", 0, 0
+        self.recording: list[tuple[int, int]] = []
+        outer = self
+
+        class Graph:
+            capturing = valid = owns = False
+
+            def capture_begin(self, *, pool: tuple[int, int], capture_error_mode: str) -> None:
+                if outer.fault == "before the allocator":
+                    raise RuntimeError(outer.fault)
+                outer.recording.append(pool)
+                outer.users += 1
+                self.capturing, self.valid = outer.fault != "begin", outer.fault in ("", "work")
+                if outer.fault == "begin":
+                    raise RuntimeError(outer.fault)
+
+            def capture_end(self) -> None:
+                capturing, self.capturing = self.capturing, False
+                if not (capturing and self.valid):
+                    raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+                outer.end_allocate(0, outer.recording[-1])
+                self.owns = True
+
+            def reset(self) -> None:
+                outer.users -= self.owns
+                self.owns = False
+
+            __del__ = reset
+
+            def replay(self) -> None:
+                assert self.owns
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: torch.Stream(device="cpu"))
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocate)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear, raising=False)
+
+    def end_allocate(self, device: int, pool: tuple[int, int]) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+    def release(self, device: int, pool: tuple[int, int]) -> None:
+        self.users -= 1
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
+def test_after_a_failed_capture_the_allocator_does_not_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Captures(monkeypatch)
+    backend = CudaBackend(1)
+
+    def work() -> None:
+        if found.fault.startswith("work"):
+            raise ValueError(found.fault)
+
+    for found.fault in ("before the allocator", "begin", "work", "work, not valid", "end"):
+        with pytest.raises((RuntimeError, ValueError), match=found.fault if found.fault != "end" else "previous error"):
+            backend.capture(work)
+        gc.collect()  # the graph, which the exception refers to
+        assert (found.recording, found.users) == ([], 0), found.fault
+    found.fault = ""
+    replay = backend.capture(work)
+    replay()
+    assert (found.recording, found.users) == ([], 1)
+    found.fault = "end"
+    with pytest.raises(RuntimeError, match="previous error"):
+        backend.capture(work)
+    replay()
+    assert (found.recording, found.users) == ([], 1)
+
+
+def test_workspaces_of_products_are_freed_with_the_last_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Captures(monkeypatch)
+    cleared = []
+    for backend in (CudaBackend(0), CudaBackend(1)):
+        backend.close()
+        cleared.append(found.cleared)
+    assert cleared == [0, 1]  # graphs of the other one may use them
 
 
 def test_models_with_variable_sizes_are_not_captured(caplog: pytest.LogCaptureFixture) -> None:
@@ -317,14 +414,21 @@ def test_too_little_memory_and_a_failed_device_are_reported_as_such(
     device = FakeDevice()
     engine = pipelined(words.engine(), device)
 
-    def refuse(values: list[torch.Tensor]) -> list[torch.Tensor]:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
-
     assert engine._lane is not None
     call = engine._lane._call
-    engine._lane._call = refuse
-    with pytest.raises(TooLarge, match="Tried to allocate"):
-        engine.run(batch(0, 2))
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore"),
+        torch.AcceleratorError("CUDA error: out of memory\nmore"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ):
+
+        def refuse(values: list[torch.Tensor], error: Exception = error) -> list[torch.Tensor]:
+            raise error
+
+        engine._lane._call = refuse
+        with pytest.raises(TooLarge, match=re.escape(str(error).partition("\n")[0])):
+            engine.run(batch(0, 2))
     engine._lane._call = call
     assert engine.run(batch(0, 2))["scores"].shape == (2, 5, 3)
     device.fail("error 700")
@@ -364,23 +468,24 @@ def test_the_precision_of_products_is_that_of_the_first_model(monkeypatch: pytes
 import warnings
 import torch
 from ingot.errors import Unsupported
-from ingot.runtime.engines.pytorch.torch_engine import use_precision
+from ingot.runtime.engines.pytorch.torch_engine import use_torch_precision
 warnings.simplefilter("error")
 for _ in range(2):
-    use_precision("f32")
+    use_torch_precision("f32")
 print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 try:
-    use_precision("tf32")
+    use_torch_precision("tf32")
 except Unsupported as error:
     print(error)
 """
     first, second = run_python(code).splitlines()
     assert first == "False False"
     assert "computed in tf32 and another one of this process in f32" in second
-    assert "--isolate auto" in second
-    monkeypatch.setattr(torch_engine, "_precisions", set())
+    assert "--isolate all" in second
+    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch_engine.use_precision("tf32")
+    torch_engine.use_torch_precision("tf32")
     assert torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 

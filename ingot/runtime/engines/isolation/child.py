@@ -30,10 +30,8 @@ from ingot.runtime.engines.isolation.link import Kind, Link
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.ort import ort_arena
-from ingot.runtime.machine.memory import Sweeper
+from ingot.runtime.machine.memory import NO_MEMORY, Sweeper
 
-# Words in the errors of engines that mean a lack of memory.
-_MEMORY = ("bad allocation", "bad_alloc", "Failed to allocate", "allocate memory", "out of memory")
 # Seconds of a call after which unused memory may be returned to the system.
 _LONG = 10e-3
 
@@ -186,7 +184,7 @@ class _EngineCalls:
         if isinstance(outcome, BrokenPipeError | ConnectionResetError):
             raise outcome
         reported = isinstance(outcome, InternalError | TooLarge | RuntimeError)
-        if isinstance(outcome, MemoryError) or (reported and any(word in str(outcome) for word in _MEMORY)):
+        if isinstance(outcome, MemoryError) or (reported and NO_MEMORY.search(str(outcome))):
             if self._limit is None:
                 return TooLarge(f"{cause} needs more memory than there is: {outcome}")
             return TooLarge(

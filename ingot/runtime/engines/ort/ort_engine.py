@@ -17,20 +17,29 @@ import numpy as np
 from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime.engines.engine import Capabilities
 from ingot.runtime.engines.ort import ort_arena, ort_session, ort_zipmap
-from ingot.runtime.engines.ort.ort_lane import ASYNCHRONOUS, NO_MEMORY, OrtLane
+from ingot.runtime.engines.ort.ort_lane import ASYNCHRONOUS, OrtLane
 from ingot.runtime.engines.ort.ort_tensors import batch_symbol, copied, from_ort, spec_of, to_ort
 from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
 from ingot.runtime.gpu.array import Direct, Range
 from ingot.runtime.gpu.graphs import GraphOptions, described, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.runtime.gpu.precision import use_precision
 from ingot.runtime.machine import devices
+from ingot.runtime.machine.memory import NO_MEMORY
 from ingot.tensors import Array, DType, Signature
 
 log = logging.getLogger(__name__)
 
 # Words in kernels' messages that blame the machine's resources.
 _RESOURCE = re.compile(r"alloc|memory|cuda|cudnn|cublas", re.IGNORECASE)
-_NO_GPU = "ONNX Runtime could not use the GPU: it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
+# The libraries of NVIDIA that ONNX Runtime loads, some of them when a kernel first needs one.
+_NO_LIBRARY = re.compile(r"cudnn is not available|lib(cu|nv)\w+\.so", re.IGNORECASE)
+_NEEDED = "it needs CUDA 13 and cuDNN 9, and ingot-serve[gpu]"
+_NO_GPU = f"ONNX Runtime could not use the GPU: {_NEEDED}"
+
+# After so many runs of a lane, one waits for its kernels: only at the end of such a run does ONNX Runtime free the
+# pinned memory from which kernels copy small arrays to the GPU (DeviceStreamCollection::CleanUp).
+_WAITING = 256
 
 
 class OrtEngine(PipelinedEngine):
@@ -81,6 +90,8 @@ class OrtEngine(PipelinedEngine):
         self.device = ort_session.pick_device(ort, device, self.provider)
         if self.device == "cpu" and precision != "f32":
             raise Unsupported(f"only a GPU computes in {precision}, and the device is 'cpu'")
+        if self.device != "cpu":
+            use_precision(precision)
         shared = self.device == "cpu" and ort_arena.use(options)
         self._arena = "shared" if shared else "on"
         self._packed = packed
@@ -92,10 +103,14 @@ class OrtEngine(PipelinedEngine):
         with contextlib.ExitStack() as on_error:
             if self._pipeline is not None:
                 on_error.callback(self._pipeline.close)
+                on_error.callback(self.__dict__.pop, "_session", None)  # first: its kernels are in the streams
             self._open(ort, path, options, graphs)
             if self.device == "cpu" and devices.kind_of(device) not in ("auto", "cpu"):
-                raise Unsupported(f"device '{device}' is not available: {_NO_GPU}")
+                raise Unsupported(f"device '{device}' is not available: {_NO_GPU}{ort_session.missing_libraries()}")
             on_error.pop_all()
+        if self.device == "cpu" and self._pipeline is not None:  # the session fell back to the CPU
+            self._pipeline.close()
+            self._pipeline = None
         self._load_seconds = time.perf_counter() - began
         self._errors = ort_session.errors_of(ort)
         self._ort = ort
@@ -106,6 +121,7 @@ class OrtEngine(PipelinedEngine):
         self._by_value = DType.BF16 in kinds
         self._users = [self]  # of the session and the pipeline
         self._shrinks = False
+        self._runs = 0
         self._run_options = self._new_options()
         if self._pipeline is not None and self.device != "cpu" and DType.BYTES not in kinds:
             self._enter(self._pipeline)
@@ -165,7 +181,9 @@ class OrtEngine(PipelinedEngine):
         except TooLarge:  # for the inputs
             self._give_back()
             raise
-        if self._shrinks or self._graphs is not None:  # the options name a graph
+        self._runs += 1
+        # They name a graph, or this run waited, or the next one does.
+        if self._shrinks or self._graphs is not None or self._runs % _WAITING < 2:
             self._shrinks = False
             self._run_options = self._new_options()
         return {spec.name: from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
@@ -206,6 +224,8 @@ class OrtEngine(PipelinedEngine):
             try:
                 self._open_session(ort, path, options, graphs=True)
                 self._graphs = graphs_of(self.signature, {**graphs, "padded": False})
+                if self._graphs is None:
+                    del self._session  # before the next one takes as much memory for its weights
             except InvalidArgument as error:  # such as for a node without a kernel for GPUs
                 log.warning("batches run without CUDA graphs: %s", error)
         if self._graphs is None:
@@ -233,13 +253,14 @@ class OrtEngine(PipelinedEngine):
 
     def _lacks_providers(self) -> None:
         # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.
-        log.warning("serving on the CPU: %s", _NO_GPU)
+        log.warning("serving on the CPU: %s%s", _NO_GPU, ort_session.missing_libraries())
         self.device = "cpu"
 
     def _new_options(self) -> Any:
         """Return the options of a run; after one without memory, the arena then returns what it does not use."""
         options = self._ort.RunOptions()
-        if self._lane is not None and self._lane.asynchronous:
+        waits = self._shrinks or (self._runs > 0 and self._runs % _WAITING == 0)
+        if self._lane is not None and self._lane.asynchronous and not waits:
             options.add_run_config_entry(*ASYNCHRONOUS)
         if self._lane is not None and self._shrinks:
             options.add_run_config_entry(ort_arena.SHRINK, f"gpu:{devices.index_of(self.device)}")
@@ -285,4 +306,5 @@ def _run_error(ort: Any, error: Exception, *, own: bool) -> IngotError:
         return TooLarge(f"the model needs more memory for this input than there is: {where}{reason}")
     if own and kernels and isinstance(error, (state.Fail, state.RuntimeException)) and not _RESOURCE.search(reason):
         return InvalidArgument(f"the model rejects this input: {kernels[-1]}: {reason}")
-    return InternalError(f"the engine failed on this input: {reason}")
+    missing = f"; {_NEEDED}" if _NO_LIBRARY.search(reason) else ""
+    return InternalError(f"the engine failed on this input: {reason}{missing}")

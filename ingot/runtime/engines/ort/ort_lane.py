@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from ingot.runtime.engines.ort.ort_tensors import copied
 from ingot.runtime.gpu.array import Direct, Range
 from ingot.runtime.gpu.graphs import Graphs
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
+from ingot.runtime.machine.memory import NO_MEMORY
 from ingot.tensors import Array, DType, TensorSpec
 
 GRAPH = "gpu_graph_id"
@@ -25,12 +25,6 @@ GRAPH = "gpu_graph_id"
 
 ASYNCHRONOUS = ("disable_synchronize_execution_providers", "1")
 """The entry of run options with which a run returns before its kernels have run."""
-
-NO_MEMORY = re.compile(
-    r"Failed to allocate memory|Available memory of \d+ is smaller|bad_alloc|bad allocation"
-    r"|out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
-)
-"""Allocations that failed: of the system's memory or the GPU's, or by the limit of an arena."""
 
 # ONNX Runtime's names of the host's memory, some of it pinned.
 _HOST = ("cpu", "cudapinned", "cuda_cpu")

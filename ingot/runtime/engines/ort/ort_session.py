@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +165,14 @@ def pick_device(ort: Any, device: str, provider: str = CUDA) -> str:
             f"ONNX Runtime has no device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU, or name the "
             "engine that runs on a plug-in's device (--engine)"
         )
-    built = provider in ort.get_available_providers()
+    providers = ort.get_available_providers()
+    built = provider in providers
     usable = built and devices.has_cuda()
     if kind == "cuda" and not usable:
         lacking = "no NVIDIA driver or GPU found" if built else "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
         raise Unsupported(f"device '{device}' is not available: {lacking}")
+    if device != "cpu" and CUDA not in providers and devices.has_cuda():
+        devices.warn_of_unused_gpus("this onnxruntime lacks CUDA; ingot-serve[gpu] has it")
     if device == "cpu" or not usable:
         return "cpu"
     return f"cuda:{index or nvml.roomiest()}"
@@ -192,11 +197,39 @@ def providers_of(
     if device == "cpu":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # loads the CUDA and cuDNN libraries of the torch or NVIDIA packages
+        _preload(ort)
     options = gpu_options(device, pipeline) | {"use_tf32": str(int(tf32))}
     if graphs:
         options["enable_cuda_graph"] = "1"
     return [(CUDA, options), "CPUExecutionProvider"]
+
+
+@cache
+def _preload(ort: Any) -> str:
+    """Load the libraries of CUDA and cuDNN of NVIDIA's packages; return what ONNX Runtime prints of those it lacks."""
+    printed: list[str] = []
+    # Its module prints, in front of what a command prints, which may be JSON. The module's name is replaced instead of
+    # standard output, which other threads use.
+    vars(ort)["print"] = lambda *values: printed.append(" ".join(map(str, values)))
+    try:
+        ort.preload_dlls()
+        if printed:  # it has looked in its own folder of packages, and NVIDIA's may be in another one
+            spec = importlib.util.find_spec("nvidia")
+            for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+                for folder in sorted(Path(root).glob("*/lib")):
+                    ort.preload_dlls(directory=str(folder))
+            printed.clear()
+            ort.preload_dlls()
+    finally:
+        del vars(ort)["print"]
+    return " ".join(printed)
+
+
+def missing_libraries() -> str:
+    """Return which libraries a session on a GPU lacks, to append to a message; empty if none or unknown."""
+    ort = package()
+    missing = _preload(ort) if hasattr(ort, "preload_dlls") else ""
+    return f": {missing}" if missing else ""
 
 
 def gpu_options(device: str, pipeline: Pipeline | None) -> dict[str, str]:

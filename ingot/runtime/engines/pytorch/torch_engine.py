@@ -17,16 +17,15 @@ from ingot.runtime.engines.pytorch.torch_arrays import from_torch, to_torch
 from ingot.runtime.engines.pytorch.torch_lane import Backend, CudaBackend, TorchLane
 from ingot.runtime.gpu.graphs import GraphOptions, described, graphs_of
 from ingot.runtime.gpu.pipeline import Pipeline
+from ingot.runtime.gpu.precision import use_precision
 from ingot.runtime.machine import devices, nvml, plugins
+from ingot.runtime.machine.memory import NO_MEMORY
 from ingot.tensors import Array, Signature
 
 # Errors of operators on unsuitable values, such as a singular matrix.
 _CALLERS = (IndexError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 # The same, for errors of generic types.
 _REJECTIONS = ("index out of", "is invalid for input of size", "ZeroDivisionError")
-
-# That of all models of PyTorch on GPUs in this process, once there is one.
-_precisions: set[str] = set()
 
 
 class TorchEngine(PipelinedEngine):
@@ -49,7 +48,7 @@ class TorchEngine(PipelinedEngine):
 
     def __init__(self, signature: Signature, device: str, threads: int | None, precision: str):
         if devices.kind_of(device) == "cuda":
-            use_precision(precision)
+            use_torch_precision(precision)
         self._signature = signature
         self._device = device
         self._threads = threads
@@ -145,20 +144,15 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def use_precision(precision: str) -> None:
+def use_torch_precision(precision: str) -> None:
     """Let PyTorch compute products of 32-bit floats on GPUs in ``f32`` or ``tf32``, in the whole process.
 
     Convolutions would otherwise be in TF32, which rounds factors to 10 bits: not the numerics that the export proved.
 
     Raises:
-        Unsupported: it was set to the other one before.
+        Unsupported: an earlier model of this process has the other one.
     """
-    if _precisions and precision not in _precisions:
-        raise Unsupported(
-            f"the model is computed in {precision} and another one of this process in {min(_precisions)}, but PyTorch "
-            "has one setting for both; run them in engine processes (--isolate auto), or in two servers"
-        )
-    _precisions.add(precision)
+    use_precision(precision)
     with warnings.catch_warnings():
         # PyTorch suggests its newer settings, with which programs that read these, such as its own export, fail.
         warnings.simplefilter("ignore")
@@ -183,10 +177,15 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     if built_for is not None and kind not in ("auto", built_for):
         raise Unsupported(f"the model was compiled for '{built_for}' and cannot run on '{device}'; export it for that")
     usable = torch.cuda.is_available()
+    if kind == "auto" and built_for is None and not usable and devices.has_cuda():
+        devices.warn_of_unused_gpus("this PyTorch lacks CUDA, or needs a newer NVIDIA driver")
     target = built_for or ("cuda" if usable else "cpu")
     chosen = device if kind != "auto" else target if target == "cpu" else device.replace("auto", target)
     if chosen.startswith("cuda") and not usable:
-        raise Unsupported(f"device '{chosen}' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA")
+        raise Unsupported(
+            f"device '{chosen}' is not available: PyTorch finds no NVIDIA driver or GPU, or lacks CUDA; --device cpu "
+            "runs the model without"
+        )
     return f"cuda:{nvml.roomiest()}" if chosen == "cuda" else chosen
 
 
@@ -209,7 +208,7 @@ def run_error(error: Exception) -> IngotError:
     if isinstance(error, IngotError):
         return error
     reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's code
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(reason):
         return TooLarge(f"the model needs more memory for this input than there is: {reason}")
     if isinstance(error, _CALLERS) or any(text in reason for text in _REJECTIONS):
         return InvalidArgument(f"the model rejects this input: {reason}")

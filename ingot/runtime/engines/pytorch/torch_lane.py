@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -181,6 +182,11 @@ class TorchLane:
         return OnDevice(output.data_ptr(), tuple(output.shape), dtype, output)
 
 
+# Graphs whose capture failed: PyTorch's allocator of pinned memory keeps pointers to them, and nothing removes those.
+_abandoned: list[Any] = []
+_backends: weakref.WeakSet[CudaBackend] = weakref.WeakSet()
+
+
 class _Memory:
     """Memory of a GPU, as the protocol of CUDA arrays describes it."""
 
@@ -200,6 +206,7 @@ class CudaBackend:
     def __init__(self, index: int):
         self._device = torch.device("cuda", index)
         self._pool: Any = None
+        _backends.add(self)
         torch.cuda.default_stream(self._device).synchronize()  # in which the weights were loaded
 
     def tensor(self, address: int, shape: Sequence[int], dtype: DType) -> torch.Tensor:
@@ -221,23 +228,36 @@ class CudaBackend:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # Unlike the context manager torch.cuda.graph, this does not wait for all work of the GPU; and calls of other
-        # threads, such as for pinned memory, do not end the capture.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._abandon, graph)
+            # Unlike the context manager torch.cuda.graph, this does not wait for all work of the GPU; and calls of
+            # other threads, such as for pinned memory, do not end the capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             work()
-        except BaseException:  # whatever ends the work, the stream must not keep recording
-            with contextlib.suppress(RuntimeError):  # it is invalid already
-                graph.capture_end()
-            raise
-        graph.capture_end()
+            graph.capture_end()
+            on_error.pop_all()
         return graph.replay
+
+    def _abandon(self, graph: Any) -> None:
+        """End a capture that failed, so that neither its stream nor PyTorch's allocators keep recording."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # the capture is invalid, and capture_end returns before it reaches the allocators
+            graph.reset()
+            _abandoned.append(graph)
+            with contextlib.suppress(RuntimeError):  # the capture failed before it reached the allocators
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                torch._C._cuda_releasePool(self._device.index, self._pool)
 
     def alike(self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
         return alike(first, second)
 
     def close(self) -> None:
         self._pool = None
+        _backends.discard(self)
+        if not _backends:  # whose graphs use the workspaces
+            # One for each stream that multiplied matrices, which PyTorch keeps when the stream is gone.
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 
