@@ -20,6 +20,7 @@ from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Evidence, MemoryEvidence
 from ingot.runtime import EngineSpec, Settings, load_engine
 from ingot.runtime.engines import loader, pipelined
+from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.ort import ort_session
 from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.runtime.gpu import precision
@@ -267,6 +268,10 @@ def test_without_tensorrt_its_models_are_refused(tmp_path: Path, monkeypatch: py
     for device in ("cpu", "auto"):
         with pytest.raises(Unsupported, match=r"'tensorrt' is not available on device.*pip install tensorrt"):
             load_engine(EngineSpec(path, engine="tensorrt", device=device))
+    cache = tmp_path / "store" / "trt"
+    with pytest.raises(Unsupported, match="'tensorrt' is not available"):
+        load_engine(EngineSpec(path, engine="tensorrt", cache=cache), Isolation(why="a test", required=True))
+    assert cache.is_dir()  # which an engine process could not create
     found = Opened(monkeypatch, lacking="TensorrtExecutionProvider")
     with pytest.raises(Unsupported, match=r"could not load TensorRT.*pip install tensorrt"):
         load_engine(EngineSpec(path, engine="tensorrt", device="cuda:0"))

@@ -32,7 +32,8 @@ parent, victim = os.getppid(), int(sys.argv[3])
 libc = ctypes.CDLL(None, use_errno=True)
 server = socket.create_server(("127.0.0.1", 0))
 ours, theirs = socket.socketpair()
-measures = confinement.before_loading(parent, 1 << 30, gpu=gpu, unpacks=unpacks)
+compiled = own.parent / "compiled"
+measures = confinement.before_loading(parent, 1 << 30, gpu=gpu, unpacks=unpacks, cache=compiled if gpu else None)
 
 def outcome(attempt):
     try:
@@ -69,6 +70,7 @@ attempts = {
     "write": lambda: (own / "file").write_text("x"),
     "remove": lambda: (own / "kept").unlink(),
     "kernel setting": lambda: Path("/proc/sys/kernel/core_pattern").open("w"),
+    "compiled file": lambda: (compiled / "model.engine").write_text("x"),
     "temporary file": lambda: tempfile.TemporaryFile().close(),
     "new namespace": lambda: call("unshare", 0x10000000),
     "a gigabyte": lambda: len(bytearray(1 << 30)),
@@ -157,7 +159,8 @@ def attempted(folder: Path, kind: str, victim: int) -> dict[str, Any]:
     options = {"gpu": kind == "gpu", "unpacks": kind == "unpacks", "group": False}
     listed = {**system_calls._listed(machine, **options), **system_calls._numbers(system_calls._CHECKED, machine)}
     calls = json.dumps([[*listed.values(), *_ALWAYS_THERE], [*listed.values()] if kind == "onnx" else []])
-    (folder / "temporary").mkdir()
+    for name in ("temporary", "compiled"):
+        (folder / name).mkdir()
     environment = {**confinement.environment(os.environ), "TMPDIR": str(folder / "temporary")}
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder / "own"), kind, str(victim), calls],
@@ -202,6 +205,7 @@ def test_code_in_an_engine_process_reaches_nothing_outside(tmp_path: Path, kind:
             "write",
             "remove",
             "temporary file",
+            "compiled file",
             "kernel setting",
             "terminal",
             "shared memory",
@@ -211,7 +215,7 @@ def test_code_in_an_engine_process_reaches_nothing_outside(tmp_path: Path, kind:
         assert after == before
     allowed |= {"temporary file": "None"} if kind == "unpacks" else {}
     if kind == "gpu":
-        allowed |= {"name of a thread": "None"}
+        allowed |= {"name of a thread": "None", "compiled file": "1"}
         unchecked |= {"local socket", "pair of sockets"}
     if "no capabilities" not in measures or (os.geteuid() and "own network namespace" not in measures):
         unchecked |= {"memory of others", "environment of others"}

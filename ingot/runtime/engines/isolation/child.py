@@ -85,7 +85,9 @@ def serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join
 
 def confine(spec: ProcessSpec, parent: int, join: Join | None) -> list[str]:
     """Confine this process as the server asks for it; return the measures in force."""
-    return confinement.before_loading(parent, spec.memory, gpu=spec.gpu, unpacks=spec.unpacks, join=join)
+    return confinement.before_loading(
+        parent, spec.memory, gpu=spec.gpu, unpacks=spec.unpacks, cache=spec.cache, join=join
+    )
 
 
 def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None) -> None:

@@ -68,7 +68,13 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def before_loading(
-    parent: int, memory: int | None, *, gpu: bool, unpacks: bool, join: Callable[[], None] | None = None
+    parent: int,
+    memory: int | None,
+    *,
+    gpu: bool,
+    unpacks: bool,
+    cache: Path | None = None,
+    join: Callable[[], None] | None = None,
 ) -> list[str]:
     """Confine this process, which must have one thread; return the measures in force.
 
@@ -77,6 +83,7 @@ def before_loading(
         memory: most bytes of private memory, None for no limit.
         gpu: whether GPUs are used; their libraries need local sockets.
         unpacks: whether loading the model may unpack files into the folder for temporary ones.
+        cache: the folder in which TensorRT keeps what it compiled; None for other engines.
         join: connects this process with the others of its group, before sockets are forbidden. With GPUs, these may
             connect later, so sockets remain.
     """
@@ -90,8 +97,10 @@ def before_loading(
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         measures.append("no new privileges")
     folders = [tempfile.gettempdir(), *(["/dev/shm"] if gpu else [])] if unpacks else []
+    folders += [str(cache)] if cache is not None else []
     if _read_only(libc, folders, gpu=gpu):
-        measures.append(f"no writing of files{' but temporary ones' if unpacks else ''}")
+        but = " but temporary ones" if unpacks else " but TensorRT's" if cache is not None else ""
+        measures.append(f"no writing of files{but}")
     if join is not None:
         join()
     group = join is not None

@@ -62,6 +62,8 @@ class ProcessEngine(BaseEngine):
         lanes = isolation.lanes if gpu and spec.shards == 1 else 1
         memory_mb, call_mb = isolation.memory_mb, isolation.call_mb
         process = ProcessSpec(engine=spec, gpu=gpu, lanes=lanes, memory_mb=memory_mb, call_mb=call_mb)
+        if process.cache is not None:
+            process.cache.mkdir(parents=True, exist_ok=True)  # the process may write there, but create no folder
         self._supervisor = Supervisor(process, isolation.load_timeout)
         self._supervisor.start()
         described = self._supervisor.description

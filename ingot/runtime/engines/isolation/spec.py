@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import orjson
 
@@ -31,6 +32,11 @@ class ProcessSpec:
     def unpacks(self) -> bool:
         """Whether loading the model may write temporary files."""
         return self.engine.format != "onnx"
+
+    @property
+    def cache(self) -> Path | None:
+        """The folder in which TensorRT keeps what it compiled; None for other engines."""
+        return self.engine.cache if self.engine.engine == "tensorrt" else None
 
     @property
     def memory(self) -> int | None:
