@@ -1,9 +1,9 @@
 """Every private name of PyTorch that Ingot uses, each with its upstream source.
 
 A PyTorch release may change any of them without notice. Each has a test in ``tests/export/test_torch_internals.py``,
-and no other module of Ingot names one, except those of :mod:`ingot.runtime.engines` that load compiled packages and
-divide programs: the runtime does not import the export. Dynamo, Inductor and the ONNX exporter take seconds to import,
-so they are imported where they are called.
+and no other module of Ingot names one, except those of :mod:`ingot.runtime.engines` that load compiled packages,
+capture CUDA graphs and divide programs: the runtime does not import the export. Dynamo, Inductor and the ONNX exporter
+take seconds to import, so they are imported where they are called.
 """
 
 from __future__ import annotations

@@ -336,6 +336,17 @@ def test_a_package_is_compiled_with_options_and_read_by_the_loader(exported: Exp
     assert result.shape == (4, 3)
 
 
+OF_THE_ALLOCATOR = ("_cuda_endAllocateToPool", "_cuda_releasePool", "_cuda_clearCublasWorkspaces")
+
+
+def test_the_allocator_of_gpus_has_its_functions() -> None:
+    """PyTorch for the CPU has only their declarations."""
+    declared = (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text()
+    for name, arguments in zip(OF_THE_ALLOCATOR, (2, 2, 0), strict=True):
+        (given,) = re.findall(rf"^def {name}\(([^)]*)\)", declared, re.MULTILINE)
+        assert given.count(": ") == arguments
+
+
 def private_names(path: Path) -> Iterator[str]:
     """Yield the private names of PyTorch in a file; those of operators are its public schemas."""
     tree = ast.parse(path.read_text())
@@ -374,6 +385,7 @@ def test_no_other_module_uses_a_private_name_of_pytorch() -> None:
     allowed = {
         "export/torch_internals.py": None,
         "runtime/engines/pytorch/aoti.py": {"torch._C", "torch._C._aoti"},
+        "runtime/engines/pytorch/torch_lane.py": {"torch._C", *(f"torch._C.{name}" for name in OF_THE_ALLOCATOR)},
         "runtime/engines/sharding/sharded.py": {"torch._ops", "node.target._schema"},
         "runtime/engines/sharding/tensor_parallel.py": {"torch._ops", "torch.utils._pytree"},
     }

@@ -453,11 +453,19 @@ def test_on_a_gpu_an_engine_opens_a_pipeline(words: Lowered, monkeypatch: pytest
         return Pipeline(device)
 
     monkeypatch.setattr(torch_engine, "pipeline_of", pipeline_of)
-    monkeypatch.setattr(torch_engine, "CudaBackend", lambda index: FakeTorch(device))
+
+    def refuse(index: int) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
     engine: Any = words.engine()
     engine._device = "cuda:1"
+    monkeypatch.setattr(torch_engine, "CudaBackend", refuse)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine._loaded(GRAPHS)
+    assert not device._streams
+    monkeypatch.setattr(torch_engine, "CudaBackend", lambda index: FakeTorch(device))
     engine._loaded(GRAPHS)
-    assert opened == ["cuda:1"]
+    assert opened == ["cuda:1"] * 2
     check(engine.run(batch(0, 3)), words.engine().run(batch(0, 3)))
     assert engine.settings["cuda_graphs"] == "1,2,4,8"
 

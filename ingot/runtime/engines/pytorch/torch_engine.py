@@ -104,9 +104,12 @@ class TorchEngine(PipelinedEngine):
         if devices.kind_of(self._device) != "cuda" or (pipeline := pipeline_of(self._device)) is None:
             return
         self._graphs = graphs_of(self._signature, graphs)
-        self._backend = CudaBackend(devices.index_of(self._device))
-        self._pipeline = pipeline
-        self._enter(pipeline)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(pipeline.close)  # or it would keep its share of the device's time
+            self._backend = CudaBackend(devices.index_of(self._device))
+            self._pipeline = pipeline
+            self._enter(pipeline)
+            on_error.pop_all()
 
     def _enter(self, pipeline: Pipeline) -> None:
         if self._backend is not None:

@@ -245,6 +245,7 @@ class CudaBackend:
         except RuntimeError:  # the capture is invalid, and capture_end returns before it reaches the allocators
             graph.reset()
             _abandoned.append(graph)
+            # As capture_end would: https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/cuda/CUDAGraph.cpp
             with contextlib.suppress(RuntimeError):  # the capture failed before it reached the allocators
                 torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 torch._C._cuda_releasePool(self._device.index, self._pool)
@@ -256,7 +257,8 @@ class CudaBackend:
         self._pool = None
         _backends.discard(self)
         if not _backends:  # whose graphs use the workspaces
-            # One for each stream that multiplied matrices, which PyTorch keeps when the stream is gone.
+            # One for each stream that multiplied matrices, which PyTorch keeps when the stream is gone:
+            # https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/cuda/CublasHandlePool.cpp
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ingot.errors import InvalidArgument
 from ingot.model_store.format.manifest import Division
 from ingot.runtime.engines.sharding.collectives import OutOfStep, in_step
+from ingot.runtime.machine.memory import NO_MEMORY
 
 _ATEN = torch.ops.aten
 _ATTENTION = _ATEN.scaled_dot_product_attention.default
@@ -152,7 +153,7 @@ class DividedProgram(fx.Interpreter):
         try:
             return target(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:  # unlike other errors, a lack of memory may be in one process only
-            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
                 raise OutOfStep(str(error)) from error
             raise
 
