@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported, missing_package
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 # Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
 _LOG_FATAL_ONLY = 4
 CUDA = "CUDAExecutionProvider"
+_preloading = Lock()
 
 
 def save_prepacked(path: Path, folder: Path, library: Path | None = None) -> Path:
@@ -208,21 +210,27 @@ def providers_of(
 def _preload(ort: Any) -> str:
     """Load the libraries of CUDA and cuDNN of NVIDIA's packages; return what ONNX Runtime prints of those it lacks."""
     printed: list[str] = []
-    # Its module prints, in front of what a command prints, which may be JSON. The module's name is replaced instead of
-    # standard output, which other threads use.
-    vars(ort)["print"] = lambda *values: printed.append(" ".join(map(str, values)))
-    try:
-        ort.preload_dlls()
-        if printed:  # it has looked in its own folder of packages, and NVIDIA's may be in another one
-            spec = importlib.util.find_spec("nvidia")
-            for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-                for folder in sorted(Path(root).glob("*/lib")):
-                    ort.preload_dlls(directory=str(folder))
-            printed.clear()
+    with _preloading:
+        # Its module prints, in front of what a command prints, which may be JSON. The module's name is replaced instead
+        # of standard output, which other threads use.
+        vars(ort)["print"] = lambda *values: printed.append(" ".join(map(str, values)))
+        try:
             ort.preload_dlls()
-    finally:
-        del vars(ort)["print"]
+            if printed:  # it has looked in its own folder of packages, and NVIDIA's may be in another one
+                for folder in _nvidia_folders():
+                    ort.preload_dlls(directory=str(folder))
+                printed.clear()
+                ort.preload_dlls()
+        finally:
+            del vars(ort)["print"]
     return " ".join(printed)
+
+
+def _nvidia_folders() -> list[Path]:
+    """Return the folders of libraries of NVIDIA's packages, wherever modules are imported from."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = None if spec is None else spec.submodule_search_locations
+    return [folder for root in roots or () for folder in sorted(Path(root).glob("*/lib"))]
 
 
 def missing_libraries() -> str:
