@@ -543,6 +543,7 @@ def test_a_server_places_its_models_and_shows_it(
     usable: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """One that is not usable is so in an engine process, which has no GPU in fact."""
     caplog.set_level("INFO")
     management = machine(("GPU", 10, 70), ("GPU", 60, 20))
     gpu = list(management.gpus)[1]
@@ -551,9 +552,8 @@ def test_a_server_places_its_models_and_shows_it(
     def open_engine(spec: EngineSpec) -> OrtEngine:
         engine = OrtEngine(spec.path, device="cpu", threads=spec.threads)
         wanted.append(spec.device)
-        if usable:
-            engine.device = spec.device.replace("auto", "cuda")
-            management.gpus[gpu] = (57 * GIB, 23 * GIB)
+        engine.device = spec.device.replace("auto", "cuda")
+        management.gpus[gpu] = (57 * GIB, 23 * GIB)
         return engine
 
     def open_context(name: str) -> str:
@@ -566,14 +566,14 @@ def test_a_server_places_its_models_and_shows_it(
     monkeypatch.setattr(load_spec, "uses_cuda", lambda *_: True)
     path = onnx_models.affine(tmp_path)
     with (
-        ingot.serve(path, http_port=0, grpc_port=0, threads=1) as server,
+        ingot.serve(path, http_port=0, grpc_port=0, threads=1, isolate="auto" if usable else "all") as server,
         httpx.Client(base_url=server.http_url, trust_env=False) as http,
     ):
         properties = http.get("/v2/models/affine").json().get("properties", {})
         metrics = http.get("/metrics").text
-    assert wanted == ["auto:1"]
+    assert wanted == (["auto:1"] if usable else [])
     assert "model affine: placed on cuda:1" in caplog.text
-    assert opened == ["cuda:1"]
+    assert opened == (["cuda:1"] if usable else [])
     lines = [line.rpartition(" ") for line in metrics.splitlines() if not line.startswith("#")]
     shown = {
         name: float(value) for name, _, value in lines if name.startswith(("ingot_model_dev", "ingot_gpu_context"))
@@ -589,6 +589,6 @@ def test_a_server_places_its_models_and_shows_it(
         else {}
     )
     assert ("cuda:1 (60 GiB free, 0% busy)" in properties["placement"]) == usable
-    fallback = "on the CPU: placed on cuda:1, which its engine could not use"
+    fallback = "on the CPU: placed on cuda:1, which its engine process could not use"
     assert (fallback in properties["placement"]) == (fallback in caplog.text) == (not usable)
     assert ('ingot_model_cpu_fallback{model="affine",version="1"} 1' in metrics) == (not usable)
