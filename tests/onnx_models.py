@@ -60,11 +60,20 @@ def affine(folder: Path, name: str = "affine") -> Path:
 
 
 def embedding(folder: Path) -> Path:
-    """y = table[ids], 10 rows of 2: an id of 10 or more fails while the engine runs."""
+    """y = table[abs(ids)], 10 rows of 2: an id of 10 or more fails while the engine runs."""
+    return _lookup(folder / "embedding.onnx", [helper.make_node("Abs", ["ids"], ["rows"])], "rows")
+
+
+def lookup(folder: Path) -> Path:
+    """y = table[ids], 10 rows of 2: the range of the ids follows from the graph."""
+    return _lookup(folder / "lookup.onnx", [], "ids")
+
+
+def _lookup(path: Path, nodes: list[onnx.NodeProto], rows: str) -> Path:
     table = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
-    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"])]
     inputs = [("ids", TensorProto.INT64, ("batch", "seq"))]
-    return save(folder / "embedding.onnx", nodes, inputs, [("y", TensorProto.FLOAT, ("batch", "seq", 2))], [table])
+    outputs = [("y", TensorProto.FLOAT, ("batch", "seq", 2))]
+    return save(path, [*nodes, helper.make_node("Gather", ["table", rows], ["y"])], inputs, outputs, [table])
 
 
 def pair(folder: Path) -> Path:

@@ -369,8 +369,10 @@ def check_values(spec: TensorSpec, array: Array) -> None:
     if spec.values is None or (at := spec.values.outside(array)) is None:
         return
     place = f" at index {_shown(at)}" if at else ""
+    source = f", as {spec.values.source}" if spec.values.source else ""
     raise InvalidArgument(
-        f"input '{spec.name}' holds {array[at].item()}{place}, outside the range that the model takes: {spec.values}"
+        f"input '{spec.name}' holds {array[at].item()}{place}, outside the range that the model takes: "
+        f"{spec.values}{source}"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -27,10 +27,15 @@ _WIDEST = 1 << 16
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The allowed values of an input, ends included; None means the limit of the datatype. NaN is never allowed."""
+    """The allowed values of an input, ends included; None means the limit of the datatype. NaN is never allowed.
+
+    ``source`` is why other values are refused, if the range follows from the graph, such as ``it selects from 30522 of
+    'words' in node ...``; it is None if the range was declared.
+    """
 
     low: Number | None = None
     high: Number | None = None
+    source: str | None = field(default=None, compare=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{'' if self.low is None else self.low}..{'' if self.high is None else self.high}"
@@ -66,6 +71,10 @@ class ValueRange:
         Ends of a floating-point range are rounded to the array's datatype, as the client's values are.
         """
         if not array.size:
+            return None
+        # In one pass: a negative number is larger than all others as an unsigned one.
+        unsigned = self.low == 0 and self.high is not None and array.dtype.kind == "i"
+        if unsigned and array.view(f"u{array.itemsize}").max() <= self.high:
             return None
         low, high = (end if end is None else array.dtype.type(end) for end in (self.low, self.high))
         # Comparisons with NaN, which minimum and maximum propagate, are false.

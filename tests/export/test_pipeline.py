@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -443,3 +443,31 @@ class TestNames:
         archive = export_model(models.Net(), inputs="x:float32[batch=1..4,4]")
         assert archive.signature.batch == "batch"
         assert max(item.rows for item in archive.variant().serving.evidence.latency) == 4
+
+
+class Lookups(nn.Module):
+    """Selects by ``words``, which PyTorch refuses below 0, by ``rows``, which may count from the end, and by a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1200, 4)
+        self.table = nn.Buffer(torch.randn(2000, 4))
+
+    def forward(self, words: torch.Tensor, rows: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        selected: torch.Tensor = self.words(words).sum(1)
+        return selected + self.table[rows + 5] + self.table[steps.cumsum(1)].sum(1)
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("target", ["onnx", "pt2"])
+def test_inputs_that_are_indices_have_the_ranges_that_pytorch_accepts(target: Literal["onnx", "pt2"]) -> None:
+    """A GPU answers an index out of range with zeros, or is lost."""
+    inputs = ["words:int64[batch,seq]", "rows:int64[batch]", "steps:int64[batch,seq]"]
+    archive = export_model(Lookups(), inputs=inputs, target=target)
+    ends = {name: str(span) for name, span in archive.signature.values.items()}
+    assert ends == {"words": "0..1199", "rows": "-2005..1994"}
+    assert "it selects from 1200 of 'words.weight' in node" in str(archive.signature.values["words"].source)
+    notes = "\n".join(archive.variant().serving.provenance.notes)
+    assert "indices depend on the values of 'steps' (node " in notes
+    assert "such as --input 'steps:int64[batch,seq]=0..100'" in notes
+    assert "'rows'" not in notes

@@ -25,6 +25,7 @@ from tests.support import RunIngot, matrix, refused, succeeded
 pytestmark = pytest.mark.one_case  # of each test; the others by `make test-matrix`
 
 RANGE = "0..9"
+DERIVED = ", outside the range that the model takes: -10..9, as it selects from 10 of 'table' in node 'y' (Gather)"
 INT64 = np.iinfo(np.int64)
 
 
@@ -48,6 +49,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("archives")
     made = {
         "embedding": (onnx_models.embedding, [f"ids:int64[batch,seq]={RANGE}"]),
+        "lookup": (onnx_models.lookup, []),
         "counted": (counted, ["n:int64[]=0..4096"]),
         "affine": (onnx_models.affine, ["x:float32[batch,3]=-1.5..1.5"]),
         "quotient": (onnx_models.quotient, ["x:int64[batch,2]", "d:int64[batch,2]"]),
@@ -57,6 +59,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = folder / f"{name}.ingot"
         example = {"x": np.array([[7, 8], [9, -3]]), "d": np.array([[2, 3], [-1, 4]])} if name == "quotient" else None
         ingot.export_model(build(folder), example, inputs=inputs).save(found[name])
+    found["bare"] = onnx_models.lookup(folder)
     return found
 
 
@@ -104,6 +107,8 @@ def send(request: pytest.FixtureRequest, served: RunningServer) -> Iterator[Send
     [
         ("embedding", {"ids": np.array([[0, 9]])}, {"ids": np.array([[0, 10]])}, "input 'ids' holds 10 at index [0,1]"),
         ("embedding", {"ids": np.array([[3]])}, {"ids": np.array([[-1]])}, "input 'ids' holds -1 at index [0,0]"),
+        ("lookup", {"ids": np.array([[-10]])}, {"ids": np.array([[0, 10]])}, f"10 at index [0,1]{DERIVED}"),
+        ("bare", {"ids": np.array([[9]])}, {"ids": np.array([[-11]])}, f"-11 at index [0,0]{DERIVED}"),
         ("counted", {"n": np.array(4096)}, {"n": np.array(2**62)}, "input 'n' holds 4611686018427387904, outside"),
         ("counted", {"n": np.array(0)}, {"n": np.array(-1)}, "input 'n' holds -1, outside the range that the model"),
         (
@@ -145,6 +150,9 @@ def test_the_command_line_client_shows_the_refusal(served: RunningServer, run_in
 def test_metadata_states_the_ranges(served: RunningServer) -> None:
     document = httpx.get(f"{served.http_url}/v2/models/affine", trust_env=False).json()
     assert document["properties"]["values.x"] == "-1.5..1.5"
+    for name in ("lookup", "bare"):
+        document = httpx.get(f"{served.http_url}/v2/models/{name}", trust_env=False).json()
+        assert document["properties"]["values.ids"] == "-10..9"
     assert "values" not in str(httpx.get(f"{served.http_url}/v2/models/quotient", trust_env=False).json())
     with grpc.insecure_channel(served.grpc_url.partition("://")[2]) as channel:
         ask: Any = channel.unary_unary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ingot.errors import ExportError, InvalidArgument, RejectedInputs
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples, Limit
 from ingot.tensors import Array, TensorSpec
+from ingot.tensors.values import ValueRange
 
 # A value beyond most limits; if the model accepts it, the input is not treated as an index.
 _FAR = 1000
@@ -66,6 +68,38 @@ def _runs_on(runner: Runner, inputs: Mapping[str, Array], declared: Sequence[Ten
             inputs[spec.name], spec.nearest_to_zero if end == "least" or high is None else high
         )
     return _failure(runner, same) is None
+
+
+def proved(runner: Runner, examples: Examples, ranges: Mapping[str, ValueRange]) -> dict[str, ValueRange]:
+    """Return the ranges, derived from a graph, that the original has too: it runs on both ends, and not beyond.
+
+    The original may refuse negative indices where the graph counts them from the end: then the range begins at 0.
+
+    Args:
+        runner: the original.
+        examples: inputs that it runs on.
+        ranges: by input; those of inputs with a declared range are left out.
+    """
+    found = {}
+    inputs = examples.make(examples.default_sizes)
+    for spec in examples.inputs:
+        span = ranges.get(spec.name)
+        if span is None or spec.values is not None or spec.name in examples.states or not inputs[spec.name].size:
+            continue
+
+        def runs(value: float, name: str = spec.name) -> bool:
+            """Return whether the original runs on the example with one value replaced."""
+            changed = inputs[name].copy()
+            changed.flat[0] = value
+            return _failure(runner, {**inputs, name: changed}) is None
+
+        low, high, limits = int(span.low or 0), int(span.high or 0), np.iinfo(spec.dtype.numpy)
+        if low < 0 <= high and not runs(low):
+            low = 0
+        beyond = [value for value in (low - 1, high + 1) if limits.min <= value <= limits.max]
+        if runs(low) and runs(high) and not any(map(runs, beyond)):
+            found[spec.name] = replace(span, low=low)
+    return found
 
 
 def zeros(examples: Examples) -> Examples:

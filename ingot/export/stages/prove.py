@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.bounds import bounds_of
+from ingot.bounds.indices import indices_of
 from ingot.bounds.samples import mixing_of
 from ingot.errors import ExportError, InvalidArgument
 from ingot.export.explain.places import frames_in, innermost
 from ingot.export.lower.packed import Packed
-from ingot.export.proof import extremes, misdeclared, padded
+from ingot.export.proof import extremes, indices, misdeclared, padded
 from ingot.export.proof.parity import tolerance, unbatchable
 from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
@@ -58,6 +59,7 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     with contextlib.closing(_load(context, packed)) as engine:
         with journal.stage("pack", "Proving that the graph equals the model") as stage:
             stage.parity, goldens = context.prove(engine, signature)
+            signature = _with_indices(context, packed, signature)
             graph = context.blobs.path(packed.graph) if packed.format == "onnx" else None
             paddings, remarks = padded.prove(engine, signature, paddings, examples, graph)
             journal.note(*remarks)
@@ -123,10 +125,10 @@ def _with_batch(context: Context, packed: Packed, signature: Signature) -> tuple
     reason = unbatchable(context.reference, signature, batch, context.examples)
     if reason is not None:
         return replace(signature, batch=None), (f"{UNBATCHED}{reason}",)
-    blobs, graph = (context.blobs, packed.graph) if packed.format == "onnx" else context.followed or (None, None)
+    graph = _onnx_graph(context, packed)
     reason = (
-        _mixing(blobs.path(graph), signature, batch, context.stacks)
-        if blobs is not None and graph is not None
+        _mixing(graph, signature, batch, context.stacks)
+        if graph is not None
         else "its graph has no ONNX form, in which samples could be followed"
     )
     if reason is None:
@@ -136,6 +138,32 @@ def _with_batch(context: Context, packed: Packed, signature: Signature) -> tuple
         return replace(signature, batch=batch), (note,)
     remedy = "if samples never influence each other, export it with --independent"
     return replace(signature, batch=None), (f"{UNBATCHED}{reason}; {remedy}",)
+
+
+def _with_indices(context: Context, packed: Packed, signature: Signature) -> Signature:
+    """Return the signature with the ranges of inputs that are indices, and note the inputs whose range is not known."""
+    graph = _onnx_graph(context, packed)
+    if graph is None:
+        return signature
+    found = indices_of(graph, lenient=True)
+    ranges = indices.proved(context.reference, context.examples, found.ranges)
+    for spec in signature.inputs:
+        derived = found.ranges.get(spec.name)
+        node = found.unknown.get(spec.name) if derived is None else derived.source
+        if node and spec.values is None and spec.name not in ranges:
+            context.journal.note(
+                f"indices depend on the values of '{spec.name}' ({node}), and a GPU does not refuse an index out of "
+                f"range: declare which values are valid, such as --input '{spec}=0..100'"
+            )
+    inputs = (replace(spec, values=spec.values or ranges.get(spec.name)) for spec in signature.inputs)
+    return replace(signature, inputs=tuple(inputs))
+
+
+def _onnx_graph(context: Context, packed: Packed) -> Path | None:
+    """Return the model as an ONNX graph; None if it has no such form."""
+    if packed.format == "onnx":
+        return context.blobs.path(packed.graph)
+    return None if context.followed is None else context.followed[0].path(context.followed[1])
 
 
 def _mixing(graph: Path, signature: Signature, batch: str, stacks: Mapping[str, str]) -> str | None:

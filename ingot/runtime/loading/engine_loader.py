@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ingot import tensors
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.padding import PaddingPolicy
-from ingot.runtime.engines.engine import lanes_of
+from ingot.runtime.engines.engine import Engine, lanes_of
 from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.engines.isolation.supervisor import Supervision
 from ingot.runtime.loading import self_test, warmup
@@ -60,7 +60,7 @@ class EngineLoader:
         self, name: str, choice: Choice, signature: Signature | None, settings: Settings, learned: Learned | None
     ):
         self.engines = [choice.engine]
-        self.signature = signature or _of_any_size(choice.engine.signature)
+        self.signature = signature or choice.spec.ranged(_of_any_size(choice.engine.signature))
         self.threads = settings.threads
         self.instances = 1
         self.swap: EngineSwap | None = None
@@ -90,6 +90,7 @@ class EngineLoader:
             tuned = Tuned(first, self._learned.threads, self._learned.threads_why)
         self.engines[0] = tuned.engine
         self.threads, self._threads_why = tuned.threads, tuned.why
+        self._note_unchecked(tuned.engine)
         self.instances = settings.instances * len(settings.devices)
         while len(self.engines) < self.instances:
             device = self._spec.device(len(self.engines))
@@ -97,6 +98,17 @@ class EngineLoader:
         # Lanes of different engines take turns, so that the first batches use all devices.
         rows = [lanes_of(engine, settings.lanes) for engine in self.engines]
         self.engines = [lane for row in itertools.zip_longest(*rows) for lane in row if lane is not None]
+
+    def _note_unchecked(self, engine: Engine) -> None:
+        """Log the inputs whose values may be indices that a GPU does not refuse."""
+        unchecked = [] if engine.device == "cpu" else self._spec.unchecked(self.signature)
+        if unchecked:
+            log.warning(
+                "model %s: a GPU does not refuse indices out of range, and the values of %s are not checked; if they "
+                "are indices, declare their ranges when the model is exported (--input 'NAME:int64[...]=0..100')",
+                self._name,
+                ", ".join(unchecked),
+            )
 
     @property
     def described(self) -> dict[str, str]:

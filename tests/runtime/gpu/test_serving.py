@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.errors import EngineLost, TooLarge, Unavailable
+from ingot.errors import EngineLost, InvalidArgument, TooLarge, Unavailable
 from ingot.runtime import Limits, Model, Settings
 from ingot.runtime.engines import loader
 from ingot.runtime.engines.spec import EngineSpec
@@ -72,6 +72,21 @@ async def ask(model: Model, count: int) -> list[Any]:
 
 def right(count: int) -> list[float]:
     return [2.0 * number + 1 for number in range(count)]
+
+
+@pytest.mark.parametrize("build", [onnx_models.embedding, onnx_models.lookup])
+def test_indices_that_a_gpu_would_not_refuse_are_noted_or_checked(
+    opened: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Callable[[Path], Path]
+) -> None:
+    settings = Settings(warm_time=0, isolate="none", device="fake:0")
+    form = LoadSpec.of_file(build(tmp_path), settings)
+    model = Model("m", "1", single_variant(form, settings), settings=settings)
+    model.load()
+    noted = "a GPU does not refuse indices out of range, and the values of ids are not checked"
+    assert (noted in caplog.text) is (build is onnx_models.embedding)
+    with pytest.raises(InvalidArgument, match="10"):
+        asyncio.run(model.infer({"ids": np.array([[10]])}))
+    model.close()
 
 
 @pytest.mark.matrix

@@ -1,0 +1,142 @@
+"""Ranges of inputs that are indices, derived from graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from ingot.bounds.indices import Indices, indices_of
+from tests import onnx_models
+
+INT64 = TensorProto.INT64
+
+
+def node(operator: str, inputs: str, output: str = "y", **attributes: Any) -> NodeProto:
+    return helper.make_node(operator, inputs.split(), [output], **attributes)
+
+
+def graph(folder: Path, nodes: list[NodeProto], kind: int = INT64) -> Path:
+    """Nodes from the indices ``i`` and ``j`` [n, 1] to ``y``; constants ``table`` [10, 4], ``rows`` [10, 1]."""
+    numbers = {"two": 2, "some": [1, 2], "flat": [-1], "last": [1], "depth": 10, "start": [0]}
+    arrays = {name: np.array(value, np.int64) for name, value in numbers.items()}
+    arrays |= {
+        "table": np.ones((10, 4), np.float32),
+        "rows": np.ones((10, 1), np.float32),
+        "on": np.ones(2, np.float32),
+    }
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    types: list[tuple[str, int, onnx_models.Dims]] = [("i", kind, ("n", 1)), ("j", INT64, ("n", 1))]
+    unread = [node("Identity", "j", "unread")]
+    return onnx_models.save(folder / "graph.onnx", [*nodes, *unread], types, [("y", TensorProto.FLOAT, ())], constants)
+
+
+GATHER = node("Gather", "table k")
+BODY = helper.make_graph([GATHER], "body", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("Gather", "table i")], "-10..9"),
+        ([node("Gather", "table i", axis=1)], "-4..3"),
+        ([node("Gather", "table i", axis=-1)], "-4..3"),
+        ([node("GatherElements", "rows i")], "-10..9"),
+        ([node("ScatterElements", "rows i rows")], "-10..9"),
+        ([node("GatherND", "table i")], "-10..9"),
+        ([node("Cast", "i", "k", to=TensorProto.INT32), GATHER], "-10..9"),
+        ([node("Reshape", "i flat", "k"), GATHER], "-10..9"),
+        ([node("Squeeze", "i last", "s"), node("Unsqueeze", "s last", "k"), GATHER], "-10..9"),
+        ([node("Concat", "i j", "k", axis=1), GATHER], "-10..9"),
+        ([node("Add", "i two", "k"), GATHER], "-12..7"),
+        ([node("Add", "two i", "k"), GATHER], "-12..7"),
+        ([node("Sub", "i two", "k"), GATHER], "-8..11"),
+        ([node("Identity", "table", "copy"), node("Gather", "copy i")], "-10..9"),
+        ([node("Gather", "table i", "a"), node("Gather", "table i", "b", axis=1), node("Add", "a b")], "-4..3"),
+        # One value for each column, values that select only some, and those that are computed otherwise.
+        ([node("Add", "i some", "k"), GATHER], None),
+        ([node("Sub", "two i", "k"), GATHER], None),
+        ([node("Add", "i i", "k"), GATHER], None),
+        ([node("Slice", "i start last", "k"), GATHER], None),
+        ([node("Abs", "i", "k"), GATHER], None),
+        ([node("Where", "c i j", "k"), GATHER], None),
+        ([node("Cast", "i", "f", to=TensorProto.FLOAT), node("Cast", "f", "k", to=INT64), GATHER], None),
+        ([node("Cast", "i", "f", to=TensorProto.UINT8), node("Cast", "f", "k", to=INT64), GATHER], None),
+        ([node("Cast", "i", "f", to=TensorProto.BOOL), node("Cast", "f", "k", to=INT64), GATHER], None),
+        ([node("Gather", "j i")], None),
+        ([node("Identity", "i", "k"), helper.make_node("If", ["c"], ["y"], then_branch=BODY, else_branch=BODY)], None),
+    ],
+)
+def test_the_range_of_an_index_follows_from_what_it_selects_from(
+    tmp_path: Path, nodes: list[NodeProto], expected: str | None
+) -> None:
+    found = indices_of(graph(tmp_path, nodes))
+    if expected is not None:
+        assert str(found.ranges["i"]) == expected
+        assert "i" not in found.unknown
+        assert "it selects from" in str(found.ranges["i"].source)
+    else:
+        assert "i" not in found.ranges
+        assert "node" in found.unknown["i"]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Shape", "i", "k"), GATHER],  # no value of the input is an index
+        [node("OneHot", "i depth on")],  # accepts any index
+        [node("Gather", "table")],  # not valid
+    ],
+)
+def test_values_that_are_not_indices_have_no_range(tmp_path: Path, nodes: list[NodeProto]) -> None:
+    found = indices_of(graph(tmp_path, nodes))
+    assert "i" not in found.ranges
+    assert "i" not in found.unknown
+
+
+def test_a_caller_that_tries_values_also_learns_of_one_hot(tmp_path: Path) -> None:
+    assert str(indices_of(graph(tmp_path, [node("OneHot", "i depth on")]), lenient=True).ranges["i"]) == "-10..9"
+
+
+def test_a_range_has_the_limits_of_the_datatype(tmp_path: Path) -> None:
+    nodes = [node("Cast", "i", "k", to=INT64), GATHER]
+    assert str(indices_of(graph(tmp_path, nodes, TensorProto.UINT8)).ranges["i"]) == "0..9"
+
+
+def test_a_function_of_the_file_may_select(tmp_path: Path) -> None:
+    path = graph(tmp_path, [helper.make_node("Lookup", ["i"], ["y"], domain="own")])
+    import onnx
+
+    model = onnx.load(path)
+    imports = [helper.make_opsetid("", 20)]
+    table = helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones((10, 4), np.float32)))
+    model.functions.append(
+        helper.make_function("own", "Lookup", ["a"], ["b"], [table, node("Gather", "t a", "b")], imports)
+    )
+    onnx.save(model, path)
+    assert indices_of(path).unknown.keys() == {"i"}
+
+
+def test_a_damaged_file_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(b"\x3a\xff")
+    assert indices_of(path) == Indices()
+
+
+def test_engines_accept_both_ends_and_nothing_beyond(tmp_path: Path) -> None:
+    path = onnx_models.lookup(tmp_path)
+    span = indices_of(path).ranges["ids"]
+    assert str(span) == "-10..9"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for value, fits in ((-11, False), (-10, True), (9, True), (10, False)):
+        try:
+            session.run(None, {"ids": np.array([[value]])})
+            accepted = True
+        except Exception:  # noqa: BLE001 - its errors have no common class
+            accepted = False
+        assert accepted is fits
+        assert (span.outside(np.array([[value]])) is None) is fits
