@@ -319,6 +319,21 @@ class Fields:
         group=BATCHING,
         per_model=True,
     )
+    convolutions: Literal["auto", "default", "nhwc", "heuristic"] = _field(
+        "auto",
+        "How ONNX Runtime computes convolutions on a GPU: auto (the fastest of the others, measured at load), default, "
+        "nhwc (channels last) or heuristic (shorter planning)",
+        more="See [convolutions](../guides/serve/gpu.md#convolutions).",
+        group=BATCHING,
+        per_model=True,
+    )
+    gpu_arena: Literal["doubled", "exact"] = _field(
+        "doubled",
+        "How ONNX Runtime's memory of a GPU grows: doubled, or exact (as much as a call needs)",
+        more="See [memory](../guides/serve/gpu.md#memory).",
+        group=BATCHING,
+        per_model=True,
+    )
     shards: int = _field(
         1,
         "Processes, each with its own GPU if there are any, over which one copy of a model is divided",

@@ -98,6 +98,10 @@ class ServerSettings(TypedDict, total=False):
     """Batches that an engine on a GPU has in flight, so that copies and computation overlap."""
     cuda_graphs: Literal["auto", "on", "off"]
     """Capture batches on a GPU as CUDA graphs: auto (PyTorch's engines), on (ONNX Runtime too) or off."""
+    convolutions: Literal["auto", "default", "nhwc", "heuristic"]
+    """How ONNX Runtime computes convolutions on a GPU: auto (the fastest of the others, measured at load), default, nhwc (channels last) or heuristic (shorter planning)."""
+    gpu_arena: Literal["doubled", "exact"]
+    """How ONNX Runtime's memory of a GPU grows: doubled, or exact (as much as a call needs)."""
     shards: int
     """Processes, each with its own GPU if there are any, over which one copy of a model is divided."""
     threads: int | None

@@ -155,6 +155,8 @@ class ServerConfig(Fields):
             instances=self.instances,
             lanes=self.lanes,
             cuda_graphs=self.cuda_graphs,
+            convolutions=self.convolutions,
+            gpu_arena=self.gpu_arena,
             shards=self.shards,
             engine=self.engine,
             limits=limits,

@@ -76,6 +76,8 @@ def _open_onnx(spec: EngineSpec) -> Engine:
             packed=spec.packed,
             precision=precision,
             graphs=spec.graphs,
+            convolutions=spec.convolutions,
+            gpu_arena=spec.gpu_arena,
         )
     if spec.engine == "tensorrt":
         from ingot.runtime.engines.ort.tensorrt import TensorRtEngine

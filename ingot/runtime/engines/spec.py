@@ -31,6 +31,8 @@ class EngineSpec:
         optimized: as for :class:`~ingot.runtime.engines.ort.ort_engine.OrtEngine`.
         packed: as for the same.
         graphs: batches that are to be captured as CUDA graphs on a GPU; None for none.
+        convolutions: as for :class:`~ingot.runtime.engines.ort.ort_engine.OrtEngine`.
+        gpu_arena: as for the same.
         cache: a folder in which TensorRT keeps what it compiled; None for none.
         max_batch: samples of the largest batch, for which TensorRT compiles the graph.
         shards: number of processes over which the model is divided, this one included; more than one needs the format
@@ -51,6 +53,8 @@ class EngineSpec:
     optimized: bool = False
     packed: bool = True
     graphs: GraphOptions | None = None
+    convolutions: str = "default"
+    gpu_arena: str = "doubled"
     cache: Path | None = None
     max_batch: int = 64
     shards: int = 1

@@ -68,6 +68,11 @@ class PinnedPool:
         array: Array = np.frombuffer(memoryview(memory).cast("B"), dtype, math.prod(shape)).reshape(shape)
         return array
 
+    def holds(self, array: Array) -> bool:
+        """Return whether an array is in pinned memory."""
+        address = array.ctypes.data
+        return any(0 <= address - start < size for start, size in self._blocks)
+
     def placed(self, array: Any) -> Any:
         """Return an array with the values of one of numbers, contiguous and pinned: itself if it is both.
 
@@ -75,8 +80,7 @@ class PinnedPool:
         """
         if isinstance(array, DeviceArray | JoinedArray):
             return array
-        address = array.ctypes.data
-        if array.flags.c_contiguous and any(0 <= address - start < size for start, size in self._blocks):
+        if array.flags.c_contiguous and self.holds(array):
             return array
         copy = self.empty(array.shape, array.dtype)
         copy[...] = array

@@ -114,6 +114,7 @@ class Lane:
         self._outputs: Sequence[OnDevice | Array] = ()
         self._results: list[Array] = []
         self._delivered: list[Range] = []
+        self._slow: list[tuple[int, Array]] = []  # outputs to copy to ordinary memory
         self._turn: Turn | None = None  # while several engines share the device
 
     def run(self, inputs: Mapping[str, Array], targets: Mapping[int, Sequence[Range]] = NO_TARGETS) -> list[Array]:
@@ -153,7 +154,11 @@ class Lane:
                 self._results = [
                     self._copy_out(output, targets.get(index, ())) for index, output in enumerate(self._outputs)
                 ]
-                device.record(done, pipeline.copy_out)
+            # A copy to ordinary memory waits for the batch; other lanes may launch theirs meanwhile.
+            for address, array in self._slow:
+                device.copy_out(array.ctypes.data, address, array.nbytes, pipeline.copy_out)
+            self._slow = []
+            device.record(done, pipeline.copy_out)
         except BaseException:  # whatever ends the launch, its work still uses the memory
             self._settle()
             raise
@@ -212,7 +217,9 @@ class Lane:
         if targets and self._deliver(output, targets):
             return np.broadcast_to(np.zeros((), output.dtype.numpy), output.shape)
         array = self._pipeline.pool.empty(output.shape, output.dtype.numpy)
-        if array.nbytes:
+        if array.nbytes and not self._pipeline.pool.holds(array):
+            self._slow.append((output.address, array))
+        elif array.nbytes:
             self._device.copy_out(array.ctypes.data, output.address, array.nbytes, self._pipeline.copy_out)
         return array
 
@@ -233,7 +240,7 @@ class Lane:
                 self._device.record(event, stream)
             for event in self._events:
                 self._device.synchronize(event)
-        self._inputs, self._outputs, self._results, self._delivered = {}, (), [], []
+        self._inputs, self._outputs, self._results, self._delivered, self._slow = {}, (), [], [], []
         self._end_turn()
 
     def _end_turn(self) -> None:

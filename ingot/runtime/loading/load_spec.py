@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot import tensors
 from ingot.bounds import LOOSE, Bounds, bounds_of, excess
+from ingot.bounds.indices import indices_of
 from ingot.bounds.randomness import random_of
 from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError
@@ -93,7 +94,14 @@ class LoadSpec:
         isolation = isolation_of(settings, risk)
         size = path.stat().st_size
         engine, graphs = settings.engine or ENGINES[0], graphs_for("onnx", None, settings)
-        spec = EngineSpec(path, engine=engine, graphs=graphs, max_batch=settings.limits.max_batch)
+        spec = EngineSpec(
+            path,
+            engine=engine,
+            graphs=graphs,
+            convolutions=settings.convolutions,
+            gpu_arena=settings.gpu_arena,
+            max_batch=settings.limits.max_batch,
+        )
         return cls(
             lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
             isolation=isolation,
@@ -144,6 +152,8 @@ class LoadSpec:
             engine=engine_of(variant, settings.engine),
             precision=precision_of(variant),
             graphs=graphs_for(form, variant.signature.batch, settings, padded=variant.serving.batchable),
+            convolutions=settings.convolutions,
+            gpu_arena=settings.gpu_arena,
             cache=tensorrt_cache(variant, settings),
             max_batch=settings.limits.max_batch,
             shards=settings.shards,
@@ -201,6 +211,21 @@ class LoadSpec:
             return ""
         found = mixing_of(self.graph, signature, signature.batch)
         return "" if found is None else f"{found.reason}; export the file with --independent if that is wrong"
+
+    def ranged(self, signature: Signature) -> Signature:
+        """Return a bare file's signature with the ranges of the inputs that are indices."""
+        ranges = {} if self.graph is None else indices_of(self.graph).ranges
+        inputs = (replace(spec, values=spec.values or ranges.get(spec.name)) for spec in signature.inputs)
+        return replace(signature, inputs=tuple(inputs))
+
+    def unchecked(self, signature: Signature) -> list[str]:
+        """Return the integer inputs without a range that indices may depend on."""
+        unknown = None if self.graph is None else indices_of(self.graph).unknown
+        return [
+            spec.name
+            for spec in signature.inputs
+            if spec.dtype.is_integer and spec.values is None and (unknown is None or spec.name in unknown)
+        ]
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""

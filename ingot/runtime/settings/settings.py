@@ -17,6 +17,8 @@ from ingot.runtime.settings.repeat import Repeat
 VariantChoice = Literal["measured", "preferred"]
 Isolate = Literal["auto", "all", "none"]
 CudaGraphs = Literal["auto", "on", "off"]
+ConvolutionOptions = Literal["auto", "default", "nhwc", "heuristic"]
+GpuArena = Literal["doubled", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,8 @@ class Settings:
     ``device`` is ``auto``, ``cpu``, ``cuda``, or a kind of device with indices, such as ``cuda:0,1``. On each device,
     ``instances`` engines run side by side, which share the CPU cores; on a GPU, each has up to ``lanes`` batches in
     flight. ``cuda_graphs`` selects the engines that capture batches as CUDA graphs: ``on``, all that can, or ``auto``,
-    those of PyTorch. ``engine`` runs every graph; None is the engine that a variant names, or else ONNX Runtime.
+    those of PyTorch. ``convolutions`` and ``gpu_arena`` are options of ONNX Runtime on a GPU.
+    ``engine`` runs every graph; None is the engine that a variant names, or else ONNX Runtime.
     ``shards`` is the number of processes, each with its own GPU if there are any, over which one copy of a model is
     divided.
     ``allow_code`` loads variants of formats that can run their author's code.
@@ -72,6 +75,8 @@ class Settings:
     instances: int = 1
     lanes: int = 3
     cuda_graphs: CudaGraphs = "auto"
+    convolutions: ConvolutionOptions = "auto"
+    gpu_arena: GpuArena = "doubled"
     shards: int = 1
     engine: str | None = None
     limits: Limits = field(default_factory=Limits)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +172,22 @@ def test_a_staging_buffer_that_is_written_too_early_is_found() -> None:
     run.idle[0].start({"x": staged})
     with pytest.raises(UnorderedAccess):
         run.device.touch(span_of(staged), writes=True)
+
+
+def test_a_copy_to_ordinary_memory_does_not_stop_other_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's driver waits for the batch in such a copy."""
+    for limit, locked in ((0, False), (1 << 30, True)):
+        run, seen = Run(FakeDevice(), 3, limit=limit), list[bool]()
+        copy_out = run.device.copy_out
+
+        def watched(*how: int, run: Run = run, seen: list[bool] = seen, copy_out: Any = copy_out) -> None:
+            seen.append(run.pipeline.order.locked())
+            copy_out(*how)
+
+        monkeypatch.setattr(run.device, "copy_out", watched)
+        run.submit_all(8)
+        run.close()
+        assert seen == [locked] * 8
 
 
 def test_steady_traffic_stalls_nothing() -> None:

@@ -12,8 +12,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
@@ -21,7 +23,7 @@ from ingot.model_store import Evidence, MemoryEvidence
 from ingot.runtime import EngineSpec, Settings, load_engine
 from ingot.runtime.engines import loader, pipelined
 from ingot.runtime.engines.isolation.engine import Isolation
-from ingot.runtime.engines.ort import ort_session
+from ingot.runtime.engines.ort import convolutions, ort_session
 from ingot.runtime.engines.ort.ort_engine import OrtEngine
 from ingot.runtime.gpu import precision
 from ingot.runtime.gpu.graphs import GraphOptions
@@ -31,6 +33,7 @@ from ingot.runtime.loading import load_spec, placement
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.loading.placement import Need, Placement
 from ingot.runtime.machine import devices, nvml
+from ingot.tensors import Signature
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import FakeDevice
 from tests.runtime.variants import SIZE, Made, archive
@@ -205,6 +208,10 @@ def test_a_session_computes_in_the_pipelines_stream() -> None:
     assert ort_session.providers_of(CUDA, "cuda:3", None, tf32=True, graphs=True) == expected
 
 
+class Kept(Exception):
+    """Ends the load of a model that the CPU cannot run."""
+
+
 class Opened:
     """Sessions that were asked for, by their providers; one on the CPU runs. ``lacking`` cannot be loaded."""
 
@@ -230,6 +237,12 @@ class Opened:
         names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
         self.device = FakeDevice()
+
+        def keep(providers: list[Any]) -> None:
+            self.providers.append(providers)
+            raise Kept
+
+        self.keep = keep
         monkeypatch.setattr(pipelined, "open_device", lambda name: self.device)
 
 
@@ -280,7 +293,84 @@ def test_without_tensorrt_its_models_are_refused(tmp_path: Path, monkeypatch: py
         load_engine(EngineSpec(path, engine="tensorrt", device="cuda:0", precision="int3"))
 
 
-def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def convolution(folder: Path, kind: int, weights: str = "w") -> Path:
+    """y = the convolution of x [batch, 1, 4, 4] with weights of an element type; computed weights, if named ``w2``."""
+    constant = helper.make_tensor("w", kind, (1, 1, 3, 3), np.ones(9))
+    nodes = [helper.make_node("Identity", ["w"], ["w2"]), helper.make_node("Conv", ["x", weights], ["y"])]
+    shape: onnx_models.Dims = ("batch", 1, 4, 4)
+    outputs: list[tuple[str, int, onnx_models.Dims]] = [("y", kind, ("batch", 1, 2, 2))]
+    return onnx_models.save(folder / "convolution.onnx", nodes, [("x", kind, shape)], outputs, [constant])
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process have no model on a GPU yet."""
+    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+
+
+def test_convolutions_in_half_precision_use_tensor_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    """With ``use_tf32`` off, ONNX Runtime chooses kernels without tensor cores for them, too."""
+    found = Opened(monkeypatch)
+    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+    for kind, weights, cores in ((half, "w", "1"), (single, "w", "0"), (half, "w2", "0")):
+        path = convolution(tmp_path, kind, weights)
+        monkeypatch.setattr(ort_session, "create", lambda ort, path, options, providers: found.keep(providers))
+        with pytest.raises(Kept):
+            load_engine(EngineSpec(path, device="cuda:0"))
+        assert found.providers[-1][0][1]["use_tf32"] == cores
+    assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"  # so no product in 32 bits is in TF32
+    with pytest.raises(Unsupported, match="computed in tf32 and another one of this process in f32"):
+        load_engine(EngineSpec(path, device="cuda:0", precision="tf32"))
+
+
+@pytest.mark.parametrize("choice", ["auto", "default", "nhwc", "heuristic"])
+def test_the_fastest_options_of_convolutions_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None, choice: str
+) -> None:
+    found, path = Opened(monkeypatch), convolution(tmp_path, TensorProto.FLOAT)
+    # One option is faster than the defaults, and one cannot run.
+    speeds = {"default": 3.0, "heuristic": 1.0}
+
+    def seconds(run: Any, feeds: Any) -> float:
+        assert [next(iter(feed.values())).shape[0] for feed in feeds] == [8, 7]
+        run(feeds[0])
+        name = order[len(measured)]
+        measured.append(name)
+        if name not in speeds:
+            raise RuntimeError("no kernel")
+        return speeds[name]
+
+    order, measured = ["default", "nhwc", "heuristic"], list[str]()
+    monkeypatch.setattr(convolutions, "_seconds", seconds)
+    engine = load_engine(EngineSpec(path, device="cuda:0", convolutions=choice, gpu_arena="exact"))
+    assert engine.settings["convolutions"] == ("heuristic" if choice == "auto" else choice)
+    assert measured == (order if choice == "auto" else [])
+    options = [each[0][1] for each in found.providers]
+    assert all(each["arena_extend_strategy"] == "kSameAsRequested" for each in options)
+    extra = [{**convolutions.CANDIDATES.get(name, {})} for name in (order if choice == "auto" else [choice])]
+    for each, more in zip(options, extra, strict=True):
+        assert more.items() <= each.items()
+        assert ("prefer_nhwc" in each, "cudnn_conv_algo_search" in each) == (
+            "prefer_nhwc" in more,
+            "cudnn_conv_algo_search" in more,
+        )
+    engine.close()
+
+
+@pytest.mark.parametrize(("times", "best"), [((1, 0.95, 2), "a"), ((1, 0.8, 0.7), "c"), ((1, 0.5, 0.7), "b")])
+def test_options_must_gain_a_tenth(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str) -> None:
+    left = iter(times)
+    monkeypatch.setattr(convolutions, "_seconds", lambda run, feeds: next(left))
+    runs: dict[str, Any] = dict.fromkeys("abc", lambda feed: None)
+    assert convolutions.fastest(Signature((), ()), runs) == best
+
+
+def test_tf32_is_used_for_variants_that_were_measured_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Unsupported, match="only a GPU computes in tf32"):
         load_engine(EngineSpec(path, device="cpu", precision="tf32"))

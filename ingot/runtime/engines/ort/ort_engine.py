@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,13 @@ import numpy as np
 from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, InvalidArgument, TooLarge, Unsupported
 from ingot.runtime.engines.engine import Capabilities
 from ingot.runtime.engines.ort import ort_arena, ort_session, ort_zipmap
+from ingot.runtime.engines.ort.convolutions import (
+    CANDIDATES,
+    Convolutions,
+    convolutions_of,
+    fastest,
+    measurable,
+)
 from ingot.runtime.engines.ort.ort_lane import ASYNCHRONOUS, OrtLane
 from ingot.runtime.engines.ort.ort_tensors import batch_symbol, copied, from_ort, spec_of, to_ort
 from ingot.runtime.engines.pipelined import PipelinedEngine, pipeline_of
@@ -26,7 +34,7 @@ from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.gpu.precision import use_precision
 from ingot.runtime.machine import devices
 from ingot.runtime.machine.memory import NO_MEMORY
-from ingot.tensors import Array, DType, Signature
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +65,9 @@ class OrtEngine(PipelinedEngine):
         pipelined: on a GPU, copy inputs and outputs while other batches are computed; see :mod:`..gpu.pipeline`.
         precision: of products of 32-bit floats on a GPU: ``f32`` or ``tf32``.
         graphs: the batches that are to be captured as CUDA graphs on a GPU; there is then one lane.
+        convolutions: options of convolutions on a GPU, of :data:`.convolutions.CANDIDATES`: ``default`` for none,
+            ``auto`` for the fastest, which is measured.
+        gpu_arena: how the memory of a GPU grows: ``doubled``, or ``exact`` for as much as a call needs.
 
     Raises:
         InvalidArgument: ONNX Runtime cannot run the file, or ``library`` is not a library of custom operators.
@@ -66,6 +77,9 @@ class OrtEngine(PipelinedEngine):
     platform = "onnxruntime_onnx"
     provider = ort_session.CUDA
     _lane: OrtLane | None
+    _session: Any
+    _inputs: tuple[TensorSpec, ...]
+    _outputs: tuple[TensorSpec, ...]
 
     def __init__(
         self,
@@ -79,6 +93,8 @@ class OrtEngine(PipelinedEngine):
         pipelined: bool = True,
         precision: str = "f32",
         graphs: GraphOptions | None = None,
+        convolutions: str = "default",
+        gpu_arena: str = "doubled",
     ):
         ort = ort_session.package()
         options = ort_session.options_of(ort, path, library)
@@ -98,6 +114,9 @@ class OrtEngine(PipelinedEngine):
         self._optimized = optimized
         self._custom = library is not None
         self._precision = precision
+        self._convolutions = convolutions
+        self._tensor_cores = precision == "tf32"
+        self._more = {"arena_extend_strategy": "kSameAsRequested"} if gpu_arena == "exact" else {}
         self._pipeline = pipeline_of(self.device) if pipelined and self.device != "cpu" else None
         began = time.perf_counter()
         with contextlib.ExitStack() as on_error:
@@ -139,8 +158,13 @@ class OrtEngine(PipelinedEngine):
             "graph_optimization": "stored" if self._optimized else "all",
             "packed_weights": "on" if self._packed else "off",
             "pipeline": "off" if self._lane is None else "on",
-            **({} if self.device == "cpu" else {"precision": self._precision, "cuda_graphs": described(self._graphs)}),
+            **({} if self.device == "cpu" else self._gpu_settings),
         }
+
+    @property
+    def _gpu_settings(self) -> dict[str, str]:
+        own = {"precision": self._precision, "cuda_graphs": described(self._graphs)}
+        return own if self._convolutions == "none" else {**own, "convolutions": self._convolutions}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -220,6 +244,12 @@ class OrtEngine(PipelinedEngine):
         Raises:
             InvalidArgument: ONNX Runtime cannot run the file.
         """
+        found = convolutions_of(path) if self.device != "cpu" else Convolutions()
+        # Convolutions of 16-bit floats need the option for tensor cores, and no product here is in 32 bits.
+        self._tensor_cores |= found.half
+        if not found.any:
+            self._convolutions = "none"
+        self._more |= CANDIDATES.get(self._convolutions, {})
         if graphs is not None and self._pipeline is not None:
             try:
                 self._open_session(ort, path, options, graphs=True)
@@ -230,6 +260,23 @@ class OrtEngine(PipelinedEngine):
                 log.warning("batches run without CUDA graphs: %s", error)
         if self._graphs is None:
             self._open_session(ort, path, options)
+        if self._convolutions == "auto":
+            self._choose_convolutions(ort, path, options)
+
+    def _choose_convolutions(self, ort: Any, path: Path, options: Any) -> None:
+        """Keep the session of the options with which convolutions are fastest."""
+        self._convolutions = "default"
+        if self.device == "cpu" or self._graphs is not None or not measurable(self.signature):
+            return
+        sessions, more = {"default": self._session}, self._more
+        for name, candidate in CANDIDATES.items():
+            self._more = more | candidate
+            with contextlib.suppress(InvalidArgument):  # such as an option that this version lacks
+                self._open_session(ort, path, options)
+                sessions[name] = self._session
+        chosen = fastest(self.signature, {name: partial(each.run, None) for name, each in sessions.items()})
+        self._convolutions, self._session = chosen, sessions[chosen]
+        self._more = more | CANDIDATES.get(chosen, {})
 
     def _open_session(self, ort: Any, path: Path, options: Any, *, graphs: bool = False) -> None:
         try:
@@ -248,8 +295,9 @@ class OrtEngine(PipelinedEngine):
 
     def _providers(self, ort: Any, *, graphs: bool) -> list[ort_session.Provider]:
         """Return the session's execution providers, first choice first."""
-        tf32 = self._precision == "tf32"
-        return ort_session.providers_of(ort, self.device, self._pipeline, tf32=tf32, graphs=graphs)
+        return ort_session.providers_of(
+            ort, self.device, self._pipeline, tf32=self._tensor_cores, graphs=graphs, more=self._more
+        )
 
     def _lacks_providers(self) -> None:
         # ONNX Runtime silently falls back to the CPU if the CUDA or cuDNN libraries cannot be loaded.

@@ -6,10 +6,11 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from ingot.errors import InvalidArgument, Unsupported, missing_package
@@ -184,7 +185,13 @@ Provider = str | tuple[str, dict[str, str]]
 
 
 def providers_of(
-    ort: Any, device: str, pipeline: Pipeline | None, *, tf32: bool = False, graphs: bool = False
+    ort: Any,
+    device: str,
+    pipeline: Pipeline | None,
+    *,
+    tf32: bool = False,
+    graphs: bool = False,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Provider]:
     """Return the execution providers of a session, first choice first.
 
@@ -192,15 +199,16 @@ def providers_of(
         ort: the package.
         device: the result of :func:`pick_device`.
         pipeline: in whose stream a GPU's kernels are to run; None for one of the session's.
-        tf32: whether factors of 32-bit products are rounded to 10 bits: faster, but not the numerics that the export
-            proved.
+        tf32: whether factors of 32-bit products may be rounded to 10 bits: faster, but not the numerics that the export
+            proved. Without it, convolutions of 16-bit floats do not use tensor cores either.
         graphs: whether runs with a ``gpu_graph_id`` are captured and replayed.
+        more: further options of the provider for GPUs.
     """
     if device == "cpu":
         return ["CPUExecutionProvider"]
     if hasattr(ort, "preload_dlls"):
         _preload(ort)
-    options = gpu_options(device, pipeline) | {"use_tf32": str(int(tf32))}
+    options = gpu_options(device, pipeline) | {"use_tf32": str(int(tf32)), **more}
     if graphs:
         options["enable_cuda_graph"] = "1"
     return [(CUDA, options), "CPUExecutionProvider"]
