@@ -12,13 +12,14 @@ SECONDS := 60
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix test-long fuzz site lint tools protos lock hashes sbom audit dist clean
+.PHONY: help demo test test-matrix test-long gpu fuzz site lint tools protos lock hashes sbom audit dist clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
 	@echo "make test-matrix         the tests on further servers and routes, and of compiled models"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
+	@echo "make gpu [ARGS=...]      on a machine with an NVIDIA GPU: its tests and figures, into the docs"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make site                the documentation as a site, in build/site"
 	@echo "make lint                ruff, mypy, the structure of imports and the wording"
@@ -67,6 +68,10 @@ test-matrix: $(INSTALLED) tools
 test-long: $(INSTALLED) tools
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[helm,ray]'
 	@$(BIN)/pytest -m long -o faulthandler_timeout=7200 $(ARGS)
+
+# Without .venv, whose PyTorch and ONNX Runtime are for the CPU. For a machine without the internet: scripts/gpu.py.
+gpu:
+	@$(PYTHON) scripts/gpu.py run build/gpu.json $(ARGS); $(PYTHON) scripts/gpu.py write build/gpu.json
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

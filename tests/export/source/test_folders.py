@@ -165,7 +165,7 @@ class TestTransformers:
         assert isinstance(module, nn.Module)
         archive = export_model(module, name="bert")
         assert [str(spec) for spec in archive.signature.inputs] == [
-            "input_ids:int64[batch,seq]",
+            "input_ids:int64[batch,seq]=0..49",
             "attention_mask:int64[batch,seq]",
         ]
         assert archive.signature.range("seq").high == 32

@@ -368,9 +368,7 @@ def test_options_must_gain_a_tenth(monkeypatch: pytest.MonkeyPatch, times: tuple
     assert convolutions.fastest(Signature((), ()), runs) == best
 
 
-def test_tf32_is_used_for_variants_that_were_measured_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
-) -> None:
+def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = onnx_models.affine(tmp_path)
     with pytest.raises(Unsupported, match="only a GPU computes in tf32"):
         load_engine(EngineSpec(path, device="cpu", precision="tf32"))
