@@ -1,4 +1,6 @@
-"""Counts the structure of a package: rooms, floors and arrows of each folder, circles of imports, and broad excepts.
+"""Counts the structure of a package: rooms, floors and arrows of each folder, and circles of imports.
+
+It also counts broad excepts, functions with many parameters, and imports of tests that a move inside a package breaks.
 
 ``python scripts/structure.py`` prints a line for each folder. A room is a file or folder in it; an arrow, one room that
 imports another; the floors are the rooms of the longest chain of arrows. Folders count as one room, so a circle between
@@ -21,6 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 MOST_BROAD = 0.5
 """Broad excepts per 1,000 lines."""
+MANY_PARAMETERS = 9
+MOST_WITH_MANY = 15
+"""Functions with that many parameters, without ``self``, ``cls``, ``*`` and ``**``."""
 _BROAD = {"Exception", "BaseException"}
 
 
@@ -126,8 +131,44 @@ def broad_per_1000(root: Path = ROOT) -> float:
     return 1000 * len(broad_excepts(root)) / sum(path.read_text().count("\n") for path in modules(root).values())
 
 
+def with_many_parameters(root: Path = ROOT) -> list[str]:
+    """Return the places of functions with many parameters."""
+    found = []
+    for path in modules(root).values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if sum(each.arg not in ("self", "cls") for each in every) >= MANY_PARAMETERS:
+                    found.append(f"{path.relative_to(root)}:{node.lineno} {node.name}")
+    return found
+
+
+def imports_below_faces(root: Path = ROOT) -> dict[str, int]:
+    """Return how many imports of each test file break if a module of ``ingot`` moves inside its package.
+
+    A package's face is its ``__init__`` and the modules that the docstring there names, as in "Start in scheduler.py".
+    """
+    known, found = modules(root), {}
+    documented: dict[str, str] = {
+        name: ast.get_docstring(ast.parse(path.read_text())) or "" for name, path in known.items() if _is_face(path)
+    }
+    for test in sorted((root / "tests").rglob("*.py")):
+        below = 0
+        for name in imports(test, known):
+            package, _, module = name.rpartition(".")
+            if package.count(".") and name in known and not _is_face(known[name]):
+                below += re.search(rf"\b{module}\.py\b", documented[package]) is None
+        if below:
+            found[str(test.relative_to(root))] = below
+    return found
+
+
+def _is_face(path: Path) -> bool:
+    return path.name == "__init__.py"
+
+
 def main() -> None:
-    """Print the figures; exit with 1 if there is a circle, or if broad excepts are too many or lack their reason."""
+    """Print the figures; exit with 1 if there is a circle, or if one of the figures is over its limit."""
     found = folders()
     width = max(len(folder.name) for folder in found)
     print(f"{'folder':{width}}  rooms  floors  arrows")
@@ -142,7 +183,13 @@ def main() -> None:
         print(f"{place}: a broad except without its reason; write it in a comment on the line", file=sys.stderr)
     share = broad_per_1000()
     print(f"broad excepts: {len(broad_excepts())}, {share:.2f} per 1,000 lines; at most {MOST_BROAD}")
-    sys.exit(any(folder.circle for folder in found) or bool(bare) or share > MOST_BROAD)
+    tests = imports_below_faces()
+    print(f"test files that import below the face of a package: {len(tests)}, by {sum(tests.values())} imports")
+    many = with_many_parameters()
+    print(f"functions with {MANY_PARAMETERS} or more parameters: {len(many)}; at most {MOST_WITH_MANY}")
+    if len(many) > MOST_WITH_MANY:
+        print("\n".join(many), file=sys.stderr)
+    sys.exit(any(folder.circle for folder in found) or bool(bare) or share > MOST_BROAD or len(many) > MOST_WITH_MANY)
 
 
 if __name__ == "__main__":

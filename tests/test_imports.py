@@ -33,6 +33,7 @@ FLOORS = {
     "client": 5,
     "bounds": 3,
     "demo": 3,
+    "addresses": 0,
     "faultlog": 1,
     "foreign": 1,
     "report": 1,
@@ -117,6 +118,36 @@ def test_broad_excepts_are_found(tmp_path: Path) -> None:
     found = {place.rpartition(":")[2]: reason for place, reason in structure.broad_excepts(tmp_path).items()}
     assert found == {"2": "", "8": "any", "10": "another", "12": ""}
     assert structure.broad_per_1000(tmp_path) == pytest.approx(4000 / 13)
+
+
+@pytest.mark.matrix
+def test_few_functions_have_many_parameters() -> None:
+    assert len(structure.with_many_parameters()) <= structure.MOST_WITH_MANY
+
+
+def test_imports_below_the_face_of_a_package_are_found(tmp_path: Path) -> None:
+    texts = {
+        "ingot/__init__": "",
+        "ingot/errors": "",
+        "ingot/a/__init__": '"""A package. Start in x.py."""',
+        "ingot/a/x": "",
+        "ingot/a/y": "",
+        "tests/test_face": "from ingot import errors\nfrom ingot.a import x\nfrom ingot.a.x import name\n",
+        "tests/test_below": "from ingot.a import y\nfrom ingot.a.y import name\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    assert structure.imports_below_faces(tmp_path) == {"tests/test_below.py": 2}
+
+
+def test_functions_with_many_parameters_are_found(tmp_path: Path) -> None:
+    (tmp_path / "ingot").mkdir()
+    (tmp_path / "ingot" / "__init__.py").write_text(
+        "def many(a, /, b, c, d, e, *, f, g, h, i): ...\n"
+        "class Few:\n    def few(self, a, b, c, d, e, f, g, h, *others, **more): ...\n"
+    )
+    assert structure.with_many_parameters(tmp_path) == ["ingot/__init__.py:1 many"]
 
 
 # Imported when a model of their formats is loaded, and by nothing that an ONNX model needs.

@@ -6,13 +6,15 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.cli import interrupts, output
-from ingot.cli.connection import api_key, naming_key_options
+from ingot.cli.connection import ClientAccess, api_key, naming_key_options
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, say, stdout
 from ingot.errors import InvalidArgument, Unavailable, write_error
 from ingot.report import units
@@ -22,19 +24,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ingot.bench.measurement import Bench, Objective, Point
+    from ingot.bench.plan import Arrivals
     from ingot.bench.results import Report
+    from ingot.bench.target import Protocol
 
 _CLIENTS = "1,4,16,64"
-_LOAD = "Load (one of these)"
-_INPUTS = "Inputs"
-_RULES = "Measurement"
-_ACCESS = "Access"
 
 
-def bench(
-    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")],
-    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
-    version: Annotated[str, typer.Option(help="The model's version.", show_default="the server's choice")] = "",
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The model under load."""
+
+    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")]
+    model: Annotated[str, typer.Argument(help="The model's name on the server.")]
+    version: Annotated[str, typer.Option(help="The model's version.", show_default="the server's choice")] = ""
     protocol: Annotated[
         str,
         typer.Option(
@@ -42,7 +45,26 @@ def bench(
             help="binary, json, grpc, grpc-stream or torchserve.",
             show_default="binary over HTTP, grpc over gRPC",
         ),
-    ] = "",
+    ] = ""
+
+    def known_protocol(self) -> Protocol | None:
+        """Return the protocol; None if none was named.
+
+        Raises:
+            InvalidArgument: it is unknown.
+        """
+        from ingot.bench.target import PROTOCOLS
+
+        found = next((name for name in PROTOCOLS if name == self.protocol), None)
+        if self.protocol and found is None:
+            raise InvalidArgument(f"--protocol '{self.protocol}' is not one of {', '.join(PROTOCOLS)}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The times at which requests are sent."""
+
     clients: Annotated[
         str,
         typer.Option(
@@ -51,100 +73,94 @@ def bench(
             metavar="<n,n,...>",
             help="Closed loop: each client sends its next request when the last one is answered.",
             show_default=_CLIENTS,
-            rich_help_panel=_LOAD,
         ),
-    ] = "",
+    ] = ""
     rate: Annotated[
         str,
         typer.Option(
             metavar="<n,n,...>",
             help="Open loop: requests per second, whatever the server does. Latencies count from when each is due.",
-            rich_help_panel=_LOAD,
         ),
-    ] = "",
+    ] = ""
     times: Annotated[
         Path | None,
         typer.Option(
-            help="Open loop: replay requests at the times of this file, seconds from the start, one per line.",
-            rich_help_panel=_LOAD,
+            help="Open loop: replay requests at the times of this file, seconds from the start, one per line."
         ),
-    ] = None,
+    ] = None
     slo: Annotated[
         str,
-        typer.Option(
-            metavar="<p99=50ms>", help="Find the highest rate that holds this latency.", rich_help_panel=_LOAD
-        ),
-    ] = "",
-    arrivals: Annotated[
-        str, typer.Option(metavar="<name>", help="Of --rate and --slo: poisson or fixed.", rich_help_panel=_LOAD)
-    ] = "poisson",
+        typer.Option(metavar="<p99=50ms>", help="Find the highest rate that holds this latency."),
+    ] = ""
+    arrivals: Annotated[str, typer.Option(metavar="<name>", help="Of --rate and --slo: poisson or fixed.")] = "poisson"
+
+    @property
+    def open(self) -> bool:
+        """Whether requests are sent at times that do not depend on responses."""
+        return bool(self.rate or self.times or self.slo)
+
+    def check(self) -> None:
+        """Raise InvalidArgument if options contradict each other."""
+        if sum(map(bool, (self.clients, self.rate, self.times, self.slo))) > 1:
+            raise InvalidArgument("--clients, --rate, --times and --slo exclude each other: give one of them")
+        if self.arrivals not in ("poisson", "fixed"):
+            raise InvalidArgument(f"--arrivals '{self.arrivals}' is not poisson or fixed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The inputs of the requests."""
+
     data: Annotated[
         Path | None,
         typer.Option(
             help="Inputs: an .npz file, requests as .json, what --record wrote; for torchserve any body.",
             show_default="random values",
-            rich_help_panel=_INPUTS,
         ),
-    ] = None,
+    ] = None
     shape: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="<name:n,n,...>", help="The shape of a random input; repeatable.", rich_help_panel=_INPUTS
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per request.", rich_help_panel=_INPUTS)] = 1,
-    seed: Annotated[int, typer.Option(help="Of random inputs and arrivals.", rich_help_panel=_INPUTS)] = 1,
+        typer.Option(metavar="<name:n,n,...>", help="The shape of a random input; repeatable."),
+    ] = None
+    batch: Annotated[int, typer.Option(min=1, help="Samples per request.")] = 1
+    seed: Annotated[int, typer.Option(help="Of random inputs and arrivals.")] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The duration of a measurement, and the connections that send its load."""
+
     seconds: Annotated[
         int | None,
-        typer.Option(min=1, help="Measure for this long.", show_default="until it is stable", rich_help_panel=_RULES),
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Seconds before each measurement.", rich_help_panel=_RULES)] = 1,
+        typer.Option(min=1, help="Measure for this long.", show_default="until it is stable"),
+    ] = None
+    warmup: Annotated[int, typer.Option(min=0, help="Seconds before each measurement.")] = 1
     tolerance: Annotated[
         float,
         typer.Option(
             min=0.001,
             max=10,
             help="It is stable when rate and mean latency of three seconds in a row differ by no more than this share.",
-            rich_help_panel=_RULES,
         ),
-    ] = 0.1,
-    most_seconds: Annotated[
-        int, typer.Option(min=1, help="Measure no longer, stable or not.", rich_help_panel=_RULES)
-    ] = 15,
+    ] = 0.1
+    most_seconds: Annotated[int, typer.Option(min=1, help="Measure no longer, stable or not.")] = 15
     connections: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Connections to the server.",
-            show_default="one per client; gRPC: 1; open loops: 128; gRPC: 2",
-            rich_help_panel=_RULES,
+            min=1, help="Connections to the server.", show_default="one per client; gRPC: 1; open loops: 128; gRPC: 2"
         ),
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that send the load.", rich_help_panel=_RULES)] = 1,
-    timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds until a request has failed.", rich_help_panel=_RULES)
-    ] = 60.0,
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file of the authorities that may have signed the server's certificate.", rich_help_panel=_ACCESS
-        ),
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of the API key, if the server needs one.",
-            show_default="the variable INGOT_API_KEY",
-            rich_help_panel=_ACCESS,
-        ),
-    ] = None,
-    cert_file: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of the client's certificate, if the server asks for one.", rich_help_panel=_ACCESS),
-    ] = None,
-    cert_key_file: Annotated[
-        Path | None, typer.Option(help="PEM file of that certificate's key.", rich_help_panel=_ACCESS)
-    ] = None,
+    ] = None
+    processes: Annotated[int, typer.Option(min=1, help="Processes that send the load.")] = 1
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request has failed.")] = 60.0
+
+
+@with_options
+def bench(
+    served: Served,
+    load: Annotated[Load, "Load (one of these)"],
+    inputs: Annotated[Inputs, "Inputs"],
+    measurement: Annotated[Measurement, "Measurement"],
+    access: Annotated[ClientAccess, "Access"],
     report: Annotated[Path | None, typer.Option(help="Write a page with plots to this .html file.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a line for each load to this .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -163,29 +179,37 @@ def bench(
     """
     from ingot.bench.measurement import Bench, Objective, Rule
     from ingot.bench.results import Report
-    from ingot.bench.target import PROTOCOLS, Credentials, Target
+    from ingot.bench.target import Credentials, Target
 
-    if sum(map(bool, (clients, rate, times, slo))) > 1:
-        raise InvalidArgument("--clients, --rate, --times and --slo exclude each other: give one of them")
-    chosen = next((name for name in PROTOCOLS if name == protocol), None)
-    if protocol and chosen is None:
-        raise InvalidArgument(f"--protocol '{protocol}' is not one of {', '.join(PROTOCOLS)}")
-    if arrivals not in ("poisson", "fixed"):
-        raise InvalidArgument(f"--arrivals '{arrivals}' is not poisson or fixed")
-    counts = _numbers("--clients", clients or ("" if rate or times or slo else _CLIENTS), whole=True)
-    rates = _numbers("--rate", rate)
-    recorded = () if times is None else read_times(times)
-    objective = Objective.parse(slo) if slo else None
-    shapes = dict(read_shape(text) for text in shape or [])
-    rule = Rule(warmup=warmup, windows=seconds, tolerance=tolerance, most=most_seconds)
-    known = Credentials(key=api_key(key_file), ca_file=ca_file, cert_file=cert_file, cert_key_file=cert_key_file)
+    load.check()
+    chosen = served.known_protocol()
+    counts = _numbers("--clients", load.clients or ("" if load.open else _CLIENTS), whole=True)
+    rates = _numbers("--rate", load.rate)
+    recorded = () if load.times is None else read_times(load.times)
+    objective = Objective.parse(load.slo) if load.slo else None
+    shapes = dict(read_shape(text) for text in inputs.shape or [])
+    rule = Rule(
+        warmup=measurement.warmup,
+        windows=measurement.seconds,
+        tolerance=measurement.tolerance,
+        most=measurement.most_seconds,
+    )
+    url, model, version = served.url, served.model, served.version
+    known = Credentials(
+        key=api_key(access.key_file),
+        ca_file=access.ca_file,
+        cert_file=access.cert_file,
+        cert_key_file=access.cert_key_file,
+    )
+    connections, processes = measurement.connections, measurement.processes
     with (
         naming_key_options(),
-        Target(url, model, version=version, protocol=chosen, credentials=known, timeout=timeout) as target,
+        Target(url, model, version=version, protocol=chosen, credentials=known, timeout=measurement.timeout) as target,
     ):
-        payload = target.payload(data, shapes, batch, seed)
+        payload = target.payload(inputs.data, shapes, inputs.batch, inputs.seed)
         target.check(payload)
-        plan = target.plan(payload, arrivals="fixed" if arrivals == "fixed" else "poisson", seed=seed)
+        arrivals: Arrivals = "fixed" if load.arrivals == "fixed" else "poisson"
+        plan = target.plan(payload, arrivals=arrivals, seed=inputs.seed)
         title = f"{model}{f':{version}' if version else ''} at {url}, {target.protocol}"
         note(f"{title}: {payload.text}")
         best, interrupted = None, False

@@ -16,19 +16,85 @@ from ingot.cli import output
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.bench import read_shape, read_times
 from ingot.cli.completion import references
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from ingot.capacity.calibration import Site
     from ingot.capacity.server import Server, Traffic
     from ingot.model_store import Variant
     from ingot.tensors import Array
 
 Protocol = Literal["binary", "json", "grpc"]
 
-_BASIS = "Replica"
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The load, and the latency that replicas must hold under it."""
+
+    slo: Annotated[str, typer.Option(metavar="<p99=50ms>", help="The latency that each replica is to hold.")]
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second of all replicas.", show_default="the rate of the file")
+    ] = None
+    arrivals: Annotated[
+        str,
+        typer.Option(metavar="poisson|<file>", help="How requests arrive: at random, or at the times of this file."),
+    ] = "poisson"
+    headroom: Annotated[
+        float, typer.Option(min=0, max=0.95, help="The share of each replica's capacity to leave unused.")
+    ] = 0.2
+    cost: Annotated[str, typer.Option(metavar="<0.25/h>", help="The price of a replica per hour, in any currency.")] = (
+        ""
+    )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """The machine of one replica, and the origin of its latencies."""
+
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of a replica.")] = "cpu"
+    cores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="CPU cores of a replica.",
+            show_default="the cores of the machine where latencies were measured",
+        ),
+    ] = None
+    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.")] = "binary"
+    overhead: Annotated[
+        str,
+        typer.Option(
+            metavar="<time>",
+            help="CPU time of a request outside the engine, such as 60us.",
+            show_default="a constant of the protocol",
+        ),
+    ] = ""
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure latencies and overhead on this machine, in some 25 seconds, with a server and load.",
+        ),
+    ] = False
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<name:n,n,...>",
+            help="With --measure, the shape of an input; repeatable.",
+            show_default="that of the archive's first golden case",
+        ),
+    ] = None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of inputs by name, as given."""
+        return dict(map(read_shape, self.shape or []))
+
+
+@with_options
 def capacity(
     model: Annotated[
         str,
@@ -37,63 +103,12 @@ def capacity(
             autocompletion=references,
         ),
     ],
-    slo: Annotated[str, typer.Option(metavar="<p99=50ms>", help="The latency that each replica is to hold.")],
-    rate: Annotated[
-        float | None, typer.Option(help="Requests per second of all replicas.", show_default="the rate of the file")
-    ] = None,
-    arrivals: Annotated[
-        str,
-        typer.Option(metavar="poisson|<file>", help="How requests arrive: at random, or at the times of this file."),
-    ] = "poisson",
-    headroom: Annotated[
-        float, typer.Option(min=0, max=0.95, help="The share of each replica's capacity to leave unused.")
-    ] = 0.2,
-    cost: Annotated[
-        str, typer.Option(metavar="<0.25/h>", help="The price of a replica per hour, in any currency.")
-    ] = "",
+    *,
+    demand: Demand,
     variant: Annotated[
         str, typer.Option(help="The variant that is served.", show_default="the archive's preferred one")
     ] = "",
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Device of a replica.", rich_help_panel=_BASIS)
-    ] = "cpu",
-    cores: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="CPU cores of a replica.",
-            show_default="the cores of the machine where latencies were measured",
-            rich_help_panel=_BASIS,
-        ),
-    ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="Protocol of the requests.", rich_help_panel=_BASIS)] = "binary",
-    overhead: Annotated[
-        str,
-        typer.Option(
-            metavar="<time>",
-            help="CPU time of a request outside the engine, such as 60us.",
-            show_default="a constant of the protocol",
-            rich_help_panel=_BASIS,
-        ),
-    ] = "",
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Measure latencies and overhead on this machine, in some 25 seconds, with a server and load.",
-            rich_help_panel=_BASIS,
-        ),
-    ] = False,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="<name:n,n,...>",
-            help="With --measure, the shape of an input; repeatable.",
-            show_default="that of the archive's first golden case",
-            rich_help_panel=_BASIS,
-        ),
-    ] = None,
+    replica: Annotated[Replica, "Replica"],
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="With --measure, load formats that can run their author's code.")
     ] = False,
@@ -117,25 +132,31 @@ def capacity(
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 
-    objective = Objective.parse(slo)
-    traffic = Traffic(() if arrivals == "poisson" else read_times(Path(arrivals)))
-    request = Request(rate=_rate(rate, traffic), objective=objective, headroom=headroom, cost=_cost(cost))
+    objective = Objective.parse(demand.slo)
+    traffic = Traffic(() if demand.arrivals == "poisson" else read_times(Path(demand.arrivals)))
+    request = Request(
+        rate=_rate(demand.rate, traffic),
+        objective=objective,
+        headroom=demand.headroom,
+        cost=_cost(demand.cost),
+    )
     located = locate(model, Store(store))
     if variant and located.variant not in (None, variant):
         raise InvalidArgument(f"--variant {variant} and '{model}' name different variants; give one of them")
-    if measure and overhead:
+    if replica.measure and replica.overhead:
         raise InvalidArgument("--measure measures the overhead; leave --overhead out")
-    if shape and not measure:
+    if replica.shapes and not replica.measure:
         raise InvalidArgument("--shape needs --measure: the archive has latencies of one shape only")
     if report is not None:
         check_out(report)
         check_apart(report, model=located.name)
-    options = _Replica(device, cores, protocol, allow_code, store, dict(map(read_shape, shape or [])))
-    with progress("Opening", log=measure) as step:
+    with progress("Opening", log=replica.measure) as step:
         chosen = located.open().unpacked().variant(variant or located.variant)
         name = f"{located.name}#{chosen.name}"
         server, origin = (
-            _measured(name, chosen, options, step) if measure else _recorded(name, chosen, options, overhead)
+            _measured(name, chosen, _site(replica, store, allow_code=allow_code), step)
+            if replica.measure
+            else _recorded(name, chosen, replica)
         )
         plan = Plan(request, server, traffic, step)
         source = reports.Source(**origin, command=shlex.join(["ingot", *sys.argv[1:]]))
@@ -152,54 +173,47 @@ def capacity(
         note(f"note: {remark}")
 
 
-@dataclass(frozen=True)
-class _Replica:
-    """Where a replica runs: the options of the command."""
+def _site(replica: Replica, store: Path | None, *, allow_code: bool) -> Site:
+    """Return where a replica is measured."""
+    from ingot.capacity.calibration import Site
+    from ingot.runtime.machine import devices
 
-    device: str
-    cores: int | None
-    protocol: Protocol
-    allow_code: bool
-    store: Path | None
-    shapes: Mapping[str, tuple[int, ...]]
+    return Site(
+        cores=replica.cores or devices.cpu_count(),
+        device=replica.device,
+        protocol=replica.protocol,
+        allow_code=allow_code,
+        store=store,
+        shapes=replica.shapes,
+    )
 
 
-def _measured(
-    name: str, variant: Variant, options: _Replica, step: Callable[[str], None]
-) -> tuple[Server, dict[str, Any]]:
+def _measured(name: str, variant: Variant, where: Site, step: Callable[[str], None]) -> tuple[Server, dict[str, Any]]:
     """Return a replica as it is measured on this machine, and the fields of a source."""
     from ingot.capacity import calibration
     from ingot.runtime.machine import devices
 
-    where = calibration.Site(
-        cores=options.cores or devices.cpu_count(),
-        device=options.device,
-        protocol=options.protocol,
-        allow_code=options.allow_code,
-        store=options.store,
-        shapes=options.shapes,
-    )
     server = calibration.measure(name, variant, where, step)
     profile = f"measured now on {devices.describe()}"
     return server, {
         "model": name,
         "profile": profile,
-        "overhead": f"measured, {options.protocol}",
-        "sample": _sizes(calibration.example(variant, options.shapes)),
-        "notes": [*where.notes(), *([] if options.shapes else _of_one_size(variant))],
+        "overhead": f"measured, {where.protocol}",
+        "sample": _sizes(calibration.example(variant, where.shapes)),
+        "notes": [*where.notes(), *([] if where.shapes else _of_one_size(variant))],
     }
 
 
-def _recorded(name: str, variant: Variant, options: _Replica, overhead: str) -> tuple[Server, dict[str, Any]]:
+def _recorded(name: str, variant: Variant, replica: Replica) -> tuple[Server, dict[str, Any]]:
     """Return a replica by the archive's record, and the fields of a source."""
     from ingot.capacity import recorded
     from ingot.capacity.simulation import Overhead
 
-    if overhead:
-        time, origin = Overhead(request=_overhead(overhead)), "as given"
+    if replica.overhead:
+        time, origin = Overhead(request=_overhead(replica.overhead)), "as given"
     else:
-        time, origin = recorded.OVERHEADS[options.protocol], f"a constant for small requests, {options.protocol}"
-    server, notes = recorded.recorded(variant, device=options.device, cores=options.cores, overhead=time)
+        time, origin = recorded.OVERHEADS[replica.protocol], f"a constant for small requests, {replica.protocol}"
+    server, notes = recorded.recorded(variant, device=replica.device, cores=replica.cores, overhead=time)
     profile = f"recorded on {variant.serving.evidence.machine}"
     return server, {
         "model": name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,53 @@ import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.completion import references
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say
 
 if TYPE_CHECKING:
     from ingot.model_store.diff import Diff
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The data, the metric and the batch sizes of a comparison."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The inputs: .npz, .npy, or a folder.", show_default="the golden inputs"),
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="The metric, such as accuracy:labels=y, top1, similarity or module:function.", show_default="cosine"
+        ),
+    ] = None
+    transform: Annotated[str | None, typer.Option(help="The preprocessing of images, such as resize=256,crop=224.")] = (
+        None
+    )
+    batches: Annotated[
+        list[int] | None,
+        typer.Option("--batch", help="Batch size to time; repeatable.", show_default="1, 8, 32"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the engines of both models run."""
+
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu"
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per call.", show_default="one per core")] = (
+        None
+    )
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants of formats that can run their author's code."
+        ),
+    ] = False
+
+
+@with_options
 def compare(
     before: Annotated[
         str,
@@ -27,34 +69,10 @@ def compare(
     after: Annotated[
         str, typer.Argument(help="The second model, with the same inputs and outputs.", autocompletion=references)
     ],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="The inputs: .npz, .npy, or a folder.", show_default="the golden inputs"),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="The metric, such as accuracy:labels=y, top1, similarity or module:function.", show_default="cosine"
-        ),
-    ] = None,
-    transform: Annotated[
-        str | None, typer.Option(help="The preprocessing of images, such as resize=256,crop=224.")
-    ] = None,
-    batches: Annotated[
-        list[int] | None,
-        typer.Option("--batch", help="Batch size to time; repeatable.", show_default="1, 8, 32"),
-    ] = None,
+    *,
+    compared: Comparison,
     report: Annotated[Path | None, typer.Option(help="Also write a report to this file: .html, .json or .txt.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads per call.", show_default="one per core")
-    ] = None,
-    allow_code: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code", envvar="INGOT_ALLOW_CODE", help="Load variants of formats that can run their author's code."
-        ),
-    ] = False,
+    engines: EngineOptions,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -77,23 +95,23 @@ def compare(
     if report is not None:
         check_suffix(report)
         check_out(report)
-        check_apart(report, data=data, **{"first model": names[0], "second model": names[1]})
+        check_apart(report, data=compared.data, **{"first model": names[0], "second model": names[1]})
     with progress("Opening") as step, limits.disk_watched():
         first, second = (side.open().variant(side.variant) for side in located)
         from ingot.quant.measure.comparison import compare as run
         from ingot.quant.options import check_threads
 
-        check_threads(threads)
+        check_threads(engines.threads)
         result = run(
             first,
             second,
-            data,
-            metric=metric,
-            transform=transform,
-            batches=batches or (1, 8, 32),
-            device=device,
-            threads=threads,
-            allow_code=allow_code,
+            compared.data,
+            metric=compared.metric,
+            transform=compared.transform,
+            batches=compared.batches or (1, 8, 32),
+            device=engines.device,
+            threads=engines.threads,
+            allow_code=engines.allow_code,
             names=names,
             progress=step,
         )

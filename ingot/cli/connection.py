@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,16 @@ CertOption = Annotated[
     typer.Option("--cert-file", help="PEM file of the client's certificate, if the server asks for one."),
 ]
 CertKeyOption = Annotated[Path | None, typer.Option("--cert-key-file", help="PEM file of that certificate's key.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientAccess:
+    """The certificates and the key of a client of inference."""
+
+    ca_file: CaOption = None
+    key_file: KeyOption = None
+    cert_file: CertOption = None
+    cert_key_file: CertKeyOption = None
 
 
 class Server:

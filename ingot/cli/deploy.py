@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,13 +13,14 @@ import typer
 from ingot.cli.archives import StoreOption
 from ingot.cli.capacity import capacity
 from ingot.cli.completion import references
+from ingot.cli.options import with_options
 from ingot.cli.output import note
 from ingot.cli.settings import chosen, with_settings
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, write_error
 
 if TYPE_CHECKING:
-    from ingot.deploy.plan import Served
+    from ingot.deploy.plan import Plan, Served
 
 # As ingot.deploy.kserve.Storage, which imports more than --help needs.
 Storage = Literal["registry", "modelcar", "native"]
@@ -37,22 +37,12 @@ Models = Annotated[
     ),
 ]
 Image = Annotated[str, typer.Option(help="The image of the server, as Dockerfile builds it.")]
-RegistryOption = Annotated[
-    str | None,
-    typer.Option("--registry", help="Where pods read archives of the store: oci://host/team.", show_default="none"),
-]
-Name = Annotated[str | None, typer.Option(help="The name of all objects.", show_default="the first model's")]
 Replicas = Annotated[str, typer.Option(metavar="<number>[..<number>]", help="Minimum and maximum replicas.")]
 Cpu = Annotated[
     int | None, typer.Option(min=1, help="Cores of a replica.", show_default="--threads for each of --instances, or 2")
 ]
-Gpus = Annotated[int, typer.Option(min=0, help="NVIDIA GPUs of a replica.")]
 HasTorch = Annotated[
     bool, typer.Option("--image-has-torch", help="The image has PyTorch; images built from Dockerfile do not.")
-]
-Secret = Annotated[
-    str | None,
-    typer.Option(help="A Secret with certificates and keys; settings name its files in /access.", show_default="none"),
 ]
 PullSecret = Annotated[
     str | None, typer.Option(help="A Secret with the credentials of the registries.", show_default="none")
@@ -63,26 +53,40 @@ Output = Annotated[
 ]
 
 
-@with_settings
-def _plan(
-    models: Models,
-    image: Image,
-    registry: RegistryOption = None,
-    name: Name = None,
-    replicas: Replicas = "2..8",
-    cpu: Cpu = None,
-    gpus: Gpus = 0,
-    secret: Secret = None,
-    pull_secret: PullSecret = None,
-    monitoring: Annotated[str, typer.Option(help="The namespace of Prometheus.")] = "monitoring",
+@dataclass(frozen=True, kw_only=True)
+class Pods:
+    """The number and size of the pods, and the registry that they read."""
+
+    registry: Annotated[
+        str | None,
+        typer.Option("--registry", help="Where pods read archives of the store: oci://host/team.", show_default="none"),
+    ] = None
+    name: Annotated[str | None, typer.Option(help="The name of all objects.", show_default="the first model's")] = None
+    replicas: Replicas = "2..8"
+    cpu: Cpu = None
+    gpus: Annotated[int, typer.Option(min=0, help="NVIDIA GPUs of a replica.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The secrets, the monitoring and the nodes of the cluster."""
+
+    secret: Annotated[
+        str | None,
+        typer.Option(
+            help="A Secret with certificates and keys; settings name its files in /access.", show_default="none"
+        ),
+    ] = None
+    pull_secret: PullSecret = None
+    monitoring: Annotated[str, typer.Option(help="The namespace of Prometheus.")] = "monitoring"
     monitor_labels: Annotated[
         list[str] | None,
         typer.Option(
             "--monitor-label",
             help="A label by which Prometheus's operator selects monitors, such as release=prometheus; repeatable.",
         ),
-    ] = None,
-    image_has_torch: HasTorch = False,
+    ] = None
+    image_has_torch: HasTorch = False
     node_store: Annotated[
         str | None,
         typer.Option(
@@ -90,55 +94,47 @@ def _plan(
             "pulled there on each node.",
             show_default="each pod has its own",
         ),
-    ] = None,
-    store: StoreOption = None,
-    **settings: Any,
-) -> Any:
-    """Return the :class:`~ingot.deploy.plan.Plan` of the options.
+    ] = None
 
-    It is annotated ``Any``, because naming the type would import it for --help.
-    """
+
+def _plan(
+    models: Sequence[str], image: str, pods: Pods, cluster: Cluster, store: Path | None, settings: dict[str, Any]
+) -> Plan:
     from ingot.deploy.models import resolve
     from ingot.deploy.plan import Plan, parse_range
 
-    config, variables = _settings(settings, secret)
-    found = resolve(models, registry, store)
+    config, variables = _settings(settings, cluster.secret)
+    found = resolve(models, pods.registry, store)
     return Plan(
-        name=name or _name(found),
+        name=pods.name or _name(found),
         models=found,
         image=image,
         settings=config,
         environment=variables,
-        replicas=parse_range(replicas),
-        cpu=cpu,
-        gpus=gpus,
-        secret=secret,
-        pull_secret=pull_secret,
-        monitoring=monitoring,
-        monitor_labels=_labels(monitor_labels or ()),
-        has_torch=image_has_torch,
-        node_store=_absolute(node_store),
+        replicas=parse_range(pods.replicas),
+        cpu=pods.cpu,
+        gpus=pods.gpus,
+        secret=cluster.secret,
+        pull_secret=cluster.pull_secret,
+        monitoring=cluster.monitoring,
+        monitor_labels=_labels(cluster.monitor_labels or ()),
+        has_torch=cluster.image_has_torch,
+        node_store=_absolute(cluster.node_store),
     )
 
 
-def _with_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first argument is a plan, the options of :func:`_plan` instead."""
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        mine = {each.name: given.pop(each.name) for each in own}
-        command(_plan(**given), **mine)
-
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    options = inspect.signature(_plan).parameters.values()
-    run.__signature__ = inspect.Signature([*options, *keywords])  # type: ignore[attr-defined]
-    return run
-
-
 @deploy.command()
-@_with_plan
-def k8s(plan: Any, output: Output = None) -> None:
+@with_settings
+@with_options
+def k8s(
+    models: Models,
+    image: Image,
+    pods: Pods,
+    cluster: Cluster,
+    store: StoreOption = None,
+    output: Output = None,
+    **settings: Any,
+) -> None:
     """Print manifests of Kubernetes: Deployment, Service, autoscaler, disruption budget, network policy, monitor.
 
     The options of ingot serve become variables of the container.
@@ -150,13 +146,23 @@ def k8s(plan: Any, output: Output = None) -> None:
     """
     from ingot.deploy import kubernetes
 
-    _write(kubernetes.objects(plan), output)
-    _note_tag(plan.image)
+    _write(kubernetes.objects(_plan(models, image, pods, cluster, store, settings)), output)
+    _note_tag(image)
 
 
 @deploy.command()
-@_with_plan
-def helm(plan: Any, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the chart.")]) -> None:
+@with_settings
+@with_options
+def helm(
+    models: Models,
+    image: Image,
+    pods: Pods,
+    cluster: Cluster,
+    *,
+    store: StoreOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the chart.")],
+    **settings: Any,
+) -> None:
     """Write a Helm chart: the objects of k8s as templates, and their computed values as values.yaml.
 
     The options of ingot serve become variables of the container.
@@ -167,32 +173,36 @@ def helm(plan: Any, output: Annotated[Path, typer.Option("--output", "-o", help=
     """
     from ingot.deploy import helm as chart
 
-    _save(chart.files(plan), output)
-    _note_tag(plan.image)
+    _save(chart.files(_plan(models, image, pods, cluster, store, settings)), output)
+    _note_tag(image)
 
 
-@deploy.command()
-@with_settings
-def kserve(
-    model: Annotated[
-        str, typer.Argument(help="An archive: oci://host/digits:prod, or as for k8s.", autocompletion=references)
-    ],
-    image: Image,
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """The way in which pods of KServe get the archive."""
+
     storage: Annotated[
         Storage,
         typer.Option(
             help="How pods get the archive: registry (KServe's storage initializer pulls it), modelcar or native (an "
             "image holds it; native is mounted by Kubernetes)."
         ),
-    ] = "registry",
+    ] = "registry"
     model_image: Annotated[
         str | None, typer.Option(help="The image with the archive as /models/model.ingot.", show_default="none")
-    ] = None,
-    registry: RegistryOption = None,
-    name: Name = None,
-    replicas: Replicas = "2..8",
-    cpu: Cpu = None,
-    gpus: Gpus = 0,
+    ] = None
+
+
+@deploy.command()
+@with_settings
+@with_options
+def kserve(
+    model: Annotated[
+        str, typer.Argument(help="An archive: oci://host/digits:prod, or as for k8s.", autocompletion=references)
+    ],
+    image: Image,
+    delivery: Delivery,
+    pods: Pods,
     pull_secret: PullSecret = None,
     image_has_torch: HasTorch = False,
     output: Output = None,
@@ -209,25 +219,36 @@ def kserve(
     """
     from ingot.deploy import kserve
 
-    plan = _plan(
-        [model],
-        image,
-        registry=registry,
-        name=name,
-        replicas=replicas,
-        cpu=cpu,
-        gpus=gpus,
-        pull_secret=pull_secret,
-        image_has_torch=image_has_torch,
-        store=store,
-        **settings,
-    )
-    _write(kserve.objects(plan, storage, model_image), output)
+    cluster = Cluster(pull_secret=pull_secret, image_has_torch=image_has_torch)
+    plan = _plan([model], image, pods, cluster, store, settings)
+    _write(kserve.objects(plan, delivery.storage, delivery.model_image), output)
     _note_tag(image)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """The application of Ray Serve, and its replicas."""
+
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            "--registry",
+            help="Where replicas read archives of the store: oci://host/team.",
+            show_default="the store's folder, which all nodes must see",
+        ),
+    ] = None
+    name: Annotated[
+        str | None, typer.Option(help="The name of application and deployment.", show_default="the first model's")
+    ] = None
+    replicas: Replicas = "1..8"
+    cpu: Cpu = None
+    num_gpus: Annotated[float, typer.Option("--num-gpus", help="GPUs of a replica, or a share of one: 0.25.")] = 0
+    route_prefix: Annotated[str, typer.Option(help="The path in front of /v2.")] = "/"
 
 
 @deploy.command()
 @with_settings
+@with_options
 def ray(
     models: Annotated[
         list[str],
@@ -237,6 +258,7 @@ def ray(
             autocompletion=references,
         ),
     ],
+    *,
     run: Annotated[
         bool,
         typer.Option("--run", help="Run it on a Ray cluster; return when it is ready.", show_default="print it"),
@@ -244,21 +266,7 @@ def ray(
     address: Annotated[
         str | None, typer.Option(help="With --run, the cluster.", show_default="the one that runs on this machine")
     ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            "--registry",
-            help="Where replicas read archives of the store: oci://host/team.",
-            show_default="the store's folder, which all nodes must see",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The name of application and deployment.", show_default="the first model's")
-    ] = None,
-    replicas: Replicas = "1..8",
-    cpu: Cpu = None,
-    num_gpus: Annotated[float, typer.Option("--num-gpus", help="GPUs of a replica, or a share of one: 0.25.")] = 0,
-    route_prefix: Annotated[str, typer.Option(help="The path in front of /v2.")] = "/",
+    application: Application,
     output: Output = None,
     store: StoreOption = None,
     **settings: Any,
@@ -280,12 +288,12 @@ def ray(
         raise InvalidArgument("--address needs --run")
     plan = Plan.of(
         models,
-        name=name,
-        replicas=replicas,
-        cpu=cpu,
-        gpus=num_gpus,
-        route_prefix=route_prefix,
-        registry=registry,
+        name=application.name,
+        replicas=application.replicas,
+        cpu=application.cpu,
+        gpus=application.num_gpus,
+        route_prefix=application.route_prefix,
+        registry=application.registry,
         store=store,
         settings=chosen(settings),
         options=True,

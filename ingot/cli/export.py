@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
 from ingot.errors import ExportError, IngotError, InvalidArgument
 
 if TYPE_CHECKING:
     from ingot.export.estimate.plan import Estimate
-    from ingot.model_store import Archive
+    from ingot.model_store import Archive, ServingDefaults
 
 # As in ingot.export.pipeline, which imports more than --help needs.
 Target = Literal["onnx", "aoti", "pt2"]
@@ -30,6 +31,157 @@ _OLDEST_OPSET = 7
 _RULES = "Rewrite rule, or default, all or none; repeatable."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """The model and its inputs."""
+
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; repeatable."),
+    ] = None
+    example: Annotated[
+        str | None,
+        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or returns them."),
+    ] = None
+    constants: Annotated[
+        list[str] | None,
+        typer.Option("--constant", help="A constant keyword argument of forward, such as use_cache=false; repeatable."),
+    ] = None
+    checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None
+    map_location: Annotated[str, typer.Option(help="Device to load the checkpoint's tensors to.")] = "cpu"
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            envvar="INGOT_ALLOW_CODE",
+            help="Run the code in a .pt2 file or a transformers folder.",
+        ),
+    ] = False
+
+    def model(self, source: str) -> Any:
+        """Return the model; see :func:`ingot.export.load_source` for the errors."""
+        from ingot.export import load_source
+
+        return load_source(
+            source,
+            self.checkpoint,
+            self.map_location,
+            allow_code=self.allow_code,
+            remark=lambda text: note(f"note: {text}"),
+        )
+
+    def maker(self, source: str) -> Callable[[], Any]:
+        """Return a function that creates the model without its weights.
+
+        Its code is imported first: only the creation runs without memory.
+        """
+        from ingot.export import load_source
+        from ingot.export.source import imported, names_code
+
+        if not names_code(source):
+            return partial(load_source, source, None, self.map_location, allow_code=self.allow_code)
+        return partial(imported.make, imported.find(source), source.partition(":")[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """Names and dimensions of the archive."""
+
+    name: Annotated[
+        str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
+    ] = None
+    output_names: Annotated[
+        list[str] | None, typer.Option("--output-name", help="Name for an output; repeatable, in order.")
+    ] = None
+    batch_dim: Annotated[
+        str | None, typer.Option(help="The dimension along which requests are batched.", show_default="batch")
+    ] = None
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            help="Promise that samples of a batch never influence each other, where the graph does not prove it.",
+        ),
+    ] = False
+    pad: Annotated[
+        list[str] | None,
+        typer.Option(help="A dimension that the server may pad, such as seq, or seq:ids=1@64,128; repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """How the graph is captured, and what it becomes."""
+
+    opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None
+    capture: Annotated[str, typer.Option(help=_CAPTURE)] = "auto"
+    rules: Annotated[list[str] | None, typer.Option("--rule", help=_RULES, show_default="default")] = None
+    lift_state: Annotated[
+        bool, typer.Option("--lift-state", help="Turn state that the model changes into inputs and outputs.")
+    ] = False
+    target: Annotated[
+        Target, typer.Option("--to", help="onnx, aoti (an AOTInductor package) or pt2 (an exported program).")
+    ] = "onnx"
+    partition: Annotated[
+        bool,
+        typer.Option(
+            "--partition", help="Run the parts that ONNX cannot express in PyTorch, the rest in ONNX Runtime."
+        ),
+    ] = False
+    tensor_parallel: Annotated[
+        str | None,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="FILE|auto",
+            help="How layers of a pt2 program may be divided over GPUs: a JSON file, or auto for the model's own plan.",
+        ),
+    ] = None
+    device: Annotated[Device, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Settings of a server that the archive records."""
+
+    labels: Annotated[
+        Path | None, typer.Option(help="File with the names of classes, a line for each or JSON, for the server.")
+    ] = None
+    states: Annotated[
+        str | None, typer.Option(help="Inputs that the server keeps for sequences: h=h_next,c=c_next.")
+    ] = None
+    repeat: Annotated[
+        str | None, typer.Option(help="Inputs from outputs with which the server runs the model again: ids=next_ids.")
+    ] = None
+    repeat_until: Annotated[
+        str | None, typer.Option(help="The BOOL output that is true in the last answer, with --repeat.")
+    ] = None
+
+    def defaults(self) -> ServingDefaults | None:
+        """Return the settings; see :func:`~ingot.runtime.loading.defaults.parse_defaults` for the errors."""
+        from ingot.runtime.loading.defaults import parse_defaults
+
+        return parse_defaults(self.labels, self.states, self.repeat, self.repeat_until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Other work than an export, and limits of time."""
+
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Estimate the model's cost and which routes can capture it, without its weights."),
+    ] = False
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Find the first operation whose result differs from the original's.")
+    ] = False
+    explain: Annotated[
+        bool, typer.Option("--explain", help="If the model cannot be captured, search for all obstacles.")
+    ] = False
+    load_timeout: LoadTimeout = "5m"
+    explain_limit: Annotated[float, typer.Option(help="Time limit of --explain in seconds.")] = 120.0
+
+
+@with_options
 def export(
     source: Annotated[
         str,
@@ -38,97 +190,13 @@ def export(
             ".pt2 file, the folder of a transformers model, or folder:entry of a hubconf.py."
         ),
     ],
+    *,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The archive file to write.")] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="An input, such as image:float32\\[batch,3,224,224]; repeatable."),
-    ] = None,
-    example: Annotated[
-        str | None,
-        typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or returns them."),
-    ] = None,
-    constants: Annotated[
-        list[str] | None,
-        typer.Option("--constant", help="A constant keyword argument of forward, such as use_cache=false; repeatable."),
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="File with the module's state_dict.")] = None,
-    map_location: Annotated[str, typer.Option(help="Device to load the checkpoint's tensors to.")] = "cpu",
-    allow_code: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code",
-            envvar="INGOT_ALLOW_CODE",
-            help="Run the code in a .pt2 file or a transformers folder.",
-        ),
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option(help="The archive's name.", show_default="the attribute, or the file's stem")
-    ] = None,
-    output_names: Annotated[
-        list[str] | None, typer.Option("--output-name", help="Name for an output; repeatable, in order.")
-    ] = None,
-    batch_dim: Annotated[
-        str | None, typer.Option(help="The dimension along which requests are batched.", show_default="batch")
-    ] = None,
-    independent: Annotated[
-        bool,
-        typer.Option(
-            "--independent",
-            help="Promise that samples of a batch never influence each other, where the graph does not prove it.",
-        ),
-    ] = False,
-    pad: Annotated[
-        list[str] | None,
-        typer.Option(help="A dimension that the server may pad, such as seq, or seq:ids=1@64,128; repeatable."),
-    ] = None,
-    opset: Annotated[int | None, typer.Option(help="ONNX operator set.", show_default="the exporter's")] = None,
-    capture: Annotated[str, typer.Option(help=_CAPTURE)] = "auto",
-    rules: Annotated[list[str] | None, typer.Option("--rule", help=_RULES, show_default="default")] = None,
-    lift_state: Annotated[
-        bool, typer.Option("--lift-state", help="Turn state that the model changes into inputs and outputs.")
-    ] = False,
-    target: Annotated[
-        Target, typer.Option("--to", help="onnx, aoti (an AOTInductor package) or pt2 (an exported program).")
-    ] = "onnx",
-    partition: Annotated[
-        bool,
-        typer.Option(
-            "--partition", help="Run the parts that ONNX cannot express in PyTorch, the rest in ONNX Runtime."
-        ),
-    ] = False,
-    tensor_parallel: Annotated[
-        str | None,
-        typer.Option(
-            "--tensor-parallel",
-            metavar="FILE|auto",
-            help="How layers of a pt2 program may be divided over GPUs: a JSON file, or auto for the model's own plan.",
-        ),
-    ] = None,
-    device: Annotated[Device, typer.Option(help="The device of an AOTInductor package: cpu or cuda.")] = "cpu",
-    labels: Annotated[
-        Path | None, typer.Option(help="File with the names of classes, a line for each or JSON, for the server.")
-    ] = None,
-    states: Annotated[
-        str | None, typer.Option(help="Inputs that the server keeps for sequences: h=h_next,c=c_next.")
-    ] = None,
-    repeat: Annotated[
-        str | None, typer.Option(help="Inputs from outputs with which the server runs the model again: ids=next_ids.")
-    ] = None,
-    repeat_until: Annotated[
-        str | None, typer.Option(help="The BOOL output that is true in the last answer, with --repeat.")
-    ] = None,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Estimate the model's cost and which routes can capture it, without its weights."),
-    ] = False,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the first operation whose result differs from the original's.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="If the model cannot be captured, search for all obstacles.")
-    ] = False,
-    load_timeout: LoadTimeout = "5m",
-    explain_limit: Annotated[float, typer.Option(help="Time limit of --explain in seconds.")] = 120.0,
+    original: Original,
+    interface: Interface,
+    conversion: Conversion,
+    serving: Serving,
+    diagnosis: Diagnosis,
     as_json: Json = False,
 ) -> None:
     """Capture a model as an ONNX graph, prove that it equals the original, and write an archive.
@@ -146,64 +214,62 @@ def export(
     """
     if out is not None:
         check_out(out)
-    elif not plan and not bisect and not explain:
+    elif not (diagnosis.plan or diagnosis.bisect or diagnosis.explain):
         raise InvalidArgument("the archive needs a file; give --out FILE")
-    if not (math.isfinite(explain_limit) and explain_limit > 0):
-        raise InvalidArgument(f"--explain-limit is {explain_limit:g}; it must be a number of seconds above 0")
-    limit = seconds("--load-timeout", load_timeout) if source.endswith(".onnx") else 0
-    fixed = _constants(constants or [])
-    if name is not None:
-        note_stored(name)
-    call: dict[str, Any] = {"inputs": inputs or (), "constants": fixed, "opset": opset}
+    if not (math.isfinite(diagnosis.explain_limit) and diagnosis.explain_limit > 0):
+        raise InvalidArgument(f"--explain-limit is {diagnosis.explain_limit:g}; it must be a number of seconds above 0")
+    limit = seconds("--load-timeout", diagnosis.load_timeout) if source.endswith(".onnx") else 0
+    fixed = _constants(original.constants or [])
+    if interface.name is not None:
+        note_stored(interface.name)
+    inputs, opset, batch_dim = original.inputs or (), conversion.opset, interface.batch_dim
     with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as limited:
-        from ingot.export import export_model, load_source
+        from ingot.export import export_model
         from ingot.export.source import load_example
         from ingot.export.source.tensor_plan import AUTO, read_plan
-        from ingot.runtime.loading.defaults import parse_defaults
 
-        serving = parse_defaults(labels, states, repeat, repeat_until)
+        defaults = serving.defaults()
         _check_opset(opset)
-        parallel = tensor_parallel if tensor_parallel in (None, AUTO) else read_plan(Path(tensor_parallel))
-        given = load_example(example)
-        if plan:
-            planned = _plan(_maker(source, map_location, allow_code), inputs or (), given, fixed, batch_dim, opset)
-            _print(planned, as_json)
+        parallel = conversion.tensor_parallel
+        division = parallel if parallel in (None, AUTO) else read_plan(Path(parallel))
+        given = load_example(original.example)
+        if diagnosis.plan:
+            _print(_plan(original.maker(source), inputs, given, fixed, batch_dim, opset), as_json)
             return
-        model = load_source(
-            source, checkpoint, map_location, allow_code=allow_code, remark=lambda text: note(f"note: {text}")
-        )
-        call |= {"output_names": output_names or (), "capture": capture, "lift_state": lift_state}
-        call["progress"] = limited
-        if bisect:
+        model = original.model(source)
+        call: dict[str, Any] = {
+            "inputs": inputs,
+            "constants": fixed,
+            "opset": opset,
+            "output_names": interface.output_names or (),
+            "capture": conversion.capture,
+            "lift_state": conversion.lift_state,
+            "progress": limited,
+        }
+        if diagnosis.bisect:
             _bisect(model, given, call, as_json)
             return
         try:
             archive = export_model(
                 model,
                 given,
-                name=name or _name(source),
+                name=interface.name or _name(source),
                 batch_dim=batch_dim,
-                independent=independent,
-                rewrite=rules or "default",
-                target=target,
-                partition=partition,
-                device=device,
-                pad=pad or (),
-                tensor_parallel=parallel,
-                serving=serving,
+                independent=interface.independent,
+                rewrite=conversion.rules or "default",
+                target=conversion.target,
+                partition=conversion.partition,
+                device=conversion.device,
+                pad=interface.pad or (),
+                tensor_parallel=division,
+                serving=defaults,
                 source=source,
                 **call,
             )
         except ExportError as error:
-            if explain:
-                step(f"Searching for all obstacles, {explain_limit:.0f} s at most")
-                recipe = {
-                    "checkpoint": checkpoint,
-                    "map_location": map_location,
-                    "allow_code": allow_code,
-                    "example": example,
-                }
-                _explain(error, explain_limit, source=source, inputs=tuple(inputs or ()), constants=fixed, **recipe)
+            if diagnosis.explain:
+                step(f"Searching for all obstacles, {diagnosis.explain_limit:.0f} s at most")
+                _explain(error, diagnosis.explain_limit, source, original, fixed)
             raise
     if out is not None:  # always, after --plan and --bisect
         with transferring(f"Writing {out.name}") as transfer:
@@ -222,16 +288,6 @@ def _check_opset(opset: int | None) -> None:
     newest = onnx_opset_version()
     if not _OLDEST_OPSET <= opset <= newest:
         raise InvalidArgument(f"cannot export to operator set {opset}; give --opset from {_OLDEST_OPSET} to {newest}")
-
-
-def _maker(source: str, map_location: str, allow_code: bool) -> Callable[[], Any]:
-    """Return a function that creates the model. Its code is imported first: only the creation runs without memory."""
-    from ingot.export import load_source
-    from ingot.export.source import imported, names_code
-
-    if not names_code(source):
-        return partial(load_source, source, None, map_location, allow_code=allow_code)
-    return partial(imported.make, imported.find(source), source.partition(":")[2])
 
 
 def _plan(
@@ -273,20 +329,25 @@ def _bisect(model: Any, given: Any, call: dict[str, Any], as_json: bool) -> None
         raise typer.Exit(1)
 
 
-def _explain(error: ExportError, limit: float, **recipe: Any) -> None:
+def _explain(error: ExportError, limit: float, source: str, original: Original, constants: dict[str, Any]) -> None:
     """Add the findings of a deeper search to an error."""
     from ingot.export.diagnose.deep import Recipe, explain_deep
 
+    recipe = Recipe(
+        source=source,
+        inputs=tuple(original.inputs or ()),
+        constants=constants,
+        checkpoint=None if original.checkpoint is None else str(original.checkpoint),
+        map_location=original.map_location,
+        allow_code=original.allow_code,
+        example=original.example,
+    )
     try:
-        found = explain_deep(Recipe(**{key: _plain(value) for key, value in recipe.items()}), limit)
+        found = explain_deep(recipe, limit)
     except IngotError as failure:
         note(f"--explain: {failure}")
         return
     error.detail = "\n\n".join(item.text() for item in found) or error.detail
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _name(source: str) -> str:

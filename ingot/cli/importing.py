@@ -18,6 +18,7 @@ from ingot.cli.archives import (
     limited_load,
     note_stored,
 )
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
@@ -41,34 +42,30 @@ class _Job:
     target: str | None
 
 
-def import_model(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="A .mar file of TorchServe, an .onnx file, or a Triton folder: a repository, a model or a version."
-        ),
-    ],
-    reference: Annotated[
-        str | None,
-        typer.Argument(help="The target: name:tag or name.", show_default="the source's own name and version"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The archive file to write, instead of the store.")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """Inputs and outputs that replace those of the source."""
+
     inputs: Annotated[
         list[str] | None,
         typer.Option(
             "--input",
             help="An input, such as image:float32\\[batch,3,224,224], instead of the source's; repeatable.",
         ),
-    ] = None,
+    ] = None
     example: Annotated[
         str | None,
         typer.Option(help=".npz with example inputs by name, or package.module:attribute that holds or returns them."),
-    ] = None,
+    ] = None
     output_names: Annotated[
         list[str] | None, typer.Option("--output-name", help="Name for an output; repeatable, in order.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permission:
+    """The code that may run, and the handler that may be left out."""
+
     allow_code: Annotated[
         bool,
         typer.Option(
@@ -76,13 +73,33 @@ def import_model(
             envvar="INGOT_ALLOW_CODE",
             help="Run the model's code: its Python file, or code in a .pt2 file.",
         ),
-    ] = False,
+    ] = False
     without_handler: Annotated[
         bool,
         typer.Option(
             "--without-handler", help="Import the model without its custom handler, whose work clients must do."
         ),
-    ] = False,
+    ] = False
+
+
+@with_options
+def import_model(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A .mar file of TorchServe, an .onnx file, or a Triton folder: a repository, a model or a version."
+        ),
+    ],
+    *,
+    reference: Annotated[
+        str | None,
+        typer.Argument(help="The target: name:tag or name.", show_default="the source's own name and version"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The archive file to write, instead of the store.")
+    ] = None,
+    interface: Interface,
+    permission: Permission,
     load_timeout: LoadTimeout = "5m",
     store: StoreOption = None,
     as_json: Json = False,
@@ -114,9 +131,14 @@ def import_model(
     done: list[dict[str, Any]] = []
     failed: list[str] = []
     source = source.expanduser()
-    with candidates(source, Consent(allow_code, without_handler, bool(inputs or example))) as found:
+    consent = Consent(permission.allow_code, permission.without_handler, bool(interface.inputs or interface.example))
+    with candidates(source, consent) as found:
         jobs, there = _plan(found, reference, out, kept)
-        call = {"inputs": inputs or (), "example_inputs": _example(example), "output_names": output_names or ()}
+        call = {
+            "inputs": interface.inputs or (),
+            "example_inputs": _example(interface.example),
+            "output_names": interface.output_names or (),
+        }
         for target in there:
             note(f"{target} is already in the store and stays unchanged")
         for job in jobs:

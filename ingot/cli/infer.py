@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from ingot.cli.connection import CaOption, CertKeyOption, CertOption, KeyOption, api_key, naming_key_options
+from ingot.cli.connection import ClientAccess, api_key, naming_key_options
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, stdout
 from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, write_error
@@ -19,16 +21,17 @@ if TYPE_CHECKING:
     from ingot.tensors import Array
 
 
-def infer(
-    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")],
-    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The inputs of a request, and its parameters."""
+
     inputs: Annotated[
         list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; repeatable.")
-    ],
-    version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = "",
+    ]
+    version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = ""
     output_names: Annotated[
         list[str] | None, typer.Option("--output-name", help="Return only this output; repeatable.")
-    ] = None,
+    ] = None
     parameters: Annotated[
         list[str] | None,
         typer.Option(
@@ -36,15 +39,19 @@ def infer(
             metavar="<name=value>",
             help="A parameter of the request, such as timeout=50000 (microseconds) or priority=1; repeatable.",
         ),
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the response.")] = 60.0,
-    ca_file: CaOption = None,
-    key_file: KeyOption = None,
-    cert_file: CertOption = None,
-    cert_key_file: CertKeyOption = None,
+    ] = None
+    timeout: Annotated[float, typer.Option(min=0.001, max=1e6, help="Seconds to wait for the response.")] = 60.0
+
+
+@with_options
+def infer(
+    url: Annotated[str, typer.Argument(help="http://host:port or grpc://host:port; with TLS https:// or grpcs://.")],
+    model: Annotated[str, typer.Argument(help="The model's name on the server.")],
+    request: Request,
+    access: ClientAccess,
     max_response_mb: Annotated[
         int, typer.Option(min=1, help="Size of a response in MiB, over which it is refused.")
-    ] = (MAX_RESPONSE_MB),
+    ] = MAX_RESPONSE_MB,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
@@ -62,16 +69,25 @@ def infer(
 
     from ingot.client.blocking import Client
 
-    chosen = _parameters(parameters or [])
-    key = api_key(key_file)
+    chosen = _parameters(request.parameters or [])
+    key = api_key(access.key_file)
     if key is not None and not _is_private(url):
         note(f"the key is sent unencrypted to {url}: use https:// or grpcs://")
     with (
         naming_key_options(),
-        Client(url, timeout, ca_file, key, cert_file, cert_key_file, max_response_mb=max_response_mb) as client,
+        Client(
+            url,
+            request.timeout,
+            access.ca_file,
+            key,
+            access.cert_file,
+            access.cert_key_file,
+            max_response_mb=max_response_mb,
+        ) as client,
     ):
-        arrays = _inputs(client, model, version, inputs)
-        outputs = client.infer(model, arrays, version=version, outputs=output_names or (), parameters=chosen)
+        version, wanted = request.version, request.output_names or ()
+        arrays = _inputs(client, model, version, request.inputs)
+        outputs = client.infer(model, arrays, version=version, outputs=wanted, parameters=chosen)
     if out is not None:
         try:
             with out.open("wb") as file:  # numpy would add .npz to a name without it
@@ -89,7 +105,7 @@ def infer(
 
 def _is_private(url: str) -> bool:
     """Return whether what is sent to a server stays secret: by TLS, or on this machine."""
-    from ingot.protocol.addresses import is_loopback
+    from ingot.addresses import is_loopback
 
     parts = urlsplit(url)
     return parts.scheme in ("https", "grpcs") or is_loopback(parts.hostname or "")

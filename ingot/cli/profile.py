@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out
 from ingot.cli.completion import references
+from ingot.cli.options import with_options
 from ingot.cli.output import duration, note, print_json, printable, progress, stdout
 from ingot.errors import InvalidArgument
 
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 _SHOWN = 25
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The engine calls that are measured, and the rows of the table."""
+
+    batches: Annotated[
+        list[int] | None,
+        typer.Option("--batch", min=1, help="Rows of an engine call; repeatable.", show_default="1, 32"),
+    ] = None
+    by: Annotated[Literal["operator", "node"], typer.Option(help="What a row of the table stands for.")] = "operator"
+    calls: Annotated[int, typer.Option(min=3, max=10_000, help="Engine calls that count, per batch size.")] = 50
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of the engine.")] = 1
+
+
+@with_options
 def profile(
     model: Annotated[
         str,
@@ -29,13 +45,7 @@ def profile(
             autocompletion=references,
         ),
     ],
-    batches: Annotated[
-        list[int] | None,
-        typer.Option("--batch", min=1, help="Rows of an engine call; repeatable.", show_default="1, 32"),
-    ] = None,
-    by: Annotated[Literal["operator", "node"], typer.Option(help="What a row of the table stands for.")] = "operator",
-    calls: Annotated[int, typer.Option(min=3, max=10_000, help="Engine calls that count, per batch size.")] = 50,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of the engine.")] = 1,
+    measured: Measurement,
     trace: Annotated[
         Path | None, typer.Option(help="Write the calls to this .json file, for chrome://tracing or Perfetto.")
     ] = None,
@@ -64,9 +74,9 @@ def profile(
         variant = located.open().unpacked().variant(located.variant)
         from ingot.runtime.profiling.operators import Profiler
 
-        profiler = Profiler(variant, threads=threads, calls=calls, allow_code=allow_code)
+        profiler = Profiler(variant, threads=measured.threads, calls=measured.calls, allow_code=allow_code)
         profiles = []
-        for rows in dict.fromkeys(batches or ([1] if variant.signature.batch is None else [1, 32])):
+        for rows in dict.fromkeys(measured.batches or ([1] if variant.signature.batch is None else [1, 32])):
             step(f"Profiling {rows} {'row' if rows == 1 else 'rows'}")
             profiles.append(profiler.profile(rows))
     if trace is not None:
@@ -75,7 +85,7 @@ def profile(
     if as_json:
         print_json({"model": located.name, "variant": variant.name, "profiles": [_content(each) for each in profiles]})
     else:
-        _print(f"{located.name}, variant {variant.name}", profiles, by)
+        _print(f"{located.name}, variant {variant.name}", profiles, measured.by)
 
 
 def _content(profile: Profile) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from ingot.cli.archives import Json, StoreOption, check_apart, check_out, describe
 from ingot.cli.completion import references
+from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, printable, progress, say, seconds, size, stdout
 from ingot.cli.report import check_suffix, save
 from ingot.cli.transfers import transferring
@@ -28,55 +29,64 @@ NOTHING = 3
 _MOST = 160
 
 
-def quantize(
-    model: Annotated[
-        str, typer.Argument(help="An archive file, or a reference such as digits:1.", autocompletion=references)
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The data and the limits of a search."""
+
     calibrate: Annotated[
         str | None,
         typer.Option(help="Real inputs: .npz, .npy, a folder of .npy files or images, or recorded traffic."),
-    ] = None,
+    ] = None
     validate: Annotated[
         str | None, typer.Option(help="Data for the metric, in the same formats.", show_default="a part of --calibrate")
-    ] = None,
+    ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
             help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16, fp16 or pt2e-int8.",
             show_default="the fastest within the budget",
         ),
-    ] = None,
+    ] = None
     metric: Annotated[
         str | None, typer.Option(help="The measure of accuracy, such as accuracy:labels=y.", show_default="cosine")
-    ] = None,
-    max_drop: Annotated[float, typer.Option(help="The largest accepted drop of the metric.")] = 0.01,
+    ] = None
+    max_drop: Annotated[float, typer.Option(help="The largest accepted drop of the metric.")] = 0.01
     keep: Annotated[
         list[str] | None,
         typer.Option(help="A layer to keep in floating point, or a prefix of layer names; repeatable."),
-    ] = None,
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(help="An option of the recipe as NAME=VALUE, such as calibration=mse; repeatable."),
-    ] = None,
+    ] = None
     batch: Annotated[
         list[int] | None, typer.Option(help="Batch size to optimize and time; repeatable.", show_default="1, 8, 32")
-    ] = None,
+    ] = None
     engine: Annotated[
         list[str] | None,
         typer.Option(
             help="An engine that may run the result, onnxruntime or openvino; repeatable.",
             show_default="those installed",
         ),
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads per call.", show_default="one per core")] = None,
+    ] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads per call.", show_default="one per core")] = None
     budget: Annotated[
         str | None, typer.Option(help="Time for the search, such as 90s, 5m or 1h; a bare number is seconds.")
-    ] = None,
-    transform: Annotated[
-        str | None, typer.Option(help="The preprocessing of images, such as resize=256,crop=224.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split and selection of data.")] = 0,
+    ] = None
+    transform: Annotated[str | None, typer.Option(help="The preprocessing of images, such as resize=256,crop=224.")] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(help="Seed of the split and selection of data.")] = 0
+
+
+@with_options
+def quantize(
+    model: Annotated[
+        str, typer.Argument(help="An archive file, or a reference such as digits:1.", autocompletion=references)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive file to write.")],
+    *,
+    search: Search,
     report: Annotated[Path | None, typer.Option(help="Write the report to this file: .html, .json or .txt.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Keep a recipe's result even if it is slower or less exact.")
@@ -104,7 +114,7 @@ def quantize(
         ingot quantize digits.ingot --recipe dynamic-int8 --out q.ingot
     """
     began = time.monotonic()
-    given = {"model": model, "calibration": calibrate, "validation": validate}
+    given = {"model": model, "calibration": search.calibrate, "validation": search.validate}
     check_out(out)
     check_apart(out, **given)
     if report is not None:
@@ -120,24 +130,24 @@ def quantize(
 
         located = locate(model, Store(store)).whole()
         config = QuantConfig(
-            recipe=_recipe(recipe, option or []),
-            metric=metric,
-            max_drop=max_drop,
-            keep=tuple(keep or ()),
-            batches=tuple(batch or (1, 8, 32)),
-            threads=threads,
-            engines=tuple(engine) if engine else None,  # type: ignore[arg-type]  # checked there
-            budget=seconds("--budget", budget) if budget is not None else None,
-            seed=seed,
+            recipe=_recipe(search.recipe, search.option or []),
+            metric=search.metric,
+            max_drop=search.max_drop,
+            keep=tuple(search.keep or ()),
+            batches=tuple(search.batch or (1, 8, 32)),
+            threads=search.threads,
+            engines=tuple(search.engine) if search.engine else None,  # type: ignore[arg-type]  # checked there
+            budget=seconds("--budget", search.budget) if search.budget is not None else None,
+            seed=search.seed,
             force=force,
             allow_code=allow_code,
         )
         result = run(
             located.open(),
-            calibrate,
+            search.calibrate,
             config=config,
-            validate=validate,
-            transform=transform,
+            validate=search.validate,
+            transform=search.transform,
             journal=journal,
             progress=step,
             began=began,

@@ -5,12 +5,17 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import ingot
 from ingot.cli.main import RENAMED, app
+from ingot.cli.options import with_options
 from ingot.config import ServerConfig
 from ingot.model_store import Store
 from tests import onnx_models
@@ -37,6 +42,29 @@ def test_help_lists_every_command_and_version_is_the_packages(run_ingot: RunIngo
         assert re.search(rf"^\W*{name}\s", shown, re.MULTILINE)
     assert run_ingot("--version").stdout == f"ingot {ingot.__version__}\n"
     assert run_ingot().stdout.strip() == shown.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    rate: Annotated[float, typer.Option(help="Requests per second.")]
+    clients: Annotated[int, typer.Option("--clients", "-c", envvar="CLIENTS")] = 4
+
+
+def test_a_group_of_options_is_one_argument_in_its_panel() -> None:
+    made, seen = typer.Typer(), list[tuple[object, ...]]()
+
+    @made.command()
+    @with_options
+    def command(name: Annotated[str, typer.Argument()], load: Annotated[Load, "Load"], quiet: bool = False) -> None:
+        seen.append((name, load, quiet))
+
+    assert CliRunner().invoke(made, ["digits", "--rate", "2", "--quiet"], env={"CLIENTS": "3"}).exit_code == 0
+    assert seen == [("digits", Load(rate=2.0, clients=3), True)]
+    shown = CliRunner().invoke(made, ["--help"]).stdout
+    assert shown.index("--quiet") < shown.index(" Load ") < shown.index("--rate") < shown.index("--clients")
+    refused = CliRunner().invoke(made, ["digits"])
+    assert (refused.exit_code, len(seen)) == (2, 1)
+    assert "Missing option '--rate'" in refused.output
 
 
 @pytest.mark.one_case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,33 +12,43 @@ import typer
 from ingot.cli.archives import Json
 from ingot.cli.completion import served
 from ingot.cli.connection import CaOption, Server, only_server
+from ingot.cli.options import with_options
 from ingot.cli.output import print_json, say
 from ingot.client.management import model_path, reading
 from ingot.errors import InvalidArgument, NotFound
 from ingot.report.units import size
 
-ServerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        envvar="INGOT_MANAGEMENT_URL",
-        help="The management listener: a path of a Unix socket, or http(s)://HOST:PORT. By default that of the one "
-        "server of this user on this machine.",
-    ),
-]
-KeyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--key-file",
-        help="File of an API key with the right manage, for a port.",
-        show_default="the variable INGOT_API_KEY",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ManagementListener:
+    """The management listener of a running server, and the credentials for it."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            envvar="INGOT_MANAGEMENT_URL",
+            help="The management listener: a path of a Unix socket, or http(s)://HOST:PORT. By default that of the one "
+            "server of this user on this machine.",
+        ),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            help="File of an API key with the right manage, for a port.",
+            show_default="the variable INGOT_API_KEY",
+        ),
+    ] = None
+    ca_file: CaOption = None
+
+    def connect(self) -> Server:
+        """Return the server; see :class:`Server` for the errors."""
+        return Server(self.server or only_server("--server PLACE"), self.key_file, self.ca_file)
 
 
-def status(
-    server: ServerOption = None, key_file: KeyOption = None, ca_file: CaOption = None, as_json: Json = False
-) -> None:
+@with_options
+def status(listener: ManagementListener, as_json: Json = False) -> None:
     """Show the models, their states, and why a change did not take place.
 
     Examples:
@@ -45,7 +56,7 @@ def status(
         ingot server status
         ingot server status --server https://host:9000 --key-file manage.key
     """
-    place = _server(server, key_file, ca_file)
+    place = listener.connect()
     found = place.ask("GET", "/v2/repository/status")
     if as_json:
         print_json(found)
@@ -66,13 +77,13 @@ def status(
                 say(f"  {reason}")
 
 
+@with_options
 def reload(
+    *,
     name: Annotated[
         str, typer.Argument(help="A model, or MODEL:VERSION; without one, all that are loaded.", autocompletion=served)
     ] = "",
-    server: ServerOption = None,
-    key_file: KeyOption = None,
-    ca_file: CaOption = None,
+    listener: ManagementListener,
     as_json: Json = False,
 ) -> None:
     """Reload models whose source has changed. Exits 1 if a reload fails; the old version keeps serving.
@@ -82,7 +93,7 @@ def reload(
         ingot server reload
         ingot server reload digits
     """
-    place = _server(server, key_file, ca_file)
+    place = listener.connect()
     done = place.ask("POST", "/v2/repository/reload", {"name": name})
     with reading(place.place):
         if as_json:
@@ -98,19 +109,19 @@ def reload(
         raise typer.Exit(1)
 
 
+@with_options
 def load(
     name: Annotated[
         str, typer.Argument(help="A model of the server, or the name of a new one.", autocompletion=served)
     ],
+    *,
     source: Annotated[
         str | None, typer.Argument(help="The source of a new model, or another one for the model, as for ingot serve.")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the model: NAME=VALUE, as in ingot.toml.")
     ] = None,
-    server: ServerOption = None,
-    key_file: KeyOption = None,
-    ca_file: CaOption = None,
+    listener: ManagementListener,
     as_json: Json = False,
 ) -> None:
     """Load a model, or load it again; a running one answers until the new one is ready.
@@ -128,7 +139,7 @@ def load(
             raise InvalidArgument(f"--set '{setting}' is not NAME=VALUE, such as --set instances=2")
         parameters[label] = value
     path = model_path(name, "load")
-    place = _server(server, key_file, ca_file)
+    place = listener.connect()
     done = place.ask("POST", path, {"parameters": parameters})
     if as_json:
         print_json(done)
@@ -137,11 +148,10 @@ def load(
         say(f"{done['name']}:{done['version']} is {done['state']}")
 
 
+@with_options
 def unload(
     name: Annotated[str, typer.Argument(help="A model, or MODEL:VERSION.", autocompletion=served)],
-    server: ServerOption = None,
-    key_file: KeyOption = None,
-    ca_file: CaOption = None,
+    listener: ManagementListener,
 ) -> None:
     """Unload a model once the requests that it has are answered.
 
@@ -149,7 +159,7 @@ def unload(
 
         ingot server unload sums
     """
-    _server(server, key_file, ca_file).ask("POST", model_path(name, "unload"), {})
+    listener.connect().ask("POST", model_path(name, "unload"), {})
     say(f"{name} is unloaded")
 
 
@@ -158,31 +168,43 @@ CandidateArgument = Annotated[
     str | None, typer.Argument(help="The source of a candidate, as for ingot serve; without one, that which is tried.")
 ]
 StopOption = Annotated[bool, typer.Option("--stop", help="Let the current model answer all requests.")]
-ToleranceOption = Annotated[
-    float | None,
-    typer.Option(help="Largest error of an answer that does not differ, as a share of the output's largest value."),
-]
-CompareOption = Annotated[float | None, typer.Option(help="Percent of the requests that both models answer.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedAnswers:
+    """How answers of both models are compared; None for the model's settings."""
+
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Largest error of an answer that does not differ, as a share of the output's largest value."),
+    ] = None
+    compare: Annotated[float | None, typer.Option(help="Percent of the requests that both models answer.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryPlan:
+    """The steps and limits of a canary; None for the model's settings."""
+
+    weight: Annotated[float | None, typer.Option(help="Percent of the requests; at 100 it takes over.")] = None
+    steps: Annotated[str | None, typer.Option(help="Percentages, step by step, before it takes over: 5,25,50.")] = None
+    every: Annotated[str | None, typer.Option(help="How long a step takes at least: 60s.")] = None
+    errors: Annotated[float | None, typer.Option(help="Percent of its requests that it may fail.")] = None
+    drift: Annotated[float | None, typer.Option(help="Percent of compared answers that may differ.")] = None
+    latency: Annotated[float | None, typer.Option(help="Highest ratio of its p99 latency to the model's.")] = None
+
+
+@with_options
 def canary(
     name: ModelArgument,
+    *,
     source: CandidateArgument = None,
-    weight: Annotated[float | None, typer.Option(help="Percent of the requests; at 100 it takes over.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Percentages, step by step, before it takes over: 5,25,50.")] = None,
-    every: Annotated[str | None, typer.Option(help="How long a step takes at least: 60s.")] = None,
-    errors: Annotated[float | None, typer.Option(help="Percent of its requests that it may fail.")] = None,
-    drift: Annotated[float | None, typer.Option(help="Percent of compared answers that may differ.")] = None,
-    latency: Annotated[float | None, typer.Option(help="Highest ratio of its p99 latency to the model's.")] = None,
-    tolerance: ToleranceOption = None,
-    compare: CompareOption = None,
+    plan: CanaryPlan,
+    compared: ComparedAnswers,
     sticky: Annotated[
         bool | None, typer.Option("--sticky/--no-sticky", help="Send all requests of a client to the same model.")
     ] = None,
     stop: StopOption = False,
-    server: ServerOption = None,
-    key_file: KeyOption = None,
-    ca_file: CaOption = None,
+    listener: ManagementListener,
     as_json: Json = False,
 ) -> None:
     """Give a candidate a share of a model's requests; beyond a limit it is rolled back. Without options, show it.
@@ -195,30 +217,18 @@ def canary(
         ingot server canary digits --weight 100
         ingot server canary digits --stop
     """
-    given = {
-        "source": source,
-        "weight": weight,
-        "steps": steps,
-        "every": every,
-        "errors": errors,
-        "drift": drift,
-        "latency": latency,
-        "tolerance": tolerance,
-        "compare": compare,
-        "sticky": sticky,
-    }
-    _try(_server(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
+    given = {"source": source, **vars(plan), **vars(compared), "sticky": sticky}
+    _try(listener.connect(), name, given, stop=stop, as_json=as_json)
 
 
+@with_options
 def shadow(
     name: ModelArgument,
+    *,
     source: CandidateArgument = None,
-    tolerance: ToleranceOption = None,
-    compare: CompareOption = None,
+    compared: ComparedAnswers,
     stop: StopOption = False,
-    server: ServerOption = None,
-    key_file: KeyOption = None,
-    ca_file: CaOption = None,
+    listener: ManagementListener,
     as_json: Json = False,
 ) -> None:
     """Let a candidate answer copies of a model's requests, and compare the answers. Without options, show it.
@@ -228,10 +238,10 @@ def shadow(
         ingot server shadow digits digits:2 --compare 20
         ingot server shadow digits --stop
     """
-    given = {"source": source, "tolerance": tolerance, "compare": compare}
+    given: dict[str, Any] = {"source": source, **vars(compared)}
     if any(value is not None for value in given.values()):
         given["shadow"] = True
-    _try(_server(server, key_file, ca_file), name, given, stop=stop, as_json=as_json)
+    _try(listener.connect(), name, given, stop=stop, as_json=as_json)
 
 
 def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_json: bool) -> None:
@@ -261,12 +271,12 @@ def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_
 
 def _say_trial(name: str, trial: Mapping[str, Any]) -> None:
     requests, answers, latency = trial["requests"], trial["answers"], trial["latency"]
-    share = f"canary {trial['weight']:g} %" if trial["weight"] else "shadow"
-    steps = f", step {trial['step'] + 1} of {len(trial['steps'])}" if trial["steps"] else ""
+    share = f"canary {canary['weight']:g} %" if trial["weight"] else "shadow"
+    steps = f", step {canary['step'] + 1} of {len(canary['steps'])}" if trial["steps"] else ""
     state = f"{share}{steps}" if trial["state"] == "running" else trial["state"]
-    say(f"{name}  {state}  {trial['digest'][:19]}")
+    say(f"{name}  {state}  {canary['digest'][:19]}")
     if trial["reason"]:
-        say(f"  {trial['reason']}")
+        say(f"  {canary['reason']}")
     counts = [f"{side} {each['answered']} ({each['failed']} failed)" for side, each in requests.items()]
     say(f"  requests  {', '.join(counts)}")
     agreement = "" if answers["agreement"] is None else f", {answers['agreement']:.2%} agree"
@@ -282,7 +292,3 @@ def _reason(each: Mapping[str, str]) -> str:
 
 def _is_local_file(source: str) -> bool:
     return "://" not in source and source.endswith((".ingot", ".onnx"))
-
-
-def _server(place: str | None, key_file: Path | None, ca_file: Path | None) -> Server:
-    return Server(place or only_server("--server PLACE"), key_file, ca_file)

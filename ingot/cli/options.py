@@ -1,0 +1,65 @@
+"""Groups of options: dataclasses that a command receives as one argument."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from typer.models import ParameterInfo
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def with_options(command: _Command) -> _Command:
+    """Give a command an option for each field of the parameters that are dataclasses.
+
+    The fields are annotated like parameters of a command, and keep their order among these. A text in the annotation
+    of such a parameter, as in ``Annotated[Load, "Load"]``, is the panel of its options in the help.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups = {each.name: kind for each in parameters if (kind := _group(each.annotation)[0]) is not None}
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return command(**given)
+
+    flat = [option for parameter in parameters for option in _options(parameter)]
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    return run  # type: ignore[return-value]
+
+
+def _group(annotation: Any) -> tuple[Any, str | None]:
+    """Return the dataclass of a parameter and the panel of its options; None if it is an option itself."""
+    kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    return (kind, notes[0] if notes else None) if is_dataclass(kind) else (None, None)
+
+
+def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    kind, panel = _group(parameter.annotation)
+    if kind is None:
+        given = inspect.Parameter.VAR_KEYWORD  # the settings of with_settings
+        yield parameter if parameter.kind is given else parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_in_panel(hints[field.name], panel)
+        )
+
+
+def _in_panel(annotation: Any, panel: str | None) -> Any:
+    if panel is None:
+        return annotation
+    kind, *notes = get_args(annotation)
+    moved = [copy(note) for note in notes]
+    for note in moved:
+        if isinstance(note, ParameterInfo):
+            note.rich_help_panel = panel
+    return Annotated[(kind, *moved)]
