@@ -35,6 +35,8 @@ from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import warmup
 from ingot.runtime.loading.choice import single_variant
 from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime.loading.source import ModelSource
+from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.scheduling.latency_model import Latency
@@ -170,9 +172,8 @@ def compare(name: str, engine: Engine, slo: float, loads: Sequence[float], secon
     watched = Watched(engine)
     known = warmup.measure(watched, engine.signature, [], 64, _BUDGET).known
     profile = Profile(name, known, slo, "this machine, now")
-    model = Model(
-        name, "1", single_variant(LoadSpec(lambda device, threads: watched)), settings=Settings(warm_time=_BUDGET)
-    )
+    source = ModelSource(single_variant(LoadSpec(lambda device, threads: watched)))
+    model = Model(name, "1", source, ServingTerms(Settings(warm_time=_BUDGET)))
     model.load()
     rows = []
     for load in loads:

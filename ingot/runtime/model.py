@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError, InternalError, Unavailable
-from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
 from ingot.runtime.dispatch.acceptor import Acceptor, State
@@ -23,20 +21,15 @@ from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engines.isolation.engine import ProcessEngine
-from ingot.runtime.gauges import ModelGauges
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.assembly import Assembly
-from ingot.runtime.loading.choice import Choice, Choose, Chooser, Reason, single_variant, warn_of
-from ingot.runtime.loading.engine_loader import EngineLoader, Learned
-from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
-from ingot.runtime.loading.load_spec import LoadSpec
-from ingot.runtime.loading.placement import Placement
+from ingot.runtime.loading.gauges import ModelGauges
+from ingot.runtime.loading.loader import Loaded, ModelLoader
+from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import ServingTerms
-from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Request
-from ingot.runtime.settings.labels import check_labels, read_labels
+from ingot.runtime.settings.labels import read_labels
 from ingot.runtime.settings.repeat import Repeat
 from ingot.runtime.settings.settings import Settings
 from ingot.tensors import Array, Signature
@@ -63,112 +56,37 @@ class Model:
     Args:
         name: the served name.
         version: the served version.
-        choose: opens the variant or file to serve; called once, by ``load``.
-        signature: the contract for requests; None uses the engine's own reading of the file.
-        settings: device, instances and limits.
+        source: the variant or file to serve; it is opened by ``load``.
+        terms: settings, checks to pass before anything is opened, and properties to report to clients.
         metrics: where to count.
-        terms: checks to pass before anything is opened, and properties to report to clients.
         digest: of the archive; for a bare file another text that changes with its content.
-        defaults: settings of the archive, where the server's have none.
     """
 
     def __init__(
         self,
         name: str,
         version: str,
-        choose: Choose,
-        *,
-        signature: Signature | None = None,
-        settings: Settings | None = None,
-        metrics: Metrics | None = None,
+        source: ModelSource,
         terms: ServingTerms | None = None,
+        metrics: Metrics | None = None,
         digest: str = "",
-        defaults: ServingDefaults | None = None,
     ):
+        terms, metrics, defaults = terms or ServingTerms(Settings()), metrics or Metrics(), source.defaults
         self.name = name
         self.version = version
         self.number = next(_NUMBERS)
-        self.digest = digest or (terms.properties.get("digest", "") if terms else "")
+        self.digest = digest or terms.properties.get("digest", "")
         self.acceptor = Acceptor(name, version)
-        self.platform = ""
-        self.device = ""
-        self.size = 0
-        self.instances = 1
-        self.variant = ""
-        self.properties: Mapping[str, str] = {}
-        self.engine_settings: Mapping[str, str] = {}
-        self._choose: Choose | None = choose
-        self._signature = signature
-        self._settings = (settings or Settings()).completed(defaults)
+        self._settings = terms.settings.completed(defaults)
         self.labels = read_labels(self._settings.labels) or (defaults.labels if defaults is not None else ())
-        self._terms = terms or ServingTerms(self._settings)
-        self._metrics = metrics or Metrics()
-        self._gauges = ModelGauges(self._metrics, name, version)
-        self._engine_swap: EngineSwap | None = None
-        self._isolated: Sequence[ProcessEngine | Replaceable] = ()
-        self._dispatcher: Dispatcher | None = None
-        self._sequences: Sequences | None = None
-        self._cache: ResponseCache | None = None
-        self._uncertain: str | None = None
-        self._choice_reason: Reason | None = None
-        self._learned: Learned | None = None
-        self._placement: Placement | None = None
+        self._gauges = ModelGauges(metrics, name, version)
+        self._counted = Statistics()
+        assembly = Assembly(name, version, self._settings, metrics, self._counted)
+        self._loader = ModelLoader(source, terms, assembly, self._gauges, self.labels)
+        self._loaded: Loaded | None = None
+        self._update_failed = ""
         self._parkable = False
         self._loading = threading.Lock()
-        self._counted = Statistics()
-        self._assembly = Assembly(name, version, self._settings, self._metrics, self._counted)
-
-    @classmethod
-    def of_file(
-        cls, name: str, version: str, path: Path, terms: ServingTerms, metrics: Metrics, digest: str = ""
-    ) -> Model:
-        """Return a model that serves a bare ``.onnx`` file."""
-        settings = terms.settings
-        choose = single_variant(LoadSpec.of_file(path, settings), settings, model=name)
-        return cls(name, version, choose, settings=settings, metrics=metrics, terms=terms, digest=digest)
-
-    @classmethod
-    def of_variant(
-        cls,
-        name: str,
-        version: str,
-        variant: Variant,
-        terms: ServingTerms,
-        metrics: Metrics,
-        reason: Reason = "requested",
-    ) -> Model:
-        """Return a model that serves one variant of an unpacked archive."""
-        settings, signature = terms.settings, variant.signature
-        warn_of(variant, name, settings)
-        choose = single_variant(LoadSpec.of_variant(variant, settings), settings, reason, name)
-        return cls(
-            name,
-            version,
-            choose,
-            signature=signature,
-            settings=settings,
-            metrics=metrics,
-            terms=terms,
-            defaults=variant.serving.defaults,
-        )
-
-    @classmethod
-    def of_archive(cls, name: str, version: str, archive: Archive, terms: ServingTerms, metrics: Metrics) -> Model:
-        """Return a model that serves the best variant of an unpacked archive for this machine."""
-        if len(archive.variants) == 1:
-            return cls.of_variant(name, version, archive.variant(), terms, metrics, "only")
-        settings, signature = terms.settings, archive.signature
-        choose = Chooser(name, archive.variants, settings)
-        return cls(
-            name,
-            version,
-            choose,
-            signature=signature,
-            settings=settings,
-            metrics=metrics,
-            terms=terms,
-            defaults=archive.variants[0].serving.defaults,
-        )
 
     @property
     def ready(self) -> bool:
@@ -200,6 +118,35 @@ class Model:
         return self._settings
 
     @property
+    def platform(self) -> str:
+        return self._loader.platform
+
+    @property
+    def device(self) -> str:
+        return self._loader.device
+
+    @property
+    def size(self) -> int:
+        return self._loader.size
+
+    @property
+    def instances(self) -> int:
+        return self._loader.instances
+
+    @property
+    def variant(self) -> str:
+        return self._loader.variant
+
+    @property
+    def engine_settings(self) -> Mapping[str, str]:
+        return self._loader.engine_settings
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        failed = {"update_failed": self._update_failed} if self._update_failed else {}
+        return {**self._loader.properties, **failed}
+
+    @property
     def loaded(self) -> bool:
         """Whether it is ready, or will be again when an engine process runs: that must not make the server unready."""
         return self.acceptor.loaded
@@ -216,9 +163,9 @@ class Model:
         Raises:
             Unavailable: the model is not loaded yet.
         """
-        if self._signature is None:
+        if (signature := self._loader.signature) is None:
             raise self.acceptor.unavailable()
-        return self._signature if self._sequences is None else self._sequences.signature
+        return signature
 
     @property
     def sequential(self) -> bool:
@@ -232,8 +179,7 @@ class Model:
 
     def show_update(self, failure: str) -> None:
         """Show clients why a newer version did not take over; empty if none failed."""
-        kept = {name: value for name, value in self.properties.items() if name != "update_failed"}
-        self.properties = {**kept, "update_failed": failure} if failure else kept
+        self._update_failed = failure
 
     def publish(self) -> None:
         """Let the metrics of its name and version show this model, instead of the one that had them before."""
@@ -324,108 +270,33 @@ class Model:
         """
         with self.acceptor.lock:
             self.acceptor.move(State.UNLOADED, reason, after=_BEFORE_READY)
-            return self._dispatcher is None
+            return self._loaded is None
 
     def _load(self, sizes: Sequence[int]) -> None:
-        engines: EngineLoader | None = None
-        dispatcher: Dispatcher | None = None
         try:
-            choice = self._choose_now()
-            engines = EngineLoader(self.name, choice, self._signature, self._settings, self._learned)
-            self._signature = engines.signature
-            engines.open()
-            first = engines.engines[0]
-            self.instances = engines.instances
-            self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
-            if kind_of(self.device) == "cuda":
-                self._metrics.gpus.use()
-            elif self._placement is not None:
-                self._placement.release()
-                self._placement = None
-            fallback = engines.fallback()
-            self.acceptor.move(State.TESTING)
-            engines.test()
-            self.acceptor.move(State.WARMING)
-            self._choice_reason = choice.reason
-            self._gauges.chosen(self.variant, choice.reason)
-            self._sequences = self._assembly.sequences(engines.signature, self)
-            if self._sequences is not None and self._gauges.published:
-                self._sequences.publish()
-            if self.repeat is not None:
-                self.repeat.check(self.signature)
-            check_labels(self.labels, self.signature, f"the labels of model '{self.name}'")
-            mixing = choice.spec.mixing(engines.signature)
-            dispatcher = self._assembly.dispatcher(
-                engines,
-                choice.spec,
+            loaded = self._loader.load(
                 sizes,
-                batching=not mixing,
+                self,
+                self.acceptor.move,
                 lost=self._devices_lost,
-                derived=self._gauges.count_derived,
+                changed=self._engine_changed,
+                parkable=self._parkable,
             )
-            self.engine_settings = engines.described  # captures of batches may have failed
-            measures = engines.supervise(self._gauges.engine_lost, self._engine_changed)
-            self._isolated, self._engine_swap = engines.isolated, engines.swap
-            if self._uncertain is None:  # the first load
-                self._uncertain = self._assembly.uncertainty(choice.spec)
-            self._cache, cached = self._assembly.cache(dispatcher, self._uncertain)
-            placed = self._gauges.placed(self._placement, fallback)
-            self.properties = {**self.properties, **measures, **placed, **cached}
-            with self.acceptor.lock:
-                self.acceptor.open(self._cache or dispatcher, restarts=bool(self._isolated))
-                self._dispatcher = dispatcher
-        except Exception as error:  # whatever fails, the state must become FAILED and the engines be closed
-            if engines is not None:
-                if engines.swap is not None:
-                    engines.swap.close()
-                (dispatcher or engines).close()
-            self._leave_devices()
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(self._loader.leave_devices)
+                on_error.callback(loaded.close)
+                with self.acceptor.lock:
+                    self.acceptor.open(loaded.accepts, restarts=bool(loaded.isolated))
+                    self._loaded = loaded
+                on_error.pop_all()
+        except Exception as error:  # whatever fails, the state must become FAILED
             self.acceptor.move(State.FAILED, str(error), after=_BEFORE_READY)
             if isinstance(error, IngotError):
                 raise
             raise InternalError(f"model '{self.name}' cannot be loaded: {error}") from error
-        finally:
-            if not self._parkable:
-                # They hold the archive, which a closed model that something still refers to must not.
-                self._choose, self._terms = None, replace(self._terms, check=lambda: None)
-        if self._parkable:
-            self._choose = functools.partial(self._choose_again, choice.spec)
-            self._learned = engines.learned
         self._engine_changed()
         summary = ", ".join(f"{name} {value}" for name, value in self.engine_settings.items())
         log.info("model %s version %s is ready on %s: %s", self.name, self.version, self.device, summary)
-        if mixing:
-            log.warning("model %s: requests run one at a time: %s", self.name, mixing)
-
-    def _choose_now(self) -> Choice:
-        """Open the first engine of what is served, and describe it."""
-        if self._choose is None:
-            raise InternalError(f"model '{self.name}' is loaded once only")
-        self._terms.check()
-        choice = self._choose()
-        self.variant, self.properties = choice.spec.variant, {**choice.properties, **self._terms.properties}
-        self.size, self._placement = choice.spec.size, choice.spec.placement
-        return choice
-
-    def _choose_again(self, spec: LoadSpec) -> Choice:
-        """Open an engine of the variant that was chosen before, with as many threads."""
-        threads = self._settings.threads if self._learned is None else self._learned.threads
-        spec = spec.placed(self._settings, self.name)
-        engine, tested = spec.start(spec.device(), threads, self.name)
-        return Choice(
-            spec,
-            engine,
-            reason=self._choice_reason or "",
-            why=self.properties.get("variant_detail", ""),
-            tested=tested,
-        )
-
-    def _leave_devices(self) -> None:
-        """Stop counting on GPUs."""
-        self._gauges.left()
-        if self._placement is not None:
-            self._placement.release()
-            self._placement = None
 
     def _devices_lost(self, reason: str) -> None:
         """Refuse requests for good, since no device is left to run them."""
@@ -434,18 +305,20 @@ class Model:
     def _engine_changed(self) -> None:
         """Refuse requests while no engine process runs; called in their supervisors' threads."""
         with self.acceptor.lock:
-            if self._dispatcher is None or not self._isolated:
+            if self._loaded is None or not self._loaded.isolated:
                 return
-            if not all(engine.down for engine in self._isolated):
+            isolated = self._loaded.isolated
+            if not all(engine.down for engine in isolated):
                 self.acceptor.move(State.READY, after=(State.RESTARTING, State.FAILED))
                 return
-            state = State.FAILED if all(engine.failed for engine in self._isolated) else State.RESTARTING
-            reason = f"its engine process {self._isolated[-1].down}"
+            state = State.FAILED if all(engine.failed for engine in isolated) else State.RESTARTING
+            reason = f"its engine process {isolated[-1].down}"
             self.acceptor.move(state, reason, after=(State.READY, State.RESTARTING, State.FAILED))
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until the final engines serve; return whether they do."""
-        return self._engine_swap is None or self._engine_swap.wait(timeout)
+        loaded = self._loaded
+        return loaded is None or loaded.swap is None or loaded.swap.wait(timeout)
 
     def split(self, split: Accepts | None) -> None:
         """Let a canary's traffic split accept the requests while the model is ready; None ends that."""
@@ -482,8 +355,7 @@ class Model:
     @property
     def last_use(self) -> float:
         """When the last batch or the last response from the cache was ready: seconds of a monotonic clock, or 0."""
-        cache = self._cache  # which close() sets to None in a thread
-        batch = self.last_batch
+        cache, batch = self._cache, self.last_batch
         return max(0.0 if batch is None else batch.ended, 0.0 if cache is None else cache.last_hit)
 
     @property
@@ -556,7 +428,7 @@ class Model:
             "engine": dict(self.engine_settings),
             "cached": self._cache is not None,
             "digest": self.digest,
-            "variants": self._terms.variants,
+            "variants": self._loader.terms.variants,
         }
         if self._dispatcher is None:
             return self._counted.copy(Duration(), described)
@@ -602,17 +474,26 @@ class Model:
         """
         with self.acceptor.lock:  # a server may stop while the model is being replaced
             self.acceptor.close()
-            dispatcher, self._dispatcher = self._dispatcher, None
-            swap, self._engine_swap = self._engine_swap, None
-        if swap is not None:
-            swap.close(timeout)
+            loaded, self._loaded = self._loaded, None
         if self._sequences is not None:
             self._sequences.close()
-        if dispatcher is not None:
-            dispatcher.close(timeout)
-            self._leave_devices()  # a load that still runs does so itself
-        self._isolated = ()
-        self._cache = None
+        if loaded is not None:
+            loaded.close(timeout)
+            self._loader.leave_devices()  # a load that still runs does so itself
+
+    @property
+    def _dispatcher(self) -> Dispatcher | None:
+        loaded = self._loaded  # which close() sets to None in a thread
+        return None if loaded is None else loaded.dispatcher
+
+    @property
+    def _cache(self) -> ResponseCache | None:
+        loaded = self._loaded
+        return None if loaded is None else loaded.cache
+
+    @property
+    def _sequences(self) -> Sequences | None:
+        return self._loader.sequences
 
 
 def _resolve(future: asyncio.Future[Mapping[str, Array]], outcome: Outcome) -> None:

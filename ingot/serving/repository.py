@@ -16,6 +16,7 @@ from ingot.model_store import Archive, Store
 from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
 from ingot.model_store.references import Reference, served_name_from, written_name
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
+from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import TrustCheck
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
@@ -234,7 +235,8 @@ class Repository(Catalog):
             )
         served = (name or served_name_from(path.stem), version)
         terms = self._trust.admit_file(path, served, settings)
-        return Model.of_file(*served, path, terms, self.metrics, stamp(path))
+        source = ModelSource.of_file(path, terms.settings, served[0])
+        return Model(*served, source, terms, self.metrics, stamp(path))
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
@@ -255,8 +257,10 @@ class Repository(Catalog):
         terms = self._trust.admit(archive, found, served, file=file, settings=settings)
         archive = archive.unpacked()
         if found.variant is None:
-            return Model.of_archive(*served, archive, terms, self.metrics)
-        return Model.of_variant(*served, archive.variant(found.variant), terms, self.metrics)
+            source = ModelSource.of_archive(archive, terms.settings, served[0])
+        else:
+            source = ModelSource.of_variant(archive.variant(found.variant), terms.settings, served[0])
+        return Model(*served, source, terms, self.metrics)
 
 
 @contextmanager

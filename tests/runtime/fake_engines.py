@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from ingot.runtime.engines.engine import BaseEngine
+from ingot.runtime import BaseEngine
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 DOUBLER = Signature((TensorSpec("x", DType.FP32, ("batch", 2)),), (TensorSpec("y", DType.FP32, ("batch", 2)),), "batch")

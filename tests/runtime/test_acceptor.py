@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from ingot.errors import InternalError, Unavailable
-from ingot.runtime.dispatch.acceptor import Acceptor, State
-from ingot.runtime.dispatch.pending import Cancellable
-from ingot.runtime.scheduling.entry import OVER, Request
+from ingot.runtime import Cancellable, Request, State
+from ingot.runtime.dispatch.acceptor import Acceptor
+from ingot.runtime.scheduling.entry import OVER
 
 # The states that may follow each state, stated independently of the table under test.
 NEXT = {

@@ -13,13 +13,20 @@ import pytest
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
-from ingot.runtime import Limits, Model, Settings, State
-from ingot.runtime.loading.choice import single_variant
-from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime import (
+    Latency,
+    Limits,
+    LoadSpec,
+    Metrics,
+    Model,
+    ModelSource,
+    ServingTerms,
+    Settings,
+    State,
+    single_variant,
+)
 from ingot.runtime.loading.placement import Placement
-from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.serving.catalog import Catalog
+from ingot.serving import Catalog
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine
 from tests.runtime.waiting import wait_until
@@ -29,9 +36,9 @@ ONE = {"x": np.ones((1, 2), np.float32)}
 
 def model(engine: FunctionEngine | None = None, goldens: Sequence[Golden] = (), **options: Any) -> Model:
     made = engine or FunctionEngine()
-    options.setdefault("settings", Settings(warm_time=0))
-    form = LoadSpec(lambda device, threads: made, goldens)
-    return Model("m", "1", single_variant(form, options["settings"]), **options)
+    settings, signature = options.pop("settings", Settings(warm_time=0)), options.pop("signature", None)
+    spec = LoadSpec(lambda device, threads: made, goldens)
+    return Model("m", "1", ModelSource(single_variant(spec, settings), signature), ServingTerms(settings), **options)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -86,14 +93,14 @@ def test_a_load_that_was_given_up_closes_what_is_its_own_and_nothing_else() -> N
     engines = [FunctionEngine(doubled), FunctionEngine()]
     remaining = iter(engines)
     form = LoadSpec(lambda device, threads: next(remaining), [golden(2.0)])
-    served = Model("m", "1", single_variant(form), settings=Settings(warm_time=0))
+    served = Model("m", "1", ModelSource(single_variant(form)), ServingTerms(Settings(warm_time=0)))
     placement = Placement(devices=["cuda:0"])
     placement.release = released = Mock()  # type: ignore[method-assign]
     failures: list[Exception | None] = []
     first = threading.Thread(target=lambda: failures.append(foreign.outcome(lambda: served.load(parkable=True))))
     first.start()
     assert tested.wait(60)
-    served._placement = placement
+    served._loader.placement = placement
     with pytest.raises(Unavailable, match="an earlier load of model 'm' version 1, which took too long, has not ended"):
         served.load(parkable=True)
     assert served.give_up("its load took too long")
@@ -114,7 +121,7 @@ def test_a_model_that_cannot_be_opened_has_failed_with_the_reason() -> None:
     def refuse(device: str, threads: int) -> FunctionEngine:
         raise InvalidArgument("no such file")
 
-    served = Model("m", "1", single_variant(LoadSpec(refuse)))
+    served = Model("m", "1", ModelSource(single_variant(LoadSpec(refuse))))
     with pytest.raises(InvalidArgument):
         served.load()
     assert (served.state, served.reason) == (State.FAILED, "no such file")
@@ -235,7 +242,8 @@ def test_instances_run_side_by_side() -> None:
             engines.append(FunctionEngine(gate=gate))
             return engines[-1]
 
-        served = Model("m", "1", single_variant(LoadSpec(open_engine)), settings=Settings(instances=2, warm_time=0))
+        terms = ServingTerms(Settings(instances=2, warm_time=0))
+        served = Model("m", "1", ModelSource(single_variant(LoadSpec(open_engine))), terms)
         served.load()
         tasks = [asyncio.create_task(served.infer(ONE))]
         await wait_until(lambda: sum(len(engine.calls) for engine in engines) == 1)
@@ -303,7 +311,7 @@ def test_an_unforeseen_failure_at_load_is_internal_and_reported() -> None:
     def explode(device: str, threads: int) -> FunctionEngine:
         raise MemoryError("no room")
 
-    served = Model("m", "1", single_variant(LoadSpec(explode)))
+    served = Model("m", "1", ModelSource(single_variant(LoadSpec(explode))))
     with pytest.raises(InternalError, match="no room"):
         served.load()
     assert served.state is State.FAILED

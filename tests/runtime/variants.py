@@ -12,10 +12,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golden, Provenance, Serving
+from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
 from ingot.model_store.format.manifest import Format
-from ingot.model_store.format.variant import add_variant
 from ingot.runtime.machine import devices
 from ingot.tensors import DType, Range, Signature, TensorSpec
 from tests import onnx_models

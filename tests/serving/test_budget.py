@@ -18,13 +18,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot import RunningServer
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store import Store
-from ingot.runtime import Metrics, Model, Settings, State
-from ingot.runtime.loading.choice import single_variant
-from ingot.runtime.loading.load_spec import LoadSpec
-from ingot.server.main import RunningServer
+from ingot.runtime import LoadSpec, Metrics, Model, ModelSource, ServingTerms, Settings, State, single_variant
 from ingot.serving import residency
 from ingot.serving.loading import load_model
 from ingot.serving.residency import Residency
@@ -233,7 +231,7 @@ class SlowModel:
         self.engines: list[FunctionEngine] = []
         form = LoadSpec(self._open)
         settings = Settings(warm_time=0, load_timeout=300)
-        self.model = Model("m", "1", single_variant(form, settings), settings=settings)
+        self.model = Model("m", "1", ModelSource(single_variant(form, settings)), ServingTerms(settings))
 
     def _open(self, device: str, threads: int) -> FunctionEngine:
         if self.slow:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot.runtime.dispatch.batch_run import BatchRunner, Buffers
-from ingot.runtime.engines.engine import Capabilities
-from ingot.runtime.scheduling.entry import Entry
+from ingot.runtime import BatchRunner, Capabilities, Entry
+from ingot.runtime.dispatch.batch_run import Buffers
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.fake_engines import FunctionEngine
 

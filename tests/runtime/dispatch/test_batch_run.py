@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineLost, EngineTimeout, InternalError, InvalidArgument
+from ingot.runtime import BatchRunner, Entry, Outcome
 from ingot.runtime.dispatch import batch_run
-from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 

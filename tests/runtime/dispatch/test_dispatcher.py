@@ -13,14 +13,22 @@ import uvloop
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError, InvalidArgument, Unavailable
 from ingot.model_store import Golden
-from ingot.runtime import Limits, Metrics, Model, Settings
+from ingot.runtime import (
+    Latency,
+    Limits,
+    LoadSpec,
+    Metrics,
+    Model,
+    ModelSource,
+    Outcome,
+    Request,
+    Scheduler,
+    ServingTerms,
+    Settings,
+    single_variant,
+)
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.loading import warmup
-from ingot.runtime.loading.choice import single_variant
-from ingot.runtime.loading.load_spec import LoadSpec
-from ingot.runtime.scheduling.entry import Outcome, Request
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 from tests.runtime.waiting import wait_until
@@ -33,7 +41,8 @@ WIDE = Signature(
 
 def loaded(engine: FunctionEngine, goldens: tuple[Golden, ...] = (), **settings: object) -> Model:
     made = Settings(**{"warm_time": 0, **settings})  # type: ignore[arg-type]
-    served = Model("m", "1", single_variant(LoadSpec(lambda device, threads: engine, goldens), made), settings=made)
+    source = ModelSource(single_variant(LoadSpec(lambda device, threads: engine, goldens), made))
+    served = Model("m", "1", source, ServingTerms(made))
     served.load()
     return served
 
@@ -80,9 +89,8 @@ def test_requests_of_batches_run_again_alone(mixes: bool, result: str, caplog: p
     async def work() -> None:
         settings = Settings(warm_time=0, verify_batches=0.5)
         engine = FunctionEngine(sum_up)
-        served = Model(
-            "m", "1", single_variant(LoadSpec(lambda *_: engine), settings), settings=settings, metrics=metrics
-        )
+        source = ModelSource(single_variant(LoadSpec(lambda *_: engine), settings))
+        served = Model("m", "1", source, ServingTerms(settings), metrics)
         served.load()
         for _ in range(2):  # of two batches, one is chosen
             await asyncio.gather(*[served.infer(ONE) for _ in range(3)])
@@ -284,7 +292,9 @@ def test_times_that_are_up_at_once_disturb_no_later_request() -> None:
         for _ in range(50):
             asks = [served.infer(ONE, timeout=timeout) for timeout in (20, 0.0001, 0.0002, 20)]
             found = await asyncio.gather(*asks, return_exceptions=True)
-            assert all(isinstance(item, dict | DeadlineExceeded) for item in found), found
+            # On a busy machine, the short ones may be refused on arrival.
+            assert all(isinstance(item, dict | DeadlineExceeded | Unavailable) for item in found), found
+            assert all(isinstance(item, dict) for item in (found[0], found[3])), found
         await served.drain()
         served.close()
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot.runtime import BatchRunner, Entry
 from ingot.runtime.dispatch import padding
-from ingot.runtime.dispatch.batch_run import BatchRunner
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.signature_check import CallLimit, SignatureCheck
-from ingot.runtime.scheduling.entry import Entry
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec
-from ingot.tensors.padding import Padder, Padding
+from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
+from ingot.tensors.padding import Padder
 from tests.runtime.fake_engines import FunctionEngine
 
 IDS = TensorSpec("ids", DType.INT64, ("batch", "seq"))

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ingot.errors import EngineLost, InvalidArgument
-from ingot.runtime.dispatch.batch_run import BatchRunner
+from ingot.runtime import BatchRunner, Entry
 from ingot.runtime.dispatch.suspects import Suspects
-from ingot.runtime.scheduling.entry import Entry
 from ingot.tensors import Array
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.client.blocking import Client
+from ingot import Client
 from ingot.demo.digits import Data, Digits
 from ingot.errors import InternalError, InvalidArgument, Unsupported
 from ingot.model_store import Archive

@@ -13,8 +13,7 @@ import pytest
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PartitionPlan, Segment
-from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.engines.engine import Engine
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.tensors import DType, Signature, TensorSpec
 from tests import onnx_models
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from ingot.errors import InvalidArgument
 from ingot.export.lower import program as lower_program
+from ingot.runtime import EngineSpec
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.pytorch import torch_engine
 from ingot.runtime.engines.sharding import sharded, tensor_parallel
 from ingot.runtime.engines.sharding.stages import stages_of
-from ingot.runtime.engines.spec import EngineSpec
 from tests.export import decoders
 from tests.export.programs import capture
 from tests.runtime.engines.sharded_cases import CASES

@@ -13,15 +13,13 @@ import pytest
 import torch
 
 from ingot.errors import InternalError, InvalidArgument
-from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
+from ingot.runtime import EngineSpec, Limits, Model, ModelSource, ServingTerms, Settings, load_engine
 from ingot.runtime.engines import loader
 from ingot.runtime.gpu import device_tensors
 from ingot.runtime.gpu.array import Direct, Range, SharedBlock, Target, TargetedInputs, reachable
 from ingot.runtime.gpu.driver import CudaDevice
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Lane, Pipeline
-from ingot.runtime.loading.choice import single_variant
-from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.tensors import Array, dlpack
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import Doubling, FakeDevice, UnorderedAccess, span_of
@@ -282,7 +280,7 @@ def load(device: SessionDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def make(path: Path, **settings: Any) -> Model:
         made = Settings(**{"warm_time": 0, "isolate": "none", "device": "fake:0", **settings})
-        model = Model("m", "1", single_variant(LoadSpec.of_file(path, made), made), settings=made)
+        model = Model("m", "1", ModelSource.of_file(path, made, "m"), ServingTerms(made))
         model.load()
         models.append(model)
         return model

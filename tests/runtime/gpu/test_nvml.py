@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import ingot
+from ingot.runtime import EngineSpec
 from ingot.runtime.engines import loader
 from ingot.runtime.engines.ort.ort_engine import OrtEngine
-from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.machine.nvml import Gpus
 from tests import onnx_models
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 import ingot
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Evidence, MemoryEvidence
-from ingot.runtime import EngineSpec, Settings, load_engine
+from ingot.runtime import EngineSpec, LoadSpec, Settings, load_engine
 from ingot.runtime.engines import loader, pipelined
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.ort import convolutions, ort_session
@@ -30,7 +30,6 @@ from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.gpu.pipeline import Pipeline
 from ingot.runtime.gpu.turns import turns_of
 from ingot.runtime.loading import load_spec, placement
-from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.loading.placement import Need, Placement
 from ingot.runtime.machine import devices, nvml
 from ingot.tensors import Signature

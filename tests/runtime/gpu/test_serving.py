@@ -15,12 +15,8 @@ import pytest
 
 import ingot
 from ingot.errors import EngineLost, InvalidArgument, TooLarge, Unavailable
-from ingot.runtime import Limits, Model, Settings
+from ingot.runtime import EngineSpec, Limits, Metrics, Model, ModelSource, ServingTerms, Settings
 from ingot.runtime.engines import loader
-from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading.choice import single_variant
-from ingot.runtime.loading.load_spec import LoadSpec
-from ingot.runtime.metrics import Metrics
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.runtime.gpu.pipelined import SessionDevice, pipelined
@@ -52,8 +48,8 @@ def serve(opened: None, tmp_path: Path) -> Serve:
     def load(metrics: Metrics | None = None, **settings: Any) -> Model:
         chosen: dict[str, Any] = {"warm_time": 0, "isolate": "none", "device": "fake:0", **settings}
         made = Settings(**chosen)
-        form = LoadSpec.of_file(onnx_models.affine(tmp_path), made)
-        model = Model("m", "1", single_variant(form, made), settings=made, metrics=metrics)
+        source = ModelSource.of_file(onnx_models.affine(tmp_path), made, "m")
+        model = Model("m", "1", source, ServingTerms(made), metrics)
         model.load()
         return model
 
@@ -79,8 +75,7 @@ def test_indices_that_a_gpu_would_not_refuse_are_noted_or_checked(
     opened: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Callable[[Path], Path]
 ) -> None:
     settings = Settings(warm_time=0, isolate="none", device="fake:0")
-    form = LoadSpec.of_file(build(tmp_path), settings)
-    model = Model("m", "1", single_variant(form, settings), settings=settings)
+    model = Model("m", "1", ModelSource.of_file(build(tmp_path), settings, "m"), ServingTerms(settings))
     model.load()
     noted = "a GPU does not refuse indices out of range, and the values of ids are not checked"
     assert (noted in caplog.text) is (build is onnx_models.embedding)
@@ -213,9 +208,8 @@ def test_an_engine_behind_a_proxy_stays_there(
 
     monkeypatch.setattr(loader, "open_engine", lambda spec: Proxy(pipelined(spec.path, devices[0])))
     settings = Settings(warm_time=0, isolate="none", lanes=2, limits=Limits(max_batch=4))
-    model = Model(
-        "m", "1", single_variant(LoadSpec.of_file(onnx_models.affine(tmp_path), settings), settings), settings=settings
-    )
+    source = ModelSource.of_file(onnx_models.affine(tmp_path), settings, "m")
+    model = Model("m", "1", source, ServingTerms(settings))
     model.load()
     assert len(model.workers) == 2
     calls.clear()

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.model_store.format import goldens
 from ingot.protocol.regions import Place
 from ingot.runtime.engines import loader
 from ingot.runtime.gpu import device_tensors
 from ingot.runtime.machine import devices
-from ingot.server.main import RunningServer
 from ingot.server.triton import cuda_memory
 from ingot.server.triton.cuda_memory import CudaRegion
 from ingot.tensors import DType

@@ -20,7 +20,7 @@ from torch import nn
 import ingot
 from benchmarks.gpu.models import specs, write_program
 from ingot.errors import EngineLost, InternalError, InvalidArgument, TooLarge
-from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
+from ingot.runtime import EngineSpec, Limits, Model, ModelSource, ServingTerms, Settings, load_engine
 from ingot.runtime.engines import loader, opening
 from ingot.runtime.engines.pytorch import torch_engine
 from ingot.runtime.engines.pytorch.torch_engine import TorchEngine
@@ -28,8 +28,6 @@ from ingot.runtime.engines.pytorch.torch_lane import CudaBackend, TorchLane
 from ingot.runtime.gpu import precision
 from ingot.runtime.gpu.graphs import GraphOptions, obstacle, sizes
 from ingot.runtime.gpu.pipeline import Pipeline
-from ingot.runtime.loading.trust_check import ServingTerms
-from ingot.runtime.metrics import Metrics
 from ingot.tensors import Array, DType
 from tests.export.programs import Lowered, archive
 from tests.runtime.engines.test_torch_program import lowered
@@ -511,7 +509,7 @@ def test_a_model_whose_captures_fail_shows_that_it_has_no_graphs(
 
     monkeypatch.setattr(loader, "open_engine", open_engine)
     settings = Settings(device="fake:0", isolate="none", allow_code=True, limits=Limits(max_batch=4))
-    model = Model.of_variant("m", "1", archive(words).variant(), ServingTerms(settings), Metrics())
+    model = Model("m", "1", ModelSource.of_variant(archive(words).variant(), settings, "m"), ServingTerms(settings))
     model.load()
     assert model.engine_settings["cuda_graphs"] == "off"
     assert "is ready on fake:0" in caplog.messages[-1]

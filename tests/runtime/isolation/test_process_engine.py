@@ -22,15 +22,13 @@ import pytest
 from ingot.errors import DeadlineExceeded, EngineLost, EngineTimeout, InvalidArgument, TooLarge, Unavailable
 from ingot.ipc import arena
 from ingot.model_store import Archive
-from ingot.runtime import EngineSpec, Entry, Settings, load_engine
-from ingot.runtime.dispatch.batch_run import BatchRunner
+from ingot.runtime import BatchRunner, EngineSpec, Entry, LoadSpec, Settings, load_engine
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation import supervisor
 from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
 from ingot.runtime.engines.isolation.process import EngineProcess
 from ingot.runtime.engines.isolation.supervisor import Run, Supervision
-from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.runtime import variants

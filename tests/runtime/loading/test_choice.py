@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 
 from ingot.errors import Unsupported
-from ingot.model_store import Archive, Evidence, Golden, Store, Variant
-from ingot.model_store.store.derived import DerivedCache
-from ingot.runtime import Limits, Settings
+from ingot.model_store import Archive, DerivedCache, Evidence, Golden, Store, Variant
+from ingot.runtime import Limits, LoadSpec, Model, ModelSource, ServingTerms, Settings
 from ingot.runtime.engines.loader import graphs_for, tensorrt_cache
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.loading import comparison, warmup
 from ingot.runtime.loading.choice import Choice, Chooser, obstacle
-from ingot.runtime.loading.load_spec import LoadSpec
-from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine import devices
-from ingot.runtime.metrics import Metrics
-from ingot.runtime.model import Model
 from ingot.tensors import Array
 from tests.runtime.fake_engines import FunctionEngine
 from tests.runtime.variants import RIGHT, SIGNATURE, WRONG, Made, archive, timed
@@ -197,7 +192,7 @@ def test_each_engine_replays_the_goldens_once(engines: Engines) -> None:
     settings = Settings(device="cpu", instances=2, variant_choice="preferred", warm_time=0)
     two, one = archive([Made("a"), Made("b", 2)]), archive([Made("a")])
     for made in (two, one):
-        model = Model.of_archive("double", "1", made, ServingTerms(settings), Metrics())
+        model = Model("double", "1", ModelSource.of_archive(made, settings, "double"), ServingTerms(settings))
         model.load()
         assert [(name, engine.calls) for name, engine in engines.opened] == [("a", [1]), ("a", [1])]
         model.close()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.model_store.store.derived import CacheEntry, DerivedCache
-from ingot.runtime.engines.engine import Engine
+from ingot.model_store import CacheEntry, DerivedCache
+from ingot.runtime import Engine
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.tensors import DType, TensorSpec

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import InternalError, InvalidArgument
-from ingot.model_store import Archive, Store
-from ingot.model_store.store.derived import CacheEntry
-from ingot.runtime import Metrics, Model, Settings
-from ingot.runtime.engines.engine import Engine
+from ingot.model_store import Archive, CacheEntry, Store
+from ingot.runtime import Engine, Metrics, Model, Settings
 from ingot.runtime.loading import prepacked
 from ingot.runtime.loading.prepacked import Prepacked
 from ingot.serving import Repository

@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import EngineSpec, Limits, Model, Settings, load_engine
-from ingot.runtime.engines.engine import Capabilities
-from ingot.runtime.loading.choice import single_variant
-from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime import (
+    Capabilities,
+    EngineSpec,
+    Latency,
+    Limits,
+    LoadSpec,
+    Model,
+    ModelSource,
+    ServingTerms,
+    Settings,
+    load_engine,
+    single_variant,
+)
 from ingot.runtime.loading.self_test import run_sizes
-from ingot.runtime.scheduling.latency_model import Latency
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.runtime.fake_engines import DOUBLER, FunctionEngine
@@ -85,7 +93,8 @@ def test_a_model_that_rejects_a_size_is_left_alone() -> None:
 def test_a_model_that_is_ready_has_run_the_sizes_of_its_batches() -> None:
     engine = Compiler()
     settings = Settings(limits=Limits(max_batch=6), warm_time=6)
-    model = Model("m", "1", single_variant(LoadSpec(lambda device, threads: engine), settings), settings=settings)
+    source = ModelSource(single_variant(LoadSpec(lambda device, threads: engine), settings))
+    model = Model("m", "1", source, ServingTerms(settings))
     model.load()
     assert set(engine.calls) >= {1, 2, 4}
     before = len(engine.calls)

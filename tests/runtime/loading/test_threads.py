@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.runtime import Metrics, Model, Settings
+from ingot.runtime import Model, ModelSource, ServingTerms, Settings
 from ingot.runtime.loading import threads
 from ingot.runtime.loading.threads import Tuned
-from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine import devices
 from ingot.runtime.profiling.profile import zeros
 from ingot.tensors import Array
@@ -87,7 +86,7 @@ def test_a_model_that_rejects_zeros_keeps_its_threads() -> None:
 
 
 def served(path: Path, settings: Settings) -> Model:
-    model = Model.of_file("m", "1", path, ServingTerms(settings), Metrics())
+    model = Model("m", "1", ModelSource.of_file(path, settings, "m"), ServingTerms(settings))
     model.load()
     model.close()
     return model

@@ -13,7 +13,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from ingot.errors import Unsupported
-from ingot.runtime.engines.engine import BaseEngine
+from ingot.runtime import BaseEngine
 from ingot.runtime.gpu.opening import open_device
 from ingot.runtime.gpu.pipeline import Lane, OnDevice, Pipeline
 from ingot.tensors import Array, DType, Signature, TensorSpec

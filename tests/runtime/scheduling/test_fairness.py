@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import IngotError, Unavailable
-from ingot.runtime.scheduling.entry import Entry
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime import Entry, Latency, Limits, Scheduler
 
 SECONDS = {1: 0.001, 8: 0.004}
 

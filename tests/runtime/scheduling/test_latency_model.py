@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.runtime.scheduling.latency_model import Latencies, Latency
+from ingot.runtime import Latency
+from ingot.runtime.scheduling.latency_model import Latencies
 
 PAYS = {1: 0.004, 2: 0.0045, 4: 0.005, 8: 0.006, 16: 0.009, 32: 0.015}
 

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import Unavailable
-from ingot.runtime.scheduling.entry import Entry, group_of
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime import Entry, Latency, Limits, Scheduler
+from ingot.runtime.scheduling.entry import group_of
 from ingot.tensors import DType, Signature, TensorSpec
 
 

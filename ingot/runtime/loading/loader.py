@@ -1,0 +1,229 @@
+"""The loading of a model: from its source to the parts that serve it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ingot.errors import InternalError
+from ingot.runtime.dispatch.acceptor import State
+from ingot.runtime.dispatch.dispatcher import Dispatcher
+from ingot.runtime.dispatch.pending import Accepts
+from ingot.runtime.dispatch.response_cache import ResponseCache
+from ingot.runtime.dispatch.sequences import Sequences
+from ingot.runtime.engines.isolation.engine import ProcessEngine
+from ingot.runtime.loading.assembly import Assembly
+from ingot.runtime.loading.choice import Choice, Choose, Reason
+from ingot.runtime.loading.engine_loader import EngineLoader, Learned
+from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
+from ingot.runtime.loading.gauges import ModelGauges
+from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime.loading.placement import Placement
+from ingot.runtime.loading.source import ModelSource
+from ingot.runtime.loading.trust_check import ServingTerms
+from ingot.runtime.machine.devices import kind_of
+from ingot.runtime.settings.labels import check_labels
+from ingot.tensors import Signature
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The parts that serve a loaded model.
+
+    ``isolated`` are the engines that run in processes, and ``swap`` replaces those that were only fast to load.
+    """
+
+    dispatcher: Dispatcher
+    cache: ResponseCache | None
+    isolated: Sequence[ProcessEngine | Replaceable]
+    swap: EngineSwap | None
+
+    @property
+    def accepts(self) -> Accepts:
+        """The component in front."""
+        return self.cache or self.dispatcher
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the workers and free the engines.
+
+        Args:
+            timeout: seconds to wait for an engine call.
+        """
+        if self.swap is not None:
+            self.swap.close(timeout)
+        self.dispatcher.close(timeout)
+
+
+class ModelLoader:
+    """Loads a model, once or, if it is parkable, again and again; one load at a time.
+
+    The attributes describe the last load, as far as it came; before the first they are empty.
+
+    Args:
+        source: the variant or file to serve; it is opened by the first load.
+        terms: checks to pass before anything is opened, and properties to report to clients.
+        assembly: makes the parts.
+        gauges: what the metrics show of the model.
+        labels: names of classes, which must fit the signature.
+
+    Attributes:
+        signature: None if only the engine knows it, and none is open.
+        sequences: the states of sequences; None if the model has no states.
+        size: of the served files, in bytes.
+        instances: number of copies in memory.
+        engine_settings: how the engines run, for users.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        terms: ServingTerms,
+        assembly: Assembly,
+        gauges: ModelGauges,
+        labels: Sequence[str] = (),
+    ):
+        self.platform = self.device = self.variant = ""
+        self.size = 0
+        self.instances = 1
+        self.properties: Mapping[str, str] = {}
+        self.engine_settings: Mapping[str, str] = {}
+        self.sequences: Sequences | None = None
+        self.placement: Placement | None = None
+        self.terms = terms
+        self._name, self._settings = assembly.name, assembly.settings
+        self._signature = source.signature
+        self._choose: Choose | None = source.choose
+        self._assembly = assembly
+        self._gauges = gauges
+        self._labels = labels
+        self._uncertain: str | None = None
+        self._reason: Reason = ""
+        self._fallback = ""
+        self._learned: Learned | None = None
+
+    @property
+    def signature(self) -> Signature | None:
+        return self._signature if self.sequences is None else self.sequences.signature
+
+    def load(
+        self,
+        sizes: Sequence[int],
+        model: Accepts,
+        enter: Callable[[State], object],
+        *,
+        lost: Callable[[str], None],
+        changed: Callable[[], None],
+        parkable: bool,
+    ) -> Loaded:
+        """Open the engines, replay the goldens, warm up, and make the parts; whatever fails, the engines are closed.
+
+        Args:
+            sizes: numbers of samples in a batch that are run before the model is ready.
+            model: accepts the steps of sequences.
+            enter: called with TESTING and WARMING as these begin.
+            lost: called with the reason when the devices of all engines have failed.
+            changed: called when an engine process starts or ends, in the thread of its supervisor.
+            parkable: keep what another load needs.
+
+        Raises:
+            IngotError: the model cannot be loaded, or its answers differ from its goldens.
+        """
+        try:
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(self.leave_devices)
+                choice = self._choose_now()
+                engines = EngineLoader(self._name, choice, self._signature, self._settings, self._learned)
+                dispatcher: Dispatcher | None = None
+
+                def close() -> None:
+                    if engines.swap is not None:
+                        engines.swap.close()
+                    (dispatcher or engines).close()
+
+                on_error.callback(close)
+                mixing = self._open(engines, choice, model, enter)
+                dispatcher = self._assembly.dispatcher(
+                    engines, choice.spec, sizes, batching=not mixing, lost=lost, derived=self._gauges.count_derived
+                )
+                loaded = self._supervised(engines, choice.spec, dispatcher, changed)
+                on_error.pop_all()
+        finally:
+            if not parkable:
+                # They hold the archive, which a closed model that something still refers to must not.
+                self._choose, self.terms = None, replace(self.terms, check=lambda: None)
+        if parkable:
+            self._choose = functools.partial(self._choose_again, choice.spec)
+            self._learned = engines.learned
+        if mixing:
+            log.warning("model %s: requests run one at a time: %s", self._name, mixing)
+        return loaded
+
+    def leave_devices(self) -> None:
+        """Stop counting on GPUs."""
+        self._gauges.left()
+        if self.placement is not None:
+            self.placement.release()
+            self.placement = None
+
+    def _choose_now(self) -> Choice:
+        """Open the first engine of what is served, and describe it."""
+        if self._choose is None:
+            raise InternalError(f"model '{self._name}' is loaded once only")
+        self.terms.check()
+        choice = self._choose()
+        self.variant, self.properties = choice.spec.variant, {**choice.properties, **self.terms.properties}
+        self.size, self.placement = choice.spec.size, choice.spec.placement
+        return choice
+
+    def _choose_again(self, spec: LoadSpec) -> Choice:
+        """Open an engine of the variant that was chosen before, with as many threads."""
+        threads = self._settings.threads if self._learned is None else self._learned.threads
+        spec = spec.placed(self._settings, self._name)
+        engine, tested = spec.start(spec.device(), threads, self._name)
+        why = self.properties.get("variant_detail", "")
+        return Choice(spec, engine, reason=self._reason, why=why, tested=tested)
+
+    def _open(self, engines: EngineLoader, choice: Choice, model: Accepts, enter: Callable[[State], object]) -> str:
+        """Open and test the engines; return why requests may not share a batch, empty if they may."""
+        self._signature = engines.signature
+        engines.open()
+        first = engines.engines[0]
+        self.instances = engines.instances
+        self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
+        if kind_of(self.device) == "cuda":
+            self._assembly.metrics.gpus.use()
+        elif self.placement is not None:
+            self.placement.release()
+            self.placement = None
+        self._fallback = engines.fallback()
+        enter(State.TESTING)
+        engines.test()
+        enter(State.WARMING)
+        self._reason = choice.reason
+        self._gauges.chosen(self.variant, choice.reason)
+        self.sequences = self._assembly.sequences(engines.signature, model)
+        if self.sequences is not None and self._gauges.published:
+            self.sequences.publish()
+        signature = self.signature or engines.signature
+        if self._settings.repeat.inputs:
+            self._settings.repeat.check(signature)
+        check_labels(self._labels, signature, f"the labels of model '{self._name}'")
+        return choice.spec.mixing(engines.signature)
+
+    def _supervised(
+        self, engines: EngineLoader, spec: LoadSpec, dispatcher: Dispatcher, changed: Callable[[], None]
+    ) -> Loaded:
+        """Return the parts that serve, with engine processes that are kept running."""
+        self.engine_settings = engines.described  # captures of batches may have failed
+        confinement = engines.supervise(self._gauges.engine_lost, changed)
+        if self._uncertain is None:  # the first load
+            self._uncertain = self._assembly.uncertainty(spec)
+        cache, cached = self._assembly.cache(dispatcher, self._uncertain)
+        placed = self._gauges.placed(self.placement, self._fallback)
+        self.properties = {**self.properties, **confinement, **placed, **cached}
+        return Loaded(dispatcher, cache, engines.isolated, engines.swap)

@@ -1,0 +1,53 @@
+"""The file, variant or archive that a model serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.model_store import Archive, ServingDefaults, Variant
+from ingot.runtime.loading.choice import Choose, Chooser, Reason, single_variant, warn_of
+from ingot.runtime.loading.load_spec import LoadSpec
+from ingot.runtime.settings.settings import Settings
+from ingot.tensors import Signature
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The source of a model, which is opened when the model is loaded.
+
+    Args:
+        choose: opens the variant or file to serve.
+        signature: the contract for requests; None uses the engine's own reading of the file.
+        defaults: settings of the archive, where the server's have none.
+    """
+
+    choose: Choose
+    signature: Signature | None = None
+    defaults: ServingDefaults | None = None
+
+    @classmethod
+    def of_file(cls, path: Path, settings: Settings, model: str) -> ModelSource:
+        """Return the source of a bare ``.onnx`` file.
+
+        Args:
+            path: the file.
+            settings: how the model is run.
+            model: its name in messages.
+        """
+        return cls(single_variant(LoadSpec.of_file(path, settings), settings, model=model))
+
+    @classmethod
+    def of_variant(cls, variant: Variant, settings: Settings, model: str, reason: Reason = "requested") -> ModelSource:
+        """Return the source of one variant of an unpacked archive; see :meth:`of_file`."""
+        warn_of(variant, model, settings)
+        choose = single_variant(LoadSpec.of_variant(variant, settings), settings, reason, model)
+        return cls(choose, variant.signature, variant.serving.defaults)
+
+    @classmethod
+    def of_archive(cls, archive: Archive, settings: Settings, model: str) -> ModelSource:
+        """Return the source of the best variant of an unpacked archive for this machine; see :meth:`of_file`."""
+        if len(archive.variants) == 1:
+            return cls.of_variant(archive.variant(), settings, model, "only")
+        choose = Chooser(model, archive.variants, settings)
+        return cls(choose, archive.signature, archive.variants[0].serving.defaults)
