@@ -10,18 +10,60 @@ from typing import Any
 import grpc
 import typer
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from prometheus_client import CollectorRegistry
 
 from ingot import errors
 from ingot.cli.main import app
 from ingot.config import ServerConfig
 from ingot.protocol import json_codec, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
+from ingot.runtime import Metrics
 from ingot.server.access.gate import MANAGE
 from ingot.server.http import schema
 from ingot.server.plane.operations import MANAGED, METHODS, OPERATIONS, Operation
 
 _SETTINGS = "Every [setting](settings.md) of the server is an option too: `max_batch` is `--max-batch`."
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+# The pages that explain metrics, by metric, each with the words of its help that lead there.
+_EXPLAINED = {
+    "ingot_requests_total": ("code of errors", "errors.md#codes"),
+    "ingot_batches_total": ("`max_call_mb`", "../guides/serve/memory.md"),
+    "ingot_access_log_lines_total": ("access log", "../guides/operate/observability.md#access-log"),
+    "ingot_log_records_lost_total": ("Log records", "../guides/operate/observability.md#access-log"),
+    "ingot_padding_elements_total": ("padded", "../concepts/batching.md#padding"),
+    "ingot_batch_checks_total": ("ran again alone", "../concepts/batching.md#guard"),
+    "ingot_grpc_connections": ("fast gRPC server", "../guides/serve/protocols.md#grpc"),
+    "ingot_traces_total": ("spans", "../guides/operate/observability.md#traces"),
+    "ingot_shared_memory_regions": ("shared memory", "../guides/serve/protocols.md#shared-memory"),
+    "ingot_engine_calls_ended_total": (
+        "Engine calls that were ended",
+        "../concepts/isolation.md#engine-calls-that-do-not-end",
+    ),
+    "ingot_resident_memory_bytes": ("engine processes", "../concepts/isolation.md"),
+    "ingot_gpu_memory_bytes": ("with a model on a GPU", "../guides/serve/gpu.md#metrics"),
+    "ingot_model_device_memory_bytes": ("on a GPU", "../guides/serve/gpu.md#memory"),
+    "ingot_batches_out_of_memory_total": ("too little memory", "../guides/serve/gpu.md#memory"),
+    "ingot_lost_devices": ("device that failed", "../guides/serve/gpu.md#devices-that-fail"),
+    "ingot_model_cpu_fallback": ("runs on the CPU", "../guides/serve/gpu.md#devices"),
+    "ingot_memory_returned_bytes_total": ("given back", "../guides/serve/memory.md"),
+    "ingot_limited_total": ("limit on clients", "../guides/operate/limits-on-clients.md"),
+    "ingot_auth_refused_total": ("refused", "../guides/operate/access.md#api-keys"),
+    "ingot_rollouts_total": ("Changes of the archive that answers", "../concepts/versions.md"),
+    "ingot_server_info": ("name among replicas", "../guides/operate/observability.md#replicas"),
+    "ingot_memory_budget_bytes": ("memory budget", "../guides/serve/memory.md#memory-budget"),
+    "ingot_trial_requests_total": ("canary or shadow", "../concepts/versions.md#canary-and-shadow"),
+    "ingot_reloads_total": ("Files loaded again", "../guides/operate/access.md#changed-files"),
+    "ingot_audit_suppressed_total": ("audit log", "../guides/operate/access.md#audit-log"),
+    "ingot_model_variant_info": ("variant", "../guides/serve/serving.md#variants"),
+    "ingot_derived_cache_total": ("large models", "../guides/serve/serving.md#large-models"),
+    "ingot_signature_checks_total": ("trust policy", "../guides/serve/serving.md#trust"),
+    "ingot_engine_restarts_total": ("Engine processes", "../concepts/isolation.md"),
+    "ingot_management_total": ("management", "../guides/operate/management.md"),
+    "ingot_sequences": ("sequences", "../guides/serve/sequences.md#sequences"),
+    "ingot_cache_hits_total": ("response cache", "../guides/serve/response-cache.md"),
+    "ingot_recorded_requests_total": ("recorded", "../guides/operate/management.md#recording-requests"),
+}
 
 
 def commands() -> str:
@@ -204,6 +246,22 @@ def _error_lines(kind: type[errors.IngotError], depth: int) -> Iterator[str]:
     for child in kind.__subclasses__():
         if child.__module__ == errors.__name__:
             yield from _error_lines(child, depth + 1)
+
+
+def metrics() -> str:
+    """Return the list of metrics, with their kinds, labels and help."""
+    return "\n".join(f"- {text}" for text in sorted(_metrics()))
+
+
+def _metrics() -> Iterator[str]:
+    for collector in vars(Metrics()).values():
+        for family in () if isinstance(collector, CollectorRegistry) else collector.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = getattr(collector, "_labelnames", getattr(family, "_labelnames", ()))
+            shown = f" ({', '.join(f'`{label}`' for label in labels)})" if labels else ""
+            phrase, page = _EXPLAINED.get(name, ("", ""))
+            text = family.documentation.replace(phrase, f"[{phrase}]({page})", 1) if phrase else family.documentation
+            yield f"`{name}`{shown}, {family.type}: {text}"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

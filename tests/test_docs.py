@@ -18,11 +18,12 @@ import torch
 import typer
 
 import ingot
+from ingot import QuantConfig
 from ingot.cli.main import app
 from ingot.config import ServerConfig
 from ingot.errors import CLASSES
 from ingot.protocol import json_codec
-from ingot.quant.config import ENGINES, RECIPES, QuantConfig, Recipe
+from ingot.quant.config import ENGINES, RECIPES, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics
@@ -131,11 +132,15 @@ def test_every_quantization_metric_engine_and_transform_is_documented() -> None:
     assert sorted(name for name in names if f"`{name}`" not in QUANTIZATION) == []
 
 
-def test_every_metric_is_documented() -> None:
-    names = [family.name for family in Metrics().registry.collect()]
-    assert len(names) > 5
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    assert [name for name in names if not re.search(rf"^- .*`{name}(_total)?`", page, re.MULTILINE)] == []
+def test_every_metric_is_in_the_reference_with_its_labels_and_a_page_that_explains_it() -> None:
+    metrics, page = Metrics(), reference_text.metrics()
+    names = [family.name for family in metrics.registry.collect()]
+    assert [name for name in names if not re.search(rf"^- `{name}(_total)?`", page, re.MULTILINE)] == []
+    assert len(page.splitlines()) == len(names) > 60
+    assert "- `ingot_trial_weight_percent` (`model`, `version`), gauge: A candidate's share" in page
+    assert "- `ingot_gpu_memory_bytes` (`gpu`, `kind`), gauge: Memory" in page
+    assert page.count("](") == len(reference_text._EXPLAINED)  # each has its words in the help
+    assert [link for link in re.findall(r"\]\(([^)#]+)", page) if not (ROOT / "docs/reference" / link).is_file()] == []
 
 
 def test_the_glossary_explains_a_term_once() -> None:

@@ -1,8 +1,8 @@
 """The runtime's Prometheus metrics, with fast counters and histograms.
 
-Every metric is described in docs/reference/metrics.md. The counters of ``prometheus_client`` take a lock and scan all
-buckets at every count, some 3 microseconds per request. Those of this module are updated by the event loop alone and
-rendered by the same registry.
+The help of each metric is also its entry in the reference, in Markdown. The counters of ``prometheus_client`` take a
+lock and scan all buckets at every count, some 3 microseconds per request. Those of this module are updated by the event
+loop alone and rendered by the same registry.
 """
 
 from __future__ import annotations
@@ -141,40 +141,50 @@ class Metrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.requests = Counts(
-            "ingot_requests", "Inference requests answered, by outcome", (*_MODEL, "protocol", "code"), registry
+            "ingot_requests",
+            "Inference requests that named a model; `protocol` is `http`, `grpc` or `python` "
+            "(RunningServer.infer); `code` is `ok`, a code of errors, or `cancelled`",
+            (*_MODEL, "protocol", "code"),
+            registry,
         )
         self.errors = Counts(
             "ingot_errors",
-            "Error responses, including those to requests that could not be decoded or named no model",
+            "Error responses, including those to requests that could not be decoded or did not name a model",
             ("protocol", "code"),
             registry,
         )
         self.request_seconds = Histograms(
             "ingot_request_seconds",
-            "Time from decoded request to answer, queueing included",
+            "From decoded request to response, queueing included",
             (*_MODEL, "protocol"),
             buckets=_SECONDS,
             registry=registry,
         )
         self.queue_seconds = Histograms(
-            "ingot_queue_seconds", "Time a request waited for the engine", _MODEL, buckets=_SECONDS, registry=registry
+            "ingot_queue_seconds", "Waiting for the engine", _MODEL, buckets=_SECONDS, registry=registry
         )
         self.engine_seconds = Histograms(
             "ingot_engine_seconds",
-            "Time of an engine call, joining and splitting included",
+            "One engine call, including concatenating inputs and splitting outputs",
             _MODEL,
             buckets=_SECONDS,
             registry=registry,
         )
         self.stage_seconds = Histograms(
             "ingot_stage_seconds",
-            "Time of a batch by stage: join (its inputs), compute, or split (its outputs)",
+            "The stages of an engine call: `join` (concatenating and padding the inputs), `compute` and `split` "
+            "(the outputs)",
             (*_MODEL, "stage"),
             buckets=_SECONDS,
             registry=registry,
         )
         self.encode_seconds = Histograms(
-            "ingot_encode_seconds", "Time to encode a response", ("protocol",), buckets=_SECONDS, registry=registry
+            "ingot_encode_seconds",
+            "Encoding a response, in a thread too, and without compression; with `grpcio` and in streams of "
+            "gRPC without the last step, from message to bytes",
+            ("protocol",),
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.batch_size = Histograms(
             "ingot_batch_size", "Samples in one engine call", _MODEL, buckets=_SIZES, registry=registry
@@ -184,20 +194,21 @@ class Metrics:
         )
         self.batches = Counts(
             "ingot_batches",
-            "Engine calls by what let the batch leave the queue: full, deadline (of a request in it), linger (an idle "
-            "engine had waited for more requests) or idle (the engine was free)",
+            "Engine calls by what let the batch leave the queue: `full`; `memory` (more samples might exceed "
+            "`max_call_mb`); `deadline` of a request in it; `linger` (an idle engine had waited for more "
+            "requests); `idle` (nothing else waited)",
             (*_MODEL, "reason"),
             registry,
         )
         self.memory_failures = Counts(
             "ingot_batches_out_of_memory",
-            "Batches for which there was too little memory, and which were run in parts",
+            "Batches for which there was too little memory, and whose halves ran separately",
             _MODEL,
             registry,
         )
         self.lost_devices = Gauge(
             "ingot_lost_devices",
-            "1 for a device that failed for good, so that models do not use it any more",
+            "1 for a device that failed for good",
             ("device",),
             registry=registry,
         )
@@ -208,7 +219,7 @@ class Metrics:
             registry=registry,
         )
         self.access_log_lines = Counts(
-            "ingot_access_log_lines", "Lines of the access log, by level: info, or error", ("level",), registry
+            "ingot_access_log_lines", "Lines of the access log: `info`, or `error`", ("level",), registry
         )
         self.log_records_lost = Counter(
             "ingot_log_records_lost",
@@ -217,13 +228,13 @@ class Metrics:
         )
         self.padding_elements = Counts(
             "ingot_padding_elements",
-            "Elements of the inputs that may be padded, by kind: real, or padding to run requests in one call",
+            "Elements of inputs that may be padded, by kind: `real` or `padding`",
             (*_MODEL, "kind"),
             registry,
         )
         self.batch_checks = Counter(
             "ingot_batch_checks",
-            "Requests of batches that ran again alone, by result: agreed, differed, or dropped (not compared)",
+            "Requests of batches that ran again alone: `agreed`, `differed`, or `dropped`, not compared",
             (*_MODEL, "result"),
             registry=registry,
         )
@@ -234,7 +245,7 @@ class Metrics:
             registry=registry,
         )
         self.http_connections = Gauge("ingot_http_connections", "Connections to the HTTP port", registry=registry)
-        self.threads = Gauge("ingot_threads", "Threads of Python", registry=registry)
+        self.threads = Gauge("ingot_threads", "Python's threads", registry=registry)
         self.threads.set_function(threading.active_count)
         self.started = Gauge(
             "ingot_start_time_seconds", "When the server started, in seconds since 1970", registry=registry
@@ -244,111 +255,119 @@ class Metrics:
         self.grpc_connections = Gauge(
             "ingot_grpc_connections", "Connections to the fast gRPC server", registry=registry
         )
-        self.grpc_streams = Gauge("ingot_grpc_streams", "Calls that the fast gRPC server has open", registry=registry)
-        self.traces = Counter("ingot_traces", "Requests that were traced", registry=registry)
+        self.grpc_streams = Gauge("ingot_grpc_streams", "Open calls of the fast gRPC server", registry=registry)
+        self.traces = Counter("ingot_traces", "Requests whose spans are exported", registry=registry)
         self.shared_regions = Gauge(
             "ingot_shared_memory_regions", "Regions of shared memory that clients have registered", registry=registry
         )
         self.grpc_faults = Counter(
             "ingot_grpc_faults",
-            "Streams and connections that the fast gRPC server closed for HTTP/2 violations, by error code",
+            "Streams and connections that the fast gRPC server ended because the client violated HTTP/2, by "
+            "HTTP/2 error code, such as `protocol_error`; `enhance_your_calm` is a flood, `refused_stream` is "
+            "too many concurrent calls",
             ("code",),
             registry=registry,
         )
         self.engine_ended = Counter(
             "ingot_engine_calls_ended",
-            "Engine calls that were ended, by reason: limit (too long), memory (too large), abandoned (no client left)",
+            "Engine calls that were ended: `limit`, they took too long; `memory`, the process grew too much; "
+            "`abandoned`, no client waited for them any longer",
             (*_MODEL, "reason"),
             registry=registry,
         )
         self.event_loop_blocked = Counter(
             "ingot_event_loop_blocked_seconds",
-            "Seconds in which the server answered nothing, as something blocked its event loop for over a second",
+            "Seconds in which the server answered nothing, because something blocked its event loop for over a second",
             registry=registry,
         )
         self.resident_memory = Gauge(
-            "ingot_resident_memory_bytes", "Memory that the server's processes hold", registry=registry
+            "ingot_resident_memory_bytes", "Memory that the server holds, without engine processes", registry=registry
         )
         self.resident_memory.set_function(resident)
         self.gpus = Gpus(registry)
         self.memory_returned = Counter(
             "ingot_memory_returned_bytes",
-            "Memory that ONNX Runtime kept for further calls and that was given back to the system",
+            "Memory that ONNX Runtime kept for further calls, and that was given back",
             registry=registry,
         )
         self.out_of_files = Counter(
             "ingot_out_of_files_seconds",
-            "Seconds in which the process accepted no connections because all its file descriptors were in use",
+            "Seconds in which all file descriptors of the process were in use, so that it closed new "
+            "connections without a response. The log records the start and the end; raise `ulimit -n`",
             registry=registry,
         )
         self.limited = Counter(
             "ingot_limited",
-            "Connections and requests refused by a limit on clients, by limit: connections, in_flight or rate",
+            "Connections and requests refused by a limit on clients: `connections`, `in_flight` or `rate`",
             ("limit",),
             registry=registry,
         )
         self.auth_refused = Counter(
             "ingot_auth_refused",
-            "Requests refused for lack of access, by reason: no key, a wrong one, no rights and so on",
+            "Requests refused for lack of access: `missing`, `malformed`, `unknown`, `expired`, `revoked`, "
+            "`token` (not valid), `certificate` (without rights) or `scope`",
             ("reason",),
             registry=registry,
         )
         self.tls_refused = Counter(
             "ingot_tls_refused",
-            "TLS handshakes that failed, by reason: the client's certificate, the client, the protocol, or plain HTTP",
+            "TLS handshakes that failed: `certificate` (the client sent none, or one that is not valid), "
+            "`client` (it did not accept the server's), `protocol` (no common version or cipher, or not TLS), "
+            "`plain` (HTTP or gRPC without TLS). Not counted by `grpcio`",
             ("reason",),
             registry=registry,
         )
         self.reloads = Counter(
             "ingot_reloads",
-            "Files loaded again after a change, by kind and result: ok, or failed, with the earlier content in use",
+            "Files loaded again after a change, `auth` or `certificates`, by each process that accepts "
+            "connections: `ok`, or `failed`, and the earlier content stays in use",
             ("file", "result"),
             registry=registry,
         )
         self.rollouts = Counter(
             "ingot_rollouts",
-            "Changes of the model that answers, by result: ok, or failed, with the earlier one still answering",
+            "Changes of the archive that answers: `ok`, or `failed`, and the earlier one still answers",
             (*_MODEL, "result"),
             registry=registry,
         )
         self.server_info = Gauge(
             "ingot_server_info",
-            "1, with the server's version and its name among replicas",
+            "1, with the version of Ingot and the server's name among replicas",
             ("version", "replica"),
             registry=registry,
         )
         self.memory_budget = Gauge(
-            "ingot_memory_budget_bytes", "Most memory of models, by device", ("device",), registry=registry
+            "ingot_memory_budget_bytes", "The memory budget, by device", ("device",), registry=registry
         )
         self.model_memory = Gauge(
             "ingot_model_memory_bytes",
-            "Memory that a model took when it was loaded, 0 while it is not, by device; without a memory budget the "
-            "size of its weights",
+            "Memory that a model took when it was loaded last, 0 while it is not in memory; without a memory "
+            "budget it is not measured, but the size of the weights of its engines",
             (*_MODEL, "device"),
             registry=registry,
         )
         self.model_device_memory = Gauge(
             "ingot_model_device_memory_bytes",
-            "Memory of a GPU for a model, by kind: planned (weights and the activations of its largest batch), or "
-            "measured (that its load took, warm-up included)",
+            "Memory of a model on a GPU: `planned`, its weights and the activations of its largest batch; "
+            "`measured`, which its load took, warm-up included",
             (*_MODEL, "device", "kind"),
             registry=registry,
         )
         self.context_memory = Gauge(
             "ingot_gpu_context_bytes",
-            "Memory of a GPU that the process took to use it, before any model",
+            "Memory of a GPU that the server's process took to use it, before any model",
             ("device",),
             registry=registry,
         )
         self.model_loads = Counter(
             "ingot_model_loads",
-            "Loads of a model, by reason: start, rollout, or demand (a request came)",
+            "Loads at the `start`, for a request (`demand`) or as a new version (`rollout`)",
             (*_MODEL, "reason"),
             registry=registry,
         )
         self.load_seconds = Histograms(
             "ingot_model_load_seconds",
-            "Time of a load until the model is ready, others' leaving included",
+            "Time of a load until the model is ready, in which others may have to leave",
             _MODEL,
             buckets=_LOAD_SECONDS,
             registry=registry,
@@ -361,18 +380,23 @@ class Metrics:
         )
         self.trial_requests = Counter(
             "ingot_trial_requests",
-            "Requests during a canary or shadow, by the model that got them, current or candidate, and result",
+            "Requests during a canary or shadow that the `current` model or the `candidate` got, `ok` or "
+            "`failed`; counted from 0 for each candidate",
             (*_MODEL, "to", "result"),
             registry=registry,
         )
         self.trial_comparisons = Counter(
             "ingot_trial_comparisons",
-            "Answers of the current model and the candidate, by result: agreed, differed, or dropped (not compared)",
+            "Compared answers that `agreed` or `differed`, and copies that were `dropped`; counted from 0 for "
+            "each candidate",
             (*_MODEL, "result"),
             registry=registry,
         )
         self.trial_weight = Gauge(
-            "ingot_trial_weight_percent", "Share of the requests that a candidate gets", _MODEL, registry=registry
+            "ingot_trial_weight_percent",
+            "A candidate's share of the requests, while it is tried",
+            _MODEL,
+            registry=registry,
         )
         self.trial_worst_error = Gauge(
             "ingot_trial_worst_error",
@@ -388,48 +412,51 @@ class Metrics:
         )
         self.audit_suppressed = Counter(
             "ingot_audit_suppressed",
-            "Refused requests left out of the audit log, as they were too many",
+            "Refused requests left out of the audit log during a flood",
             registry=registry,
         )
         self.audit_lost = Counter(
             "ingot_audit_lost", "Lines of the audit log that could not be written", registry=registry
         )
-        self.queued = Gauge("ingot_queued_requests", "Requests that wait for the engine now", _MODEL, registry=registry)
+        self.queued = Gauge("ingot_queued_requests", "Requests waiting for the engine", _MODEL, registry=registry)
         self.queued_bytes = Gauge(
             "ingot_queued_bytes",
-            "Memory of the inputs of requests that wait now",
+            "Memory of the inputs of requests waiting for the engine",
             _MODEL,
             registry=registry,
         )
         self.ready = Gauge("ingot_model_ready", "1 while the model is ready, else 0", _MODEL, registry=registry)
         self.variant_info = Gauge(
             "ingot_model_variant_info",
-            "1 for the served variant of the archive, with the reason for the choice",
+            "1 for the variant that is served, with the reason; absent for a bare file",
             (*_MODEL, "variant", "reason"),
             registry=registry,
         )
         self.signature_checks = Counter(
             "ingot_signature_checks",
-            "Models checked against the trust policy, by result: valid, refused, unsigned, untrusted or invalid "
-            "(the last three where no signature is required), or unchecked without a policy",
+            "Models checked against the trust policy: `valid`, `refused`; if the policy does not require a "
+            "signature, `unsigned`, `untrusted` (signed by others) or `invalid` (the signature is wrong); "
+            "`unchecked` without a policy",
             (*_MODEL, "result"),
             registry=registry,
         )
         self.derived_cache = Counter(
             "ingot_derived_cache",
-            "Loads of large models by result of the derived cache: hit, built, or failed",
+            "Loads of large models, counted when their packed weights are in use: `hit`, they were in the "
+            "cache; `built`, they were written to it; `failed`, the model was loaded without it",
             (*_MODEL, "result"),
             registry=registry,
         )
         self.engine_restarts = Counter(
             "ingot_engine_restarts",
-            "Engine processes that ended unexpectedly, by reason: a signal, exit, or killed",
+            "Engine processes that ended unexpectedly: a signal's name such as `SIGFPE`, `exit`, or `killed` by "
+            "the server because a call did not end or an answer was invalid",
             (*_MODEL, "reason"),
             registry=registry,
         )
         self.management = Counter(
             "ingot_management",
-            "Actions of management clients, by action and result: ok, or the code of the error",
+            "Loads, unloads and reloads by management clients: `ok`, or the code of the error",
             ("action", "result"),
             registry=registry,
         )
@@ -441,26 +468,26 @@ class Metrics:
         )
         self.sequences_ended = Counter(
             "ingot_sequences_ended",
-            "Sequences that are over, by reason: ended by their client, or expired without a request",
+            "Sequences that are over: `ended` by their client, `expired` without a request",
             (*_MODEL, "reason"),
             registry=registry,
         )
-        self.cache_hits = Counts("ingot_cache_hits", "Requests answered by the response cache", _MODEL, registry)
+        self.cache_hits = Counts("ingot_cache_hits", "Requests that the response cache answered", _MODEL, registry)
         self.cache_misses = Counts(
             "ingot_cache_misses", "Requests that the response cache had no response to", _MODEL, registry
         )
         self.cache_evictions = Counts(
-            "ingot_cache_evictions", "Responses dropped from the response cache to make room", _MODEL, registry
+            "ingot_cache_evictions", "Responses that the response cache dropped to make room", _MODEL, registry
         )
         self.cache_bytes = Gauge(
             "ingot_cache_bytes", "Memory of the responses in the response cache", _MODEL, registry=registry
         )
         self.recorded = Counter(
-            "ingot_recorded_requests", "Requests written to the folder of --record", _MODEL, registry=registry
+            "ingot_recorded_requests", "Requests recorded to the folder of `--record`", _MODEL, registry=registry
         )
         self.recorded_dropped = Counter(
             "ingot_recorded_dropped",
-            "Requests that were not recorded because too many waited or the folder could not be written",
+            "Selected requests that were not recorded: too many were waiting, or the folder was not writable",
             _MODEL,
             registry=registry,
         )

@@ -109,13 +109,14 @@ def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
     return (
         GaugeMetricFamily(
             "ingot_gpu_memory_bytes",
-            "Memory of a GPU, by kind: total, reserved (by its driver), used (by all processes), or server (held "
-            "by this server's processes, their CUDA contexts included)",
+            "Memory of a GPU, with a model on a GPU, by kind: `total`; `reserved` by the driver; `used` by all "
+            "processes; `server`, held by the server and its engine processes, CUDA contexts included",
             labels=("gpu", "kind"),
         ),
         GaugeMetricFamily(
             "ingot_gpu_utilization_ratio",
-            "Share of the time in which a GPU computed, from 0 to 1, over the last sampling period of its driver",
+            "Share of the time in which the GPU computed, from 0 to 1, over the driver's last sampling period; "
+            "with a model on a GPU",
             labels=("gpu",),
         ),
     )
