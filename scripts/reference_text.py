@@ -52,7 +52,7 @@ _EXPLAINED = {
     "ingot_rollouts_total": ("Changes of the archive that answers", "../concepts/versions.md"),
     "ingot_server_info": ("name among replicas", "../guides/operate/observability.md#replicas"),
     "ingot_memory_budget_bytes": ("memory budget", "../guides/serve/memory.md#memory-budget"),
-    "ingot_trial_requests_total": ("canary or shadow", "../concepts/versions.md#canary-and-shadow"),
+    "ingot_canary_requests_total": ("canary or shadow", "../concepts/versions.md#canary-and-shadow"),
     "ingot_reloads_total": ("Files loaded again", "../guides/operate/access.md#changed-files"),
     "ingot_audit_suppressed_total": ("audit log", "../guides/operate/access.md#audit-log"),
     "ingot_model_variant_info": ("variant", "../guides/serve/serving.md#variants"),

@@ -137,7 +137,7 @@ def test_every_metric_is_in_the_reference_with_its_labels_and_a_page_that_explai
     names = [family.name for family in metrics.registry.collect()]
     assert [name for name in names if not re.search(rf"^- `{name}(_total)?`", page, re.MULTILINE)] == []
     assert len(page.splitlines()) == len(names) > 60
-    assert "- `ingot_trial_weight_percent` (`model`, `version`), gauge: A candidate's share" in page
+    assert "- `ingot_canary_weight_percent` (`model`, `version`), gauge: A candidate's share" in page
     assert "- `ingot_gpu_memory_bytes` (`gpu`, `kind`), gauge: Memory" in page
     assert page.count("](") == len(reference_text._EXPLAINED)  # each has its words in the help
     assert [link for link in re.findall(r"\]\(([^)#]+)", page) if not (ROOT / "docs/reference" / link).is_file()] == []

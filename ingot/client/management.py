@@ -129,5 +129,5 @@ def content_of(answer: httpx.Response) -> Any:
 
 
 def model_path(name: str, action: str) -> str:
-    """Return the path of an action on a model: ``load``, ``unload`` or ``trial``."""
+    """Return the path of an action on a model: ``load``, ``unload`` or ``canary``."""
     return f"/v2/repository/models/{quote(name, safe=':')}/{action}"

@@ -113,7 +113,7 @@ class Errors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialLoad:
+class CanaryLoad:
     """A candidate that is tried.
 
     Attributes:
@@ -157,7 +157,7 @@ class ServerLoad:
     gpus: Sequence[GpuLoad]
     models: Sequence[ModelLoad]
     errors: Sequence[Errors]
-    trials: Sequence[TrialLoad]
+    canaries: Sequence[CanaryLoad]
 
 
 def load(now: Reading, before: Reading, first: Reading) -> ServerLoad:
@@ -179,7 +179,7 @@ def load(now: Reading, before: Reading, first: Reading) -> ServerLoad:
         gpus=list(_gpus(samples)),
         models=[_model(each, now, before, first) for each in now.models],
         errors=list(_errors(now, first)),
-        trials=list(_trials(samples)),
+        canaries=list(_canaries(samples)),
     )
 
 
@@ -271,14 +271,14 @@ def _errors(now: Reading, first: Reading) -> Iterable[Errors]:
             yield Errors(protocol=labels["protocol"], code=labels["code"], count=int(count), recent=int(recent))
 
 
-def _trials(samples: Samples) -> Iterable[TrialLoad]:
-    for labels, weight in samples.of("ingot_trial_weight_percent"):
+def _canaries(samples: Samples) -> Iterable[CanaryLoad]:
+    for labels, weight in samples.of("ingot_canary_weight_percent"):
         agreed, differed, dropped = (
-            int(samples.total("ingot_trial_comparisons_total", result=result, **labels))
+            int(samples.total("ingot_canary_comparisons_total", result=result, **labels))
             for result in ("agreed", "differed", "dropped")
         )
-        worst = samples.total("ingot_trial_worst_error", **labels)
-        yield TrialLoad(
+        worst = samples.total("ingot_canary_worst_error", **labels)
+        yield CanaryLoad(
             name=labels["model"],
             version=labels["version"],
             weight=weight,
@@ -286,7 +286,7 @@ def _trials(samples: Samples) -> Iterable[TrialLoad]:
             differed=differed,
             dropped=dropped,
             worst_error=("infinite" if math.isinf(worst) else worst) if agreed + differed else None,
-            latency_ratio=samples.value("ingot_trial_latency_ratio", **labels),
+            latency_ratio=samples.value("ingot_canary_latency_ratio", **labels),
         )
 
 

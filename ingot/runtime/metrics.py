@@ -378,34 +378,34 @@ class Metrics:
         self.demand_waits = Counter(
             "ingot_demand_waits", "Requests that waited until their model was loaded", _MODEL, registry=registry
         )
-        self.trial_requests = Counter(
-            "ingot_trial_requests",
+        self.canary_requests = Counter(
+            "ingot_canary_requests",
             "Requests during a canary or shadow that the `current` model or the `candidate` got, `ok` or "
             "`failed`; counted from 0 for each candidate",
             (*_MODEL, "to", "result"),
             registry=registry,
         )
-        self.trial_comparisons = Counter(
-            "ingot_trial_comparisons",
+        self.canary_comparisons = Counter(
+            "ingot_canary_comparisons",
             "Compared answers that `agreed` or `differed`, and copies that were `dropped`; counted from 0 for "
             "each candidate",
             (*_MODEL, "result"),
             registry=registry,
         )
-        self.trial_weight = Gauge(
-            "ingot_trial_weight_percent",
+        self.canary_weight = Gauge(
+            "ingot_canary_weight_percent",
             "A candidate's share of the requests, while it is tried",
             _MODEL,
             registry=registry,
         )
-        self.trial_worst_error = Gauge(
-            "ingot_trial_worst_error",
+        self.canary_worst_error = Gauge(
+            "ingot_canary_worst_error",
             "Largest error of a candidate's answers, as a share of the largest value of the output",
             _MODEL,
             registry=registry,
         )
-        self.trial_latency_ratio = Gauge(
-            "ingot_trial_latency_ratio",
+        self.canary_latency_ratio = Gauge(
+            "ingot_canary_latency_ratio",
             "p99 latency of a candidate over the current model's",
             _MODEL,
             registry=registry,

@@ -38,7 +38,7 @@ _WEIGHT = 10.0
 
 
 class Changes(Protocol):
-    """What a trial needs of :class:`ingot.serving.rollout.Rollouts`."""
+    """What a canary needs of :class:`ingot.serving.rollout.Rollouts`."""
 
     repository: Repository
 
@@ -52,7 +52,7 @@ class Changes(Protocol):
 
 
 class Canaries:
-    """The trials of a server. All of it belongs to its event loop.
+    """The canaries of a server. All of it belongs to its event loop.
 
     Args:
         changes: loads candidates, and lets them take over.
@@ -72,17 +72,17 @@ class Canaries:
         self._last: dict[Deployment, Canary] = {}
 
     def running(self, deployment: Deployment) -> Canary | None:
-        """Return the trial of a deployment, if there is one now."""
+        """Return the canary of a deployment, if there is one now."""
         canary = self._last.get(deployment)
         return canary if canary is not None and canary.outcome == "running" else None
 
     def status(self, deployment: Deployment) -> dict[str, Any] | None:
-        """Return the present or last trial of a deployment."""
+        """Return the present or last canary of a deployment."""
         canary = self._last.get(deployment)
         return canary.content if canary is not None else None
 
     async def ask(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a trial, or change the one that runs; return its status.
+        """Begin a canary, or change the one that runs; return its status.
 
         Args:
             name: of the model, with ``:version`` if several are served.
@@ -114,7 +114,7 @@ class Canaries:
             if source is None and canary is None:
                 raise NotFound(f"no candidate is tried for model '{name}'; name its source, such as digits:2")
             if source is not None and canary is not None:
-                raise AlreadyExists(f"model '{name}' has a candidate, {canary.candidate.digest}; stop its trial first")
+                raise AlreadyExists(f"model '{name}' has a candidate, {canary.candidate.digest}; stop its canary first")
             if source is not None:
                 current = _current(deployment)
                 plan = changed(current.settings.canary, given)
@@ -133,10 +133,10 @@ class Canaries:
         return canary.content
 
     async def stop(self, name: str) -> dict[str, Any]:
-        """Stop a trial; the current model gets all requests.
+        """Stop a canary; the current model gets all requests.
 
         Raises:
-            NotFound: there is no such model, or no trial.
+            NotFound: there is no such model, or no canary.
         """
         deployment = self._deployment(name)
         async with deployment.changing:
@@ -196,7 +196,7 @@ class Canaries:
         canary.judging = self._tasks.begin(lambda: self._judge(canary))
 
     def end(self, deployment: Deployment, outcome: Outcome, reason: str = "") -> None:
-        """End the trial of a deployment, if there is one, and free its candidate; the caller holds ``changing``."""
+        """End the canary of a deployment, if there is one, and free its candidate; the caller holds ``changing``."""
         canary = self.running(deployment)
         if canary is not None:
             self._settle(canary, outcome, reason)
@@ -207,14 +207,14 @@ class Canaries:
         canary.split.current.split(None)
         labels = (canary.deployment.name, canary.deployment.tag)
         for gauge in (
-            self._metrics.trial_weight,
-            self._metrics.trial_worst_error,
-            self._metrics.trial_latency_ratio,
+            self._metrics.canary_weight,
+            self._metrics.canary_worst_error,
+            self._metrics.canary_latency_ratio,
         ):
             gauge.remove(*labels)
         level = logging.WARNING if outcome == "rolled back" else logging.INFO
         changes_log.log(
-            level, "model %s version %s: the trial of %s %s", *labels, canary.candidate.digest, reason or outcome
+            level, "model %s version %s: the canary of %s %s", *labels, canary.candidate.digest, reason or outcome
         )
 
     async def _pass(self, canary: Canary) -> None:
@@ -228,7 +228,7 @@ class Canaries:
             deployment.source, deployment.located = canary.found.source, canary.found.located
 
     async def _judge(self, canary: Canary) -> None:
-        """Look at a trial until it ends."""
+        """Look at a canary until it ends."""
         while canary.outcome == "running":
             self._show(canary)
             await asyncio.sleep(_POLL_SECONDS)
@@ -254,10 +254,10 @@ class Canaries:
 
     def _show(self, canary: Canary) -> None:
         labels = (canary.deployment.name, canary.deployment.tag)
-        self._metrics.trial_weight.labels(*labels).set(canary.split.weight)
-        self._metrics.trial_worst_error.labels(*labels).set(canary.split.drift.worst)
+        self._metrics.canary_weight.labels(*labels).set(canary.split.weight)
+        self._metrics.canary_worst_error.labels(*labels).set(canary.split.drift.worst)
         current, candidate = canary.split.sides.values()
-        self._metrics.trial_latency_ratio.labels(*labels).set(candidate.latency(0.99) / current.latency(0.99))
+        self._metrics.canary_latency_ratio.labels(*labels).set(candidate.latency(0.99) / current.latency(0.99))
 
     def _deployment(self, name: str) -> Deployment:
         return self._changes.repository.one(name)

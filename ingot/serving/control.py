@@ -113,20 +113,20 @@ class Control:
             await self._rollouts.unload(name, version, dependents)
         self._count("unload", "ok").inc()
 
-    async def trial(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    async def canary(self, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Try a candidate for a model, or change how; arguments and errors as for :meth:`Canaries.ask`."""
-        with self._counting_failures("trial"):
+        with self._counting_failures("canary"):
             if (source := parameters.get("source")) is not None:
                 self._check(_text(source))
             done = await self._rollouts.canaries.ask(name, parameters)
-        self._count("trial", "ok").inc()
+        self._count("canary", "ok").inc()
         return done
 
-    async def stop_trial(self, name: str) -> dict[str, Any]:
-        """Stop a trial; arguments and errors as for :meth:`Canaries.stop`."""
-        with self._counting_failures("stop_trial"):
+    async def stop_canary(self, name: str) -> dict[str, Any]:
+        """Stop a canary; arguments and errors as for :meth:`Canaries.stop`."""
+        with self._counting_failures("stop_canary"):
             done = await self._rollouts.canaries.stop(name)
-        self._count("stop_trial", "ok").inc()
+        self._count("stop_canary", "ok").inc()
         return done
 
     @contextlib.contextmanager

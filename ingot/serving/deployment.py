@@ -207,7 +207,7 @@ class Deployment:
             "source": self.source if isinstance(self.source, str) else self.source.name,
             "aliases": sorted(self.aliases),
             "follows": self.follows,
-            "ahead": bool(self.skipped_digest),
+            "pinned": bool(self.skipped_digest),
             "state": self.state.value,
             "reason": current.reason if current is not None else self.failure,
             "digest": self.digest,

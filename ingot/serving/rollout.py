@@ -273,7 +273,7 @@ class Rollouts:
         return [
             {
                 **deployment.status(),
-                "trial": self.canaries.status(deployment),
+                "canary": self.canaries.status(deployment),
                 "memory": {} if deployment.current is None else self._residency.content(deployment.current),
             }
             for deployment in served

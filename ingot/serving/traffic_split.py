@@ -55,12 +55,12 @@ class TrafficSplit:
         self._comparing = 0
         labels = (current.name, current.version)
         self._counts = {
-            (model, ok): metrics.trial_requests.labels(*labels, to, "ok" if ok else "failed")
+            (model, ok): metrics.canary_requests.labels(*labels, to, "ok" if ok else "failed")
             for model, to in ((current, "current"), (candidate, "candidate"))
             for ok in (True, False)
         }
         self._compared = {
-            result: metrics.trial_comparisons.labels(*labels, result) for result in ("agreed", "differed", "dropped")
+            result: metrics.canary_comparisons.labels(*labels, result) for result in ("agreed", "differed", "dropped")
         }
         for counter in (*self._counts.values(), *self._compared.values()):
             counter.reset()  # from the previous candidate

@@ -13,6 +13,7 @@ import pytest
 
 import ingot
 from benchmarks.serving.processes import free_ports
+from ingot import RunningServer
 from ingot.client.retries import Retries
 from ingot.errors import (
     DeadlineExceeded,
@@ -23,7 +24,6 @@ from ingot.errors import (
     Unavailable,
     Unreached,
 )
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until

@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.bench.payload import payload
 from ingot.bench.target import ServerCounts
 from ingot.client.http import HttpCall, HttpProtocol
@@ -35,7 +36,6 @@ from ingot.errors import (
     Unsupported,
 )
 from ingot.protocol import arguments
-from ingot.server.main import RunningServer
 from tests.support import RunIngot
 
 

@@ -96,15 +96,15 @@ ingot_gpu_memory_bytes{gpu="10",kind="server"} 1
 def test_a_candidate_shows_while_it_is_tried() -> None:
     names = f"{{{LABELS}}}"
     text = f"""
-ingot_trial_weight_percent{names} 20
-ingot_trial_worst_error{names} 0.5
-ingot_trial_latency_ratio{names} NaN
-ingot_trial_comparisons_total{{{LABELS},result="agreed"}} 8
-ingot_trial_comparisons_total{{{LABELS},result="differed"}} 1
+ingot_canary_weight_percent{names} 20
+ingot_canary_worst_error{names} 0.5
+ingot_canary_latency_ratio{names} NaN
+ingot_canary_comparisons_total{{{LABELS},result="agreed"}} 8
+ingot_canary_comparisons_total{{{LABELS},result="differed"}} 1
 """
     now = reading(1, text, model())
-    [trial] = load(now, now, now).trials
-    assert (trial.name, trial.weight, trial.agreed, trial.differed, trial.dropped) == ("digits", 20, 8, 1, 0)
-    assert (trial.worst_error, trial.latency_ratio) == (0.5, None)
+    [canary] = load(now, now, now).canaries
+    assert (canary.name, canary.weight, canary.agreed, canary.differed, canary.dropped) == ("digits", 20, 8, 1, 0)
+    assert (canary.worst_error, canary.latency_ratio) == (0.5, None)
     idle = reading(1, "", model())
-    assert load(idle, idle, idle).trials == []
+    assert load(idle, idle, idle).canaries == []

@@ -17,8 +17,8 @@ from PIL import Image
 from playwright.sync_api import expect
 
 import ingot
+from ingot import RunningServer
 from ingot.model_store import Store
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.browsers import Opened
 from tests.server.access.served import make_key
@@ -183,19 +183,19 @@ def test_a_candidate_that_is_tried_shows(
         page.set_default_timeout(30_000)
         opened = Opened(page, running.http_url)
         expect(page.locator("#models tbody")).to_contain_text("ready")
-        expect(page.locator("#trial")).to_be_hidden()
+        expect(page.locator("#canary")).to_be_hidden()
         with load([running.http_url]):
             store.promote("times:2", "prod")
-            expect(page.locator("#trial h3")).to_have_text("Canary")
-            rows = page.locator("#trial dd")
+            expect(page.locator("#canary h3")).to_have_text("Canary")
+            rows = page.locator("#canary dd")
             expect(rows.nth(0)).to_have_text("20 %")
             expect(rows.nth(2)).to_have_text(re.compile("[1-9][0-9,.]* agreed, 0 differed"))
             expect(rows.nth(3)).to_have_text("0.00050")
             expect(page.locator("#models tbody")).to_contain_text("canary 20 %")
             succeeded(run_ingot("server", "canary", "times", "--stop"))
-            expect(page.locator("#trial")).to_be_hidden()
+            expect(page.locator("#canary")).to_be_hidden()
             succeeded(run_ingot("server", "shadow", "times", "times:3", "--compare", "100"))
-            expect(page.locator("#trial h3")).to_have_text("Shadow")
+            expect(page.locator("#canary h3")).to_have_text("Shadow")
             expect(rows.nth(0)).to_contain_text("answers copies")
             expect(rows.nth(2)).to_have_text(re.compile("^0 agreed, [1-9][0-9,.]* differed"))
             expect(rows.nth(2)).to_have_class("bad")

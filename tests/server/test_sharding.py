@@ -89,8 +89,8 @@ def test_a_model_divided_by_its_plan_answers_as_one_process_does(run_ingot: RunI
         check_answers(service)
         found = metadata(service)["properties"]
         assert found["isolation_reason"] == "it is divided over 2 processes by its tensor-parallel plan"
-        assert "no access to other processes" in found["isolation_measures"]
-        assert "no sockets" in found["isolation_measures"]
+        assert "no access to other processes" in found["isolation_confinement"]
+        assert "no sockets" in found["isolation_confinement"]
         assert len(processes_of(service)) == 2
 
 

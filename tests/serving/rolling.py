@@ -13,9 +13,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
-from ingot.model_store.format.variant import add_variant
 from ingot.model_store.trust import signing
 from ingot.model_store.trust.keys import PrivateKey
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec

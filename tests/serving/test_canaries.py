@@ -15,10 +15,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, Store
 from ingot.runtime.settings.canary import Plan
-from ingot.server.main import RunningServer
 from ingot.serving.canaries import changed
 from ingot.serving.comparison import Side, at_least, error_of
 from tests.server.outside import wait_until
@@ -55,8 +55,8 @@ def lookup() -> Archive:
     return archive(nodes, [numpy_helper.from_array(np.arange(8, dtype=np.float32), "table")])
 
 
-def trial(server: RunningServer) -> dict[str, Any]:
-    found = server.status()[0]["trial"]
+def canary(server: RunningServer) -> dict[str, Any]:
+    found = server.status()[0]["canary"]
     assert isinstance(found, dict)
     return found
 
@@ -81,14 +81,14 @@ def test_a_wrong_candidate_is_rolled_back_by_drift(
         assert status["digest"] == store.digest_of("times", "1")
         assert "was rolled back as a shadow" in status["update_failed"]
         assert "answers differ by more than 0.01, the worst by 0.1; 1 % are allowed" in status["update_failed"]
-        assert status["trial"]["state"] == "rolled back"
-        assert status["trial"]["answers"]["agreement"] == 0
+        assert status["canary"]["state"] == "rolled back"
+        assert status["canary"]["answers"]["agreement"] == 0
         assert "was rolled back as a shadow" in caplog.text
         levels = {record.levelname for record in caplog.records if record.name == "ingot.changes"}
         assert levels == {"INFO", "WARNING"}  # begun, and rolled back
         metrics = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
         assert 'ingot_rollouts_total{model="times",result="failed",version="prod"} 1.0' in metrics
-        assert 'ingot_trial_comparisons_total{model="times",result="agreed"' in metrics
+        assert 'ingot_canary_comparisons_total{model="times",result="agreed"' in metrics
         # The alias means what answers again, so a restart does not serve the candidate.
         assert store.digest_of("times", "prod") == status["digest"]
         command = re.search(r"to try it once more: ingot store promote (\S+) prod", status["update_failed"])
@@ -112,10 +112,10 @@ def test_a_good_candidate_takes_over_step_by_step(store: Store) -> None:
             wait_until(lambda: all(client.seen[-1] != 1 or client.failure for client in clients))
         [status] = server.status()
         assert [event["result"] for event in status["history"]] == ["canary", "ok"]
-        assert status["trial"]["state"] == "passed"
-        assert status["trial"]["answers"]["agreement"] == 1
-        assert status["trial"]["answers"]["worst_error"] == pytest.approx(5e-4, rel=1e-2)
-        assert status["trial"]["requests"]["candidate"]["answered"] >= 100
+        assert status["canary"]["state"] == "passed"
+        assert status["canary"]["answers"]["agreement"] == 1
+        assert status["canary"]["answers"]["worst_error"] == pytest.approx(5e-4, rel=1e-2)
+        assert status["canary"]["requests"]["candidate"]["answered"] >= 100
         assert status["update_failed"] == ""
 
 
@@ -126,7 +126,7 @@ def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
             shown = succeeded(run_ingot("server", "canary", "times", "times:3", "--weight", "50", "--compare", "20"))
             assert shown.startswith("times  canary 50 %  sha256:")
             wait_until(lambda: all(len(client.seen) > 4 or client.failure for client in clients))
-            wait_until(lambda: trial(server)["answers"]["compared"] > 0)
+            wait_until(lambda: canary(server)["answers"]["compared"] > 0)
             shown = succeeded(run_ingot("server", "canary", "times"))
             assert "compared, 0.00% agree, worst error 0.1" in shown
             assert "gets 50 % of the requests" in succeeded(run_ingot("server", "status"))
@@ -136,7 +136,7 @@ def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
             succeeded(run_ingot("server", "canary", "times", "--weight", "100"))
             wait_until(lambda: all(client.seen[-1] > 1 or client.failure for client in clients))
         assert server.status()[0]["source"] == "times=times:3"
-        assert trial(server)["state"] == "passed"
+        assert canary(server)["state"] == "passed"
 
 
 def test_a_candidate_that_took_over_is_loaded_again_as_the_served_version(store: Store, run_ingot: RunIngot) -> None:
@@ -155,7 +155,7 @@ def test_a_shadow_reports_drift_and_answers_nobody(store: Store, run_ingot: RunI
     with ingot.serve("times:prod", store=store, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
             succeeded(run_ingot("server", "shadow", "times", "times:3", "--compare", "50"))
-            wait_until(lambda: trial(server)["answers"]["compared"] > 20)
+            wait_until(lambda: canary(server)["answers"]["compared"] > 20)
             found = json.loads(succeeded(run_ingot("server", "shadow", "times", "--json")))
         assert [client.seen for client in clients] == [[1]] * len(clients)
         assert found["answers"]["agreement"] == 0
@@ -163,7 +163,7 @@ def test_a_shadow_reports_drift_and_answers_nobody(store: Store, run_ingot: RunI
         assert found["latency"]["p50_ratio"] > 0
         assert found["weight"] == 0
         succeeded(run_ingot("server", "unload", "times"))
-        assert trial(server)["state"] == "stopped"
+        assert canary(server)["state"] == "stopped"
 
 
 @pytest.mark.matrix
@@ -186,10 +186,10 @@ def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path)
         assert "'weight' is 101.0; it must be a percentage" in refused("canary", "times", "times:2", "--weight", "101")
         assert "percentages: 5,25,50" in refused("canary", "times", "times:2", "--steps", "5;10")
         succeeded(run_ingot("server", "shadow", "times", "times:2"))
-        assert "stop its trial first" in refused("canary", "times", "times:3")
+        assert "stop its canary first" in refused("canary", "times", "times:3")
         store.promote("times:3", "prod")  # which takes the place of what is tried
         wait_until(lambda: server.status()[0]["digest"] == store.digest_of("times", "3"))
-        assert trial(server)["state"] == "stopped"
+        assert canary(server)["state"] == "stopped"
         assert answered(server) == 1.1
 
 
@@ -225,10 +225,10 @@ def test_a_candidate_that_fails_costs_no_answer(store: Store, run_ingot: RunIngo
         with load([server.http_url, server.grpc_url]) as clients:
             # Its table has an answer for each of the first requests only.
             succeeded(run_ingot("server", "canary", "times", "times:4", "--weight", "50", "--errors", "1"))
-            wait_until(lambda: trial(server)["state"] != "running")
+            wait_until(lambda: canary(server)["state"] != "running")
         assert [client.seen for client in clients] == [[1]] * len(clients)
-        assert trial(server)["requests"]["candidate"]["failed"] > 5
-        assert "requests; 1 % are allowed" in trial(server)["reason"]
+        assert canary(server)["requests"]["candidate"]["failed"] > 5
+        assert "requests; 1 % are allowed" in canary(server)["reason"]
         assert "was rolled back at 50 %" in server.status()[0]["update_failed"]
 
 

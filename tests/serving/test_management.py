@@ -23,13 +23,12 @@ from tritonclient.utils import InferenceServerException
 
 import ingot
 from benchmarks.serving.processes import free_ports
+from ingot import RunningServer
 from ingot.cli.completion import served
 from ingot.cli.serve import print_addresses
 from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Store
-from ingot.runtime import Model
-from ingot.runtime.settings.settings import Settings
-from ingot.server.main import RunningServer
+from ingot.runtime import Model, Settings
 from ingot.serving import Repository
 from ingot.serving.deployment import Deployment
 from tests import onnx_models
@@ -316,17 +315,17 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         for path, body in (
             ("/models/new/load", {"parameters": {"source": "absent:1"}}),
             ("/models/times/load", {"parameters": {"version": "9"}}),
-            ("/models/times/trial", {"source": "absent:1"}),
+            ("/models/times/canary", {"source": "absent:1"}),
         ):
             status_code, text = post(path, body, headers)
             assert (status_code, "the store has no" in text, str(tmp_path) in text) == (404, True, False), text
             assert "file of that name" not in text
         nested = json.loads("[" * 900 + "]" * 900)
         for path, body in (
-            ("/models/times/trial", {"weight": nested}),
-            ("/models/times/trial", {"shadow": nested}),
-            ("/models/times/trial", {"source": nested}),
-            ("/models/times/trial", {"version": nested}),
+            ("/models/times/canary", {"weight": nested}),
+            ("/models/times/canary", {"shadow": nested}),
+            ("/models/times/canary", {"source": nested}),
+            ("/models/times/canary", {"version": nested}),
             ("/models/times/load", {"parameters": {"version": nested}}),
             ("/models/times/load", {"parameters": {"max_batch": nested}}),
             ("/models/times/unload", {"parameters": {"unload_dependents": nested}}),

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.config import ServerConfig
 from ingot.errors import IngotError, NotFound
 from ingot.model_store import Store
 from ingot.model_store.registry import Registry
-from ingot.server.main import RunningServer
 from ingot.serving import Repository
 from ingot.serving.rollout import Rollouts
 from tests import onnx_models

@@ -70,9 +70,9 @@ def status(listener: ManagementListener, as_json: Json = False) -> None:
             say(f"{each['name']}:{each['version']}  {each['state']}  {shown}")
             if each["candidate"]:
                 say(f"  {each['candidate']['digest'][:19]} is {each['candidate']['state']}")
-            if each["trial"] and each["trial"]["state"] == "running":
-                weight = each["trial"]["weight"]
-                say(f"  {each['trial']['digest'][:19]} gets {f'{weight:g} % of the requests' if weight else 'copies'}")
+            if each["canary"] and each["canary"]["state"] == "running":
+                weight = each["canary"]["weight"]
+                say(f"  {each['canary']['digest'][:19]} gets {f'{weight:g} % of the requests' if weight else 'copies'}")
             if reason := each["update_failed"] or each["reason"]:
                 say(f"  {reason}")
 
@@ -245,11 +245,11 @@ def shadow(
 
 
 def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_json: bool) -> None:
-    """Begin, change, stop or show the trial of a model."""
+    """Begin, change, stop or show the canary of a model."""
     parameters = {label: value for label, value in given.items() if value is not None}
     if (source := parameters.get("source")) is not None and _is_local_file(source):
         parameters["source"] = str(Path(source).absolute())
-    path = model_path(name, "trial")
+    path = model_path(name, "canary")
     if stop and parameters:
         raise InvalidArgument(f"use --stop without other options; leave --{next(iter(parameters))} out")
     if stop or parameters:
@@ -259,23 +259,23 @@ def _try(server: Server, name: str, given: Mapping[str, Any], *, stop: bool, as_
         status = server.ask("GET", "/v2/repository/status")
         with reading(server.place):
             served = [each for each in status if each["name"] == wanted and version in ("", each["version"])]
-            found = next((each["trial"] for each in served if each["trial"]), None)
+            found = next((each["canary"] for each in served if each["canary"]), None)
         if found is None:
             raise NotFound(f"no candidate is tried for model '{name}'; name its source, such as digits:2")
     if as_json:
         print_json(found)
     else:
         with reading(server.place):
-            _say_trial(name, found)
+            _say_canary(name, found)
 
 
-def _say_trial(name: str, trial: Mapping[str, Any]) -> None:
-    requests, answers, latency = trial["requests"], trial["answers"], trial["latency"]
-    share = f"canary {canary['weight']:g} %" if trial["weight"] else "shadow"
-    steps = f", step {canary['step'] + 1} of {len(canary['steps'])}" if trial["steps"] else ""
-    state = f"{share}{steps}" if trial["state"] == "running" else trial["state"]
+def _say_canary(name: str, canary: Mapping[str, Any]) -> None:
+    requests, answers, latency = canary["requests"], canary["answers"], canary["latency"]
+    share = f"canary {canary['weight']:g} %" if canary["weight"] else "shadow"
+    steps = f", step {canary['step'] + 1} of {len(canary['steps'])}" if canary["steps"] else ""
+    state = f"{share}{steps}" if canary["state"] == "running" else canary["state"]
     say(f"{name}  {state}  {canary['digest'][:19]}")
-    if trial["reason"]:
+    if canary["reason"]:
         say(f"  {canary['reason']}")
     counts = [f"{side} {each['answered']} ({each['failed']} failed)" for side, each in requests.items()]
     say(f"  requests  {', '.join(counts)}")

@@ -186,14 +186,14 @@ def _lines(title: str, found: ServerLoad) -> list[str]:
         memory = "" if gpu.used is None or gpu.total is None else f" {size(int(gpu.used))} of {size(int(gpu.total))}"
         parts.append(f"GPU {gpu.gpu}{memory}{'' if gpu.utilization is None else f' {gpu.utilization:.0%}'}")
     lines = ["  ".join(parts)]
-    for trial in found.trials:
-        share = f"canary {trial.weight:g} %" if trial.weight else "shadow"
-        shown = trial.worst_error if isinstance(trial.worst_error, str | None) else f"{trial.worst_error:.2g}"
+    for canary in found.canaries:
+        share = f"canary {canary.weight:g} %" if canary.weight else "shadow"
+        shown = canary.worst_error if isinstance(canary.worst_error, str | None) else f"{canary.worst_error:.2g}"
         worst = "" if shown is None else f", worst error {shown}"
-        ratio = "" if trial.latency_ratio is None else f", p99 {trial.latency_ratio:.2f} of the current model's"
+        ratio = "" if canary.latency_ratio is None else f", p99 {canary.latency_ratio:.2f} of the current model's"
         lines.append(
-            f"{trial.name}:{trial.version}  {share}: {trial.agreed:,} answers agreed, {trial.differed:,} differed, "
-            f"{trial.dropped:,} dropped{worst}{ratio}"
+            f"{canary.name}:{canary.version}  {share}: {canary.agreed:,} answers agreed, {canary.differed:,} differed, "
+            f"{canary.dropped:,} dropped{worst}{ratio}"
         )
     for error in sorted(found.errors, key=lambda each: (-each.recent, -each.count)):
         recent = f" (+{error.recent:,} in {WINDOW:g} s)" if error.recent else ""

@@ -196,13 +196,13 @@ class EngineLoader:
             if spec.risk:
                 log.warning("model %s runs in the server's process, which it might end or freeze: %s", name, spec.risk)
             return {}
-        measures, why = ", ".join(found[0].measures) or "nothing", spec.isolation.why
-        log.info("model %s runs in an engine process, since %s; confined by: %s", name, why, measures)
+        confinement, why = ", ".join(found[0].measures) or "nothing", spec.isolation.why
+        log.info("model %s runs in an engine process, since %s; confined by: %s", name, why, confinement)
         supervision = Supervision(name, lambda run: spec.replay(run, name), lost, changed)
         for engine in found:
             engine.supervise(supervision)
         self.isolated = found
-        return {"isolation": "process", "isolation_reason": why, "isolation_measures": measures}
+        return {"isolation": "process", "isolation_reason": why, "isolation_confinement": confinement}
 
     def close(self) -> None:
         """Close the engines."""

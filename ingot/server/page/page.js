@@ -90,7 +90,7 @@ function show(now) {
   const labels = {model: model.name, version: model.version};
   find("batches").replaceChildren(bars(now.metrics, recent.metrics, "ingot_batch_size", labels));
   errors(now, recent);
-  trial(now, labels);
+  canary(now, labels);
   archive(model);
 }
 
@@ -108,18 +108,18 @@ function errors(now, recent) {
 
 // The candidate that is tried for a model, or null.
 function tried(now, labels) {
-  const read = (name) => now.metrics.find((each) => each.name === `ingot_trial_${name}`
+  const read = (name) => now.metrics.find((each) => each.name === `ingot_canary_${name}`
     && each.labels.model === labels.model && each.labels.version === labels.version)?.value;
   const weight = read("weight_percent");
   if (weight === undefined) return null;
   return {weight, kind: weight ? "Canary" : "Shadow", error: read("worst_error"), ratio: read("latency_ratio")};
 }
 
-function trial(now, labels) {
+function canary(now, labels) {
   const found = tried(now, labels);
-  find("trial").hidden = !found;
+  find("canary").hidden = !found;
   if (!found) return;
-  const of = (name, more) => difference(now.metrics, [], `ingot_trial_${name}_total`, {...labels, ...more});
+  const of = (name, more) => difference(now.metrics, [], `ingot_canary_${name}_total`, {...labels, ...more});
   const [answered, failed] = ["ok", "failed"].map((result) => of("requests", {to: "candidate", result}));
   const [agreed, differed, dropped] = ["agreed", "differed", "dropped"].map((result) => of("comparisons", {result}));
   const error = Number.isFinite(found.error) ? found.error.toPrecision(2) : "infinite";
@@ -128,8 +128,8 @@ function trial(now, labels) {
     ["compared answers", `${count(agreed)} agreed, ${count(differed)} differed, ${count(dropped)} dropped`, differed],
     ["largest error", agreed + differed ? error : "none yet"],
     ["p99 latency", Number.isFinite(found.ratio) ? `${found.ratio.toFixed(2)} times the current model's` : "none yet"]];
-  find("trial-title").textContent = found.kind;
-  find("trial").querySelector("dl").replaceChildren(...rows.flatMap(([name, value, bad]) =>
+  find("canary-title").textContent = found.kind;
+  find("canary").querySelector("dl").replaceChildren(...rows.flatMap(([name, value, bad]) =>
     [make("dt", {}, name), make("dd", bad ? {class: "bad"} : {}, value)]));
 }
 

@@ -131,14 +131,14 @@ async def status(call: Call) -> list[dict[str, Any]]:
     return call.controlled.status()
 
 
-async def trial(call: Call) -> Any:
+async def canary(call: Call) -> Any:
     """Begin or change the canary of a model."""
-    return await call.controlled.trial(call.model, call.content)
+    return await call.controlled.canary(call.model, call.content)
 
 
-async def stop_trial(call: Call) -> Any:
+async def stop_canary(call: Call) -> Any:
     """Stop the canary of a model."""
-    return await call.controlled.stop_trial(call.model)
+    return await call.controlled.stop_canary(call.model)
 
 
 async def reload(call: Call) -> dict[str, Any]:

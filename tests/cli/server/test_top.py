@@ -21,8 +21,8 @@ import pytest
 
 import ingot
 from benchmarks.serving.processes import free_ports
+from ingot import RunningServer
 from ingot.model_store import Store
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.access.served import make_key
 from tests.server.outside import wait_until
@@ -89,7 +89,7 @@ def test_it_shows_the_load_over_the_port_and_the_management_socket(store: Store,
 def test_it_shows_a_candidate_that_is_tried(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:1", store=store, **FREE) as server, load([server.http_url], version="1"):
         succeeded(run_ingot("server", "shadow", "times", "times:2", "--compare", "50"))
-        wait_until(lambda: server.status()[0]["trial"]["answers"]["compared"] > 0)
+        wait_until(lambda: server.status()[0]["canary"]["answers"]["compared"] > 0)
         shown = succeeded(run_ingot("server", "top", "--once", "--interval", "100ms"))
         assert "times:1  shadow: " in shown
         assert " 0 differed" in shown
@@ -254,7 +254,7 @@ def broken(**answers: str) -> Iterator[str]:
         ('ingot_errors_total{name="a",now="b",protocol="c",code="d"} 4', ""),
         ("ingot_http_connections Inf", ""),
         ('ingot_gpu_memory_bytes{gpu="x"} 1', ""),
-        ("ingot_trial_weight_percent 1", ""),
+        ("ingot_canary_weight_percent 1", ""),
         ("", '{"model_stats": "abc"}'),
         ("", '{"model_stats": [{"name": ["a"], "version": {}, "ingot": []}]}'),
         ("", '{"model_stats": [{"name": "a", "version": "1", "ingot": {}, "inference_stats": {"queue": 1}}]}'),
