@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import grpc
 import httpx
 
+from ingot.addresses import is_loopback
 from ingot.client.access import MAX_RESPONSE_MB, Access, address
 from ingot.client.bodies import IDENTITY, read
 from ingot.client.grpc import STREAM, GrpcCall, GrpcProtocol
@@ -19,7 +20,6 @@ from ingot.client.retries import Retries, checked
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol import arguments, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
-from ingot.protocol.addresses import is_loopback
 from ingot.protocol.documents import ModelMetadata, Statistics
 from ingot.protocol.requests import InferRequest
 from ingot.tensors import Array

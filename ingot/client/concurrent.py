@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import httpx
 
+from ingot.addresses import is_loopback
 from ingot.client.access import MAX_RESPONSE_MB, Access, address
 from ingot.client.bodies import IDENTITY, aread
 from ingot.client.grpc import STREAM, GrpcCall, GrpcProtocol
@@ -21,7 +22,6 @@ from ingot.client.retries import Retries, checked
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument
 from ingot.protocol import arguments, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
-from ingot.protocol.addresses import is_loopback
 from ingot.protocol.documents import ModelMetadata, Statistics
 from ingot.protocol.requests import InferRequest
 from ingot.tensors import Array

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ingot.addresses import is_loopback, is_path
 from ingot.errors import InvalidArgument
-from ingot.protocol.addresses import is_loopback, is_path
 
 # RFC 6454, section 6.2, in lower case as browsers send it.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -125,7 +125,7 @@ def _check_management(config: Exposed, called: Callable[[str], str]) -> None:
                 f"{called(name)} is {address}, a port, without --auth: give a file with keys that may manage (ingot "
                 "server keys create --scope manage), or use a Unix socket"
             )
-        if not is_loopback(address.rpartition(":")[0].strip("[]")) and config.tls_cert is None:
+        if not is_loopback(address.rpartition(":")[0]) and config.tls_cert is None:
             raise InvalidArgument(
                 f"{called(name)} is {address}, which other machines may reach, without TLS (--tls-cert, --tls-key)"
             )

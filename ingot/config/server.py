@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from ingot.addresses import is_path
 from ingot.config.exposure import OFF, check_exposure
 from ingot.config.fields import Fields
 from ingot.config.given import Given, given
 from ingot.config.setting import Setting
 from ingot.errors import InvalidArgument
-from ingot.protocol.addresses import is_path
 from ingot.report import units
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
+from ingot.addresses import is_loopback
 from ingot.errors import InvalidArgument, NotFound
 
 # The grammar of OCI distribution, so that every local name is also a valid remote name.
@@ -148,16 +148,6 @@ class Reference:
         digest = f"@{self.digest}" if self.digest else ""
         variant = f"#{self.variant}" if self.variant else ""
         return f"{registry}{self.name}{tag}{digest}{variant}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name means this machine: ``localhost``, 127.0.0.0/8 or ::1."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def pulled_name(registry: RegistryAddress, name: str) -> str:

@@ -14,8 +14,9 @@ from typing import Final
 
 import httpx
 
+from ingot.addresses import is_loopback
 from ingot.errors import InvalidArgument
-from ingot.model_store.references import RegistryAddress, is_loopback
+from ingot.model_store.references import RegistryAddress
 
 REDIRECT_HOSTS: Final = "INGOT_REDIRECT_HOSTS"
 """Environment variable with hosts of private addresses, separated by commas, that registries may redirect to."""

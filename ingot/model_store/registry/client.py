@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from ingot.addresses import is_loopback
 from ingot.errors import (
     IngotError,
     InvalidArgument,
@@ -20,7 +21,7 @@ from ingot.errors import (
     Unavailable,
 )
 from ingot.model_store.blobs.transfer import Cancelled, Transfer
-from ingot.model_store.references import RegistryAddress, is_loopback
+from ingot.model_store.references import RegistryAddress
 from ingot.model_store.registry import addresses
 from ingot.model_store.registry.auth import TOKEN_HOSTS, Authorizer, Scope
 from ingot.model_store.registry.bodies import MAX_TEXT, discard, error_of, read_document, retry_after

@@ -8,9 +8,9 @@ import logging
 import os
 from pathlib import Path
 
+from ingot.addresses import is_path
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.protocol.addresses import is_path
 from ingot.server.access.audit import AuditLog
 from ingot.server.access.gate import MANAGE, Gate
 from ingot.server.access.watch import Watch

@@ -11,8 +11,8 @@ def is_path(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or a name is this machine's own."""
+    """Return whether a host means this machine: ``localhost``, 127.0.0.0/8 or ::1, with or without brackets."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
