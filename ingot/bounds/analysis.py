@@ -321,7 +321,7 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
 
 
 def uses(node: Node) -> set[str]:
-    """Return the tensors that a node reads, with those that its inner graphs read."""
+    """Return the tensors that a node and its inner graphs read."""
     found = set(node.inputs)
     for graph in node.graphs:
         found.update(graph.outputs, *map(uses, graph.nodes))

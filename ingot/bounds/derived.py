@@ -1,7 +1,7 @@
-"""Sizes that a graph computes from others: the smaller or larger of two, and quotients that are rounded down.
+"""Sizes that a graph computes from other sizes: minimum, maximum, and quotients that are rounded down.
 
-Each is one symbol, so that equal computations have equal sizes: a slice ``[:seq]`` of a table of 512 rows has
-min(512, seq) rows, which is known not to exceed seq.
+Equal computations have the same symbol, and a symbol has limits: a slice ``[:seq]`` of a table of 512 rows has
+min(512, seq) rows, at most seq.
 """
 
 from __future__ import annotations

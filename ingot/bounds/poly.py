@@ -1,8 +1,8 @@
 """Polynomials of the sizes of a model's inputs.
 
-Every size of an input is at least 1, so a polynomial is known to be non-negative where each negative term is outweighed
-by positive terms of which its monomial is a factor. Sizes that are computed from others are symbols too; their limits
-are tried in their place.
+Every size of an input is at least 1. A polynomial is therefore non-negative if, for each negative term, there are
+positive terms at least as large whose monomials contain that of the negative term. Computed sizes are symbols too; a
+comparison also tries the limits of a computed size instead of the symbol.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_SIZE = 1 << 28
 """No dimension is assumed to be larger where integers could overflow; the default limit of bodies is far below."""
 _MAX_TERMS = 64
 _MAX_DEGREE = 16
-# How many polynomials, with computed sizes replaced by their limits, are tried to compare two.
+# Most substitutions of computed sizes by their limits in one comparison of polynomials.
 _MAX_TRIED = 16
 
 
@@ -32,12 +32,11 @@ class TooComplexError(Exception):
 
 
 class Size(str):
-    """A symbol of which more is known than of a dimension's name: an integer of at least ``least``, which is 0 or 1.
+    """The symbol of a size with known limits: an integer of at least ``least``, which is 0 or 1.
 
-    ``lows`` are polynomials that it is never below, ``highs`` those that it never exceeds. ``value`` computes it from
-    the sizes of the inputs, and ``depth`` counts the computations within each other; None and 0 are those of a named
-    dimension, which differs from a computed size even if a file gives it the same name. ``division`` is the dividend
-    and the divisor of a quotient.
+    ``lows`` are lower bounds of the size, and ``highs`` upper bounds. ``value`` computes the size from the sizes of the
+    inputs, and ``depth`` is the number of nested computations; a named dimension has None and 0, and differs from a
+    computed size of the same name. ``division`` is the dividend and the divisor of a quotient.
     """
 
     least: int

@@ -253,7 +253,7 @@ def _parts(loop: float, rest: float, engine: float, expected: float) -> tuple[fl
 
 
 def _counts(target: Target) -> tuple[int, float, int]:
-    """Return the model's calls, their seconds and its requests so far."""
+    """Return the number of engine calls so far, their seconds in total, and the number of requests."""
     [entry] = target.client.statistics("model")
     batches: Sequence[Mapping[str, Any]] = entry["batch_stats"]
     seconds = sum(int(item[stage]["ns"]) for item in batches for stage in _STAGES) / 1e9

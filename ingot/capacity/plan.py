@@ -98,7 +98,7 @@ class Plan:
 
     @cached_property
     def lost(self) -> Load | None:
-        """The load of each replica when one is lost; None if it was the only one."""
+        """The load of each remaining replica when one is lost; None if no replica remains."""
         return self._load(self.request.rate / (self.replicas - 1)) if self.replicas > 1 else None
 
     @property

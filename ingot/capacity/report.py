@@ -34,7 +34,7 @@ class Source:
 
 
 def title(plan: Plan) -> str:
-    """Return what is planned in one line."""
+    """Return the target of a plan in one line: its rate and its objective."""
     return f"{_rate(plan.request.rate)} requests per second with a {plan.request.objective}"
 
 

@@ -1,4 +1,4 @@
-"""One replica of a server as it is simulated: its engine, its event loop and the cores that they share."""
+"""One simulated replica: an engine and an event loop, and the cores that both share."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ class Server:
 
     @property
     def alone(self) -> float:
-        """Seconds of one request that meets no other, in 99 of 100 cases."""
+        """The p99 latency of a request on an idle replica, in seconds."""
         slow = math.exp(NormalDist().inv_cdf(0.99) * NOISE)
         return self.overhead.request + self.overhead.call + self.overhead.wire + slow * Latency(self.seconds)(1)
 
     @property
     def ceiling(self) -> float:
-        """Requests per second that no load exceeds: those of the best batch size."""
+        """The upper bound of the throughput, in requests per second: that of the best batch size."""
         latency, most = Latency(self.seconds), self.max_batch if self.batching else 1
         return max(self._throughput(samples, latency(samples)) for samples in range(1, most + 1))
 

@@ -19,7 +19,7 @@ from ingot.runtime.dispatch.dispatcher import INLINE
 from ingot.runtime.scheduling.entry import Entry, Outcome
 from ingot.runtime.scheduling.latency_model import Latency
 
-# By how much one call differs from another of the same size: the standard deviation of its logarithm.
+# The variation of calls of one size: the standard deviation of the logarithm of their duration.
 NOISE = 0.05
 
 
@@ -56,9 +56,10 @@ class Overhead:
 
 @dataclass
 class Result:
-    """The outcome of a trace. Times are in seconds; ``loop`` and ``engine`` are how long these were busy.
+    """The outcome of a trace. Times are in seconds; ``loop`` and ``engine`` are the busy times of both.
 
-    ``wakeups`` are turns of the event loop with arrivals only, while a call ran in a thread.
+    ``wakeups`` counts turns of the event loop in which requests arrived, but no call ended, while a call ran in a
+    thread.
     """
 
     span: float = 0.0
@@ -92,7 +93,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Loop:
-    """Clients that each send their next request ``think`` seconds after the answer to the last."""
+    """A closed loop: each client waits ``think`` seconds after an answer before it sends its next request."""
 
     clients: int
     think: float
@@ -101,7 +102,7 @@ class Loop:
 
 
 class Events:
-    """Actions in the order of their times; ``now`` is the time of the present one."""
+    """A queue of actions by time; ``now`` is the time of the action that runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -116,7 +117,7 @@ class Events:
         heappush(self._heap, (moment, next(self._order), action))
 
     def last(self, action: Callable[[], None]) -> None:
-        """Do something once, after all other actions of this moment, as in one tick of an event loop."""
+        """Run an action once, after all other actions of the present time, as at the end of an event loop's tick."""
         self._last[action] = None
 
     def run(self) -> None:
@@ -143,19 +144,20 @@ class _Call:
 class Replica:
     """One server: an event loop with a policy, and its engines.
 
-    Without overhead the loop takes no time. With it, the loop handles in turn what has arrived or ended since its last
-    turn, as the server's does, and calls shorter than ``INLINE`` run in the loop.
+    Without overhead, the loop takes no time. With overhead, each turn of the loop handles the requests that have
+    arrived and the calls that have ended since the last turn, as in the server, and calls shorter than ``INLINE`` run
+    in the loop.
 
     Args:
         events: of the simulation.
         policy: called with the simulated time.
-        seconds: what calls take by samples, before noise.
+        seconds: duration of a call by number of samples, before noise.
         engines: how many calls run at once.
         overhead: of the event loop.
-        shared: whether the loop runs on the cores of the engines, whose calls then take longer by its time.
+        shared: whether the loop runs on the cores of the engines, so that its work delays their calls.
         inline: whether short calls run in the loop, if it has overhead.
         noise: see ``NOISE``.
-        choose: of the noise.
+        choose: generates the noise.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class Replica:
         self._events.last(self._turn)
 
     def _turn(self) -> None:
-        """Begin a turn of the loop with all that is there."""
+        """Begin a turn of the loop with the requests that have arrived and the calls that have ended."""
         if self._busy:
             return
         arrived, self._arrived = self._arrived, []
@@ -211,7 +213,7 @@ class Replica:
         self._work(seconds, partial(self._do, arrived, ended))
 
     def _work(self, seconds: float, then: Callable[[], None]) -> None:
-        """Let the loop be busy, and then do something."""
+        """Keep the loop busy for some seconds, then run an action."""
         if not seconds:
             then()
             return

@@ -33,7 +33,7 @@ def create(size: int) -> int:
     """Return the file descriptor of a new arena. Only written pages use memory, and its size is fixed."""
     handle = os.memfd_create("ingot-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(handle, -(-size // _PAGE) * _PAGE)
-    # A process that could shrink it would end the others, by SIGBUS, when they read it.
+    # Seals: if one process shrank the arena, the other would be killed by SIGBUS when it reads the missing part.
     fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return handle
 

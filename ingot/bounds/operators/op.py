@@ -13,12 +13,12 @@ from ingot.bounds.poly import ZERO, Poly
 
 @dataclass
 class Op:
-    """A node, the bounds of its inputs, and what its rule reports besides its outputs.
+    """A node, the bounds of its inputs, and the results of its rule other than the outputs.
 
-    ``inputs`` has None for those that are omitted. ``maker(name)`` returns the node that made a tensor,
-    ``tensor(name)`` its bounds; None if unknown. ``run`` analyses a graph of an attribute, given its inputs and how
-    often it runs, and returns its outputs and its peak in bytes. ``workspace`` is the memory in bytes that the operator
-    needs while it runs besides inputs and outputs.
+    ``inputs`` has None for omitted inputs. ``maker(name)`` returns the node that computed a tensor, and
+    ``tensor(name)`` the tensor's bounds; None if unknown. ``run`` analyses a graph of an attribute, given its inputs
+    and how often it runs, and returns its outputs and its peak in bytes. ``workspace`` is the memory in bytes that the
+    operator needs while it runs besides inputs and outputs.
     """
 
     node: Node

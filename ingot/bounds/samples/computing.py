@@ -1,4 +1,4 @@
-"""Operators that compute: which dimensions they combine, and so which may hold the samples."""
+"""Operators that compute: the dimensions that an operator combines, which must not hold the samples."""
 
 from __future__ import annotations
 

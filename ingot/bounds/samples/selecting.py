@@ -1,4 +1,4 @@
-"""Operators that select elements by their positions: each sample from itself, or from what all share."""
+"""Operators that select elements by position: from the same sample, or from data that all samples share."""
 
 from __future__ import annotations
 

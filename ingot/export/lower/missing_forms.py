@@ -1,4 +1,4 @@
-"""ONNX forms of operators that PyTorch's exporter lacks: those that its issues ask for most often."""
+"""ONNX forms of operators that PyTorch's exporter lacks, chosen by how often users report them."""
 
 from __future__ import annotations
 

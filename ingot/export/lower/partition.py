@@ -96,7 +96,7 @@ def _untranslatable(exported: torch.export.ExportedProgram, registry: torch_inte
 
 @contextlib.contextmanager
 def _no_pending_sizes(exported: torch.export.ExportedProgram) -> Iterator[None]:
-    """Clear the unbacked symbols that a translation created, at the end: the next one would fail on them."""
+    """Clear the unbacked symbols that a translation created; the next translation would fail on them."""
     try:
         yield
     finally:

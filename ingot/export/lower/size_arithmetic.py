@@ -114,7 +114,7 @@ def _is_size(x: Any) -> bool:
 
 
 def scalar_tensor(x: Any, dtype: int | None = None, **options: Any) -> Any:
-    """Express ``aten.scalar_tensor`` of a number that may depend on a size; a complex one as its two parts."""
+    """Express ``aten.scalar_tensor`` of a number that may depend on a size; a complex number as two real ones."""
     kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
     if kind in _PARTS:
         if isinstance(x, int | float | complex):

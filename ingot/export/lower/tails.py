@@ -82,7 +82,7 @@ def log_add_exp2(x: Any, y: Any) -> Any:
 
 
 def log_cum_sum_exp(x: Any, dim: int) -> Any:
-    """Express ``aten.logcumsumexp``; each prefix is scaled by its largest value, so that it does not overflow."""
+    """Express ``aten.logcumsumexp``. Each prefix is scaled by its largest value, so that no exponential overflows."""
     rank = len(x.shape)
     last = [axis for axis in range(rank) if axis != dim % rank] + [dim % rank]
     values = op.Transpose(x, perm=last)

@@ -144,7 +144,7 @@ class Archive:
         raise NotFound(f"'{self.name}' has no variant '{name}'; it has: {names}")
 
     def descriptors(self) -> Iterator[Descriptor]:
-        """Yield every blob of the archive; blobs precede those that refer to them."""
+        """Yield every blob of the archive; a document follows the blobs that it refers to."""
         for variant in self.variants:
             yield from variant.manifest.layers
             yield variant.manifest.config
@@ -157,7 +157,7 @@ class Archive:
         yield from self.attached_descriptors()
 
     def attached_descriptors(self) -> Iterator[Descriptor]:
-        """Yield the blobs of the attachments; blobs precede those that refer to them."""
+        """Yield the blobs of the attachments; a document follows the blobs that it refers to."""
         for descriptor in self.attached:
             try:
                 document = attachments.load(self.blobs, descriptor, self.descriptor)
@@ -235,8 +235,8 @@ class Archive:
     def copy_to(self, sink: BlobSink, transfer: Transfer | None = None) -> Archive:
         """Copy every blob, checked on the way, and return the same archive in its new place.
 
-        Blobs are copied before those that refer to them, so that an archive that is found is complete. If the source is
-        a file on disk, every blob is read, even those that the sink has: damage is always reported.
+        The manifest is copied last, so that every archive in the sink is complete. If the source is a file on disk,
+        every blob is read, even if the sink has a copy: damage is always reported.
 
         Raises:
             InvalidArchive: a blob is missing or damaged.

@@ -5,8 +5,8 @@ STORE/derived/<manifest>/<key>/
   entry.json      their sizes and digests; its modification time is that of the entry's last use
 STORE/derived/<manifest>/.<key>.lock    held while the entry is built
 
-An entry is complete or absent, never changes, and may be removed at any time: processes that mapped its files keep
-them. Nothing here is part of an archive, and everything can be rebuilt.
+An entry is complete or absent, never changes, and may be removed at any time: files that a process has mapped stay
+readable for that process. Nothing here is part of an archive, and everything can be rebuilt.
 """
 
 from __future__ import annotations

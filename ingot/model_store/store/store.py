@@ -352,9 +352,9 @@ class Store:
 
     @contextmanager
     def _nothing_left_of(self, archive: Archive) -> Iterator[None]:
-        """Remove the copied part of an archive if the disk was full, which it would otherwise keep full.
+        """Remove the copied part of an archive if the disk was full, to free the space.
 
-        After any other failure it is kept, so that the next push resumes it.
+        After any other failure, the copied blobs stay, so that the next push copies only the rest.
         """
         new = [item for item in archive.all_descriptors() if not self.blobs.has(item)]
         try:

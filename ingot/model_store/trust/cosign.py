@@ -75,7 +75,7 @@ class _Statement(Lenient):
 
 @dataclass(frozen=True)
 class _Statements:
-    """The content of one layer: what is signed, by which signatures, and where it says what it signs."""
+    """The content of one layer: the signed bytes, their signatures, and the name and digest that they claim."""
 
     signed: bytes
     signatures: tuple[bytes, ...]
@@ -89,7 +89,7 @@ def sign(archive: Archive, reference: Reference, key: PrivateKey) -> Archive:
 
     Args:
         archive: the archive to sign.
-        reference: what it is called, with the registry if it is in one.
+        reference: the name to sign, with the registry of an archive in a registry.
         key: the signer's, on P-256.
 
     Raises:

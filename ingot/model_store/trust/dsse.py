@@ -58,7 +58,7 @@ class Envelope(Lenient):
 
 
 class Bundle(Lenient):
-    """A Sigstore bundle. Its material, which names the signer, is read by those who need it."""
+    """A Sigstore bundle, without the verification material, which names the signer."""
 
     media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
     dsse_envelope: Envelope

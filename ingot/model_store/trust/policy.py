@@ -86,7 +86,7 @@ class Policy:
         """Return the rule that applies to a model.
 
         Raises:
-            InvalidArgument: its name is invalid, such as one with ``..`` in it.
+            InvalidArgument: the name is invalid: it contains ``..``, say.
         """
         valid_name(reference.name)
         default = Rule("", re.compile(""), require_signature=self.require_signature)

@@ -34,8 +34,8 @@ MAX_ENVELOPE_BYTES = 64 << 10
 Result = Literal["valid", "unsigned", "untrusted", "invalid"]
 """The result of checking an archive's signatures.
 
-An accepted key signed it (``valid``); it has no signatures; it has only those of other keys; or one that claims an
-accepted key, or is unreadable, is invalid.
+``valid``: an accepted key signed the archive. ``unsigned``: the archive has no signatures. ``untrusted``: only other
+keys signed the archive. ``invalid``: a signature names an accepted key but does not verify, or cannot be read.
 """
 
 _Hex = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]

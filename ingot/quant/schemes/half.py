@@ -7,15 +7,15 @@ The choice of operators follows PyTorch's autocast:
 - All others stay in float32: reductions, norms and softmax, which add up many numbers; ``Pow``, ``Exp``, ``Sqrt`` and
   the like, which leave float16's range; ``Resize``, ``Range`` and others that compute positions; operators of domains
   other than ONNX's; and the bodies of ``If``, ``Loop`` and functions.
-- Recurrent layers too, for another reason: with them in float16, loading a graph on a CPU ended the process (a fault
-  of ONNX Runtime 1.31's MatmulTransposeFusion).
-- A node with a constant that becomes infinite in half, or a single number that becomes zero, stays in float32 too.
+- Recurrent layers stay in float32 as well: in float16, they made ONNX Runtime 1.31 end the process while it loaded a
+  graph on a CPU (a fault of MatmulTransposeFusion).
+- A node stays in float32 if one of its constants becomes infinite in half, or is a single number that becomes zero.
 
 The model's inputs and outputs stay as they are, with casts next to them.
 
-Only operators for which ONNX Runtime has CUDA kernels are converted. On a CPU (measured with 1.31) float16 runs, but
-most operators compute in float32 between casts, some of which are then removed, so it is slower than float32 and rounds
-less than a GPU does; a graph in bfloat16 is refused for most operators. Accuracy is therefore measured on
+Only operators for which ONNX Runtime has CUDA kernels are converted. On a CPU, ONNX Runtime (measured with 1.31) runs
+most float16 operators in float32 between casts, and removes some of the casts: the graph is slower than in float32, and
+rounds less often than on a GPU. Most bfloat16 operators are refused. Accuracy is therefore measured on
 :func:`emulated`, a float32 graph that rounds where the GPU would. :func:`stored` is for CPUs: half the size on disk,
 float32's speed.
 """

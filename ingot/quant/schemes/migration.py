@@ -1,8 +1,9 @@
 """Migration of activations' outliers into the weights (SmoothQuant, arXiv:2211.10438).
 
-Channels of an activation that are much larger than the others spoil its one scale. Dividing each channel by a factor
-and multiplying the weights' rows by it changes nothing in real numbers. The division is folded into the normalization
-that makes the activation if only such layers use it; otherwise a multiplication is added.
+An activation has one scale, which a few channels with much larger values make too coarse for the rest. Dividing each
+channel by a factor, and multiplying the weights' rows by the same factor, leaves the product unchanged in exact
+arithmetic. The division is folded into the normalization that computes the activation, if only layers that are
+migrated read the activation; otherwise a multiplication is added.
 """
 
 from __future__ import annotations

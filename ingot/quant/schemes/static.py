@@ -2,12 +2,12 @@
 
 The form is chosen so that ONNX Runtime fuses it into integer kernels:
 
-- A convolution becomes one only between a DequantizeLinear for each input and a QuantizeLinear at its output.
-- A matrix product needs no QuantizeLinear at its output: it then returns floats, which is more exact and as fast.
-- A matrix product of two dimensions and the addition of its bias are one Gemm: ONNX Runtime would join them into a Gemm
-  whose bias stays in floats.
-- Operators between quantized layers, such as the addition of a residual, are quantized if all their inputs are, and a
-  user reads their output in integers; those that only move elements keep the scale of their input.
+- An integer convolution needs a DequantizeLinear at each input and a QuantizeLinear at its output.
+- A matrix product has no QuantizeLinear at its output: float outputs are more exact and as fast.
+- A two-dimensional matrix product and the addition of its bias become one Gemm. Otherwise ONNX Runtime would fuse both
+  into a Gemm whose bias stays in floats.
+- An operator between quantized layers, such as the addition of a residual, is quantized if all its inputs are quantized
+  and a consumer reads its output in integers. An operator that only moves elements keeps the scale of its input.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _COMPUTED = frozenset(["Add", "Mul", "AveragePool", "GlobalAveragePool", "Concat
 _MOVED = frozenset(
     {"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "DepthToSpace", "SpaceToDepth"}
 )
-# Operators that may stand between a layer and its QuantizeLinear, whose range replaces them: ONNX Runtime drops them.
+# Operators between a layer and its QuantizeLinear that ONNX Runtime drops, as the quantized range clips the values too.
 _CLAMPS = ("Relu", "Clip")
-# Constants of this magnitude mask the values that they are added to, such as padding.
+# An added constant of this magnitude masks values, such as those of padding.
 _MASK = 1e5
 # Factors whose magnitudes differ by more than this do not share a scale.
 _SPREAD = 8
