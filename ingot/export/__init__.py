@@ -1,6 +1,7 @@
 """From a PyTorch module (or an ONNX file) to an archive, with proof.
 
-Start in pipeline.py, which runs the stages in stages/. Needs torch: ``pip install 'ingot-serve[export]'``.
+Start in pipeline.py, which runs the stages in stages/; program.py has the captured model that they pass on. Needs
+torch: ``pip install 'ingot-serve[export]'``.
 """
 
 from __future__ import annotations
