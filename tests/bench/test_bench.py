@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.bench.grpc import GrpcConnection, Place, frame
 from ingot.bench.http1 import HttpConnection
 from ingot.bench.measurement import Bench, Objective, Point, Rule, _chosen
@@ -33,7 +34,6 @@ from ingot.bench.results import warnings
 from ingot.bench.target import Target
 from ingot.errors import InvalidArgument
 from ingot.protocol.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.test_tls import make
 from tests.support import RunIngot, matrix, refused, succeeded

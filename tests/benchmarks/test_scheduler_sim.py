@@ -14,8 +14,7 @@ from benchmarks.scheduler_sim.profiles import PROFILES, Profile
 from ingot.capacity import traces
 from ingot.capacity.simulation import Loop, Simulation
 from ingot.errors import InvalidArgument
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime import Latency, Limits, Scheduler
 
 # A batch of 32 takes half of the time that requests have, and batches of any size pay.
 HURRIED = Profile("hurried", {1: 0.010, 4: 0.012, 8: 0.0135, 16: 0.0165, 32: 0.0235, 64: 0.040}, 0.0475, "made up")

@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.bounds import Bounds, bounds_of
-from ingot.tensors import DType, Range, Signature, TensorSpec
-from ingot.tensors.values import ValueRange
+from ingot.tensors import DType, Range, Signature, TensorSpec, ValueRange
 from tests.onnx_models import save
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

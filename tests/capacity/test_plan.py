@@ -14,8 +14,7 @@ from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Loop, Overhead, Simulation
 from ingot.capacity.traces import Arrival, poisson
 from ingot.errors import InvalidArgument
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime import Latency, Limits, Scheduler
 
 OBJECTIVE = Objective(quantile=0.99, seconds=0.05)
 # A call takes 4 ms, and 0.3 ms for each sample.

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
 from ingot.quant.data.sources.files import load_npy
-from ingot.server.main import RunningServer
 from ingot.tensors.arrays import load_npz
 from tests import onnx_models
 from tests.support import RunIngot, refused, succeeded

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import NotFound, Untrusted
 from ingot.model_store import Archive, Store
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.runtime.variants import Made, X, archive
 from tests.support import RunIngot, refused, succeeded

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from ingot.cli import transfers
 from ingot.cli.serve import configure_logging
-from ingot.model_store import Archive, Store
-from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store import Archive, Store, Transfer
 from tests import onnx_models
 from tests.model_store.samples import archive
 from tests.support import RunIngot, refused, succeeded

@@ -8,10 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from ingot.deploy.ray.replica import Ingress
-from ingot.runtime.engines.engine import Engine
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.runtime.engines.isolation.engine import Isolation
-from ingot.runtime.engines.loader import load_engine
-from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import load_spec
 from ingot.tensors import Array
 

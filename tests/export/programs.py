@@ -15,8 +15,7 @@ from ingot.export.program import Eager, Program
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
-from ingot.runtime import EngineSpec, load_engine
-from ingot.runtime.engines.engine import Engine
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.tensors import parse_spec
 
 

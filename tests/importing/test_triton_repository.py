@@ -14,8 +14,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import ingot
+from ingot import RunningServer
 from ingot.model_store import Store
-from ingot.server.main import RunningServer
 from ingot.tensors import Array
 from tests.server.interop import triton_models
 from tests.support import run_in_process, succeeded

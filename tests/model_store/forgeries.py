@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 from onnx import TensorProto, helper
 
-from ingot.model_store import Archive, BlobFolder, Serving, Variant, add_variant
-from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store import Archive, BlobFolder, Descriptor, Serving, Variant, add_variant
 
 
 def forged(blobs: BlobFolder, serving: Serving, graph: Descriptor, weights: Sequence[Descriptor] = ()) -> Archive:

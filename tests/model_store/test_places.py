@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Archive, Reference, Store
-from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store import Archive, Reference, Store, Transfer
 from ingot.model_store.places import Place, locate, locate_file
 from ingot.model_store.registry import Registry
 from ingot.model_store.trust import signing

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArgument
+from ingot.model_store import Reference, RegistryAddress
 from ingot.model_store.references import (
-    Reference,
-    RegistryAddress,
     is_version,
     name_from,
     pulled_name,

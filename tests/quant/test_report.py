@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from ingot.errors import InvalidArchive
+from ingot.model_store import Agreement, BatchLatency
 from ingot.model_store.format import manifest
-from ingot.model_store.format.evidence import Agreement, BatchLatency
 from ingot.quant import metric
 from ingot.quant.report import comparison
 from ingot.quant.report.records import Audit, Candidate, DataRecord, Layer, ModelComparison, Report, Score, Side

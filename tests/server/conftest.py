@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import ingot
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.apponly import serve_app

@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ingot.runtime import Engine, EngineSpec, load_engine
 from ingot.runtime.dispatch.worker import Worker
-from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
-from ingot.runtime.engines.loader import load_engine
-from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import load_spec
 from ingot.tensors import Array
 

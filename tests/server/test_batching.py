@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
-from ingot.server.main import RunningServer
 from tests import onnx_models
 
 CLIENTS = 32

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.demo.digits import Data, Digits, predict
-from ingot.server.main import RunningServer
 from ingot.tensors import Array
 
 

@@ -20,9 +20,9 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.server.http import generate
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.server.test_sequences import metric

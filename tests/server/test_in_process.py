@@ -17,8 +17,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument, NotFound
-from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.outside import wait_until

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper
 from tritonclient.utils import serialize_byte_tensor
 
 import ingot
+from ingot import RunningServer
 from ingot.protocol import json_data, proto_codec
 from ingot.protocol import open_inference_pb2 as pb
-from ingot.server.main import RunningServer
 from ingot.tensors import arrays
 from tests import onnx_models
 from tests.server.outside import INFER

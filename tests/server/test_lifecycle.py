@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.cli.serve import curl
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
 from ingot.protocol import json_codec
 from ingot.protocol.requests import InferRequest, Template
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until

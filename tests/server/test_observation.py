@@ -21,12 +21,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 import ingot
+from ingot import RunningServer
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.context import RequestContext
 from ingot.runtime import Metrics
 from ingot.runtime.scheduling.scheduler import REASONS
-from ingot.server.main import RunningServer
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.spans import _exporter
 from tests import onnx_models

@@ -13,15 +13,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot import RunningServer
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
-from ingot.runtime import EngineSpec, Entry, load_engine
-from ingot.runtime.dispatch.batch_run import BatchRunner
+from ingot.runtime import BatchRunner, EngineSpec, Entry, load_engine
 from ingot.runtime.dispatch.padding import PaddingPolicy
-from ingot.server.main import RunningServer
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec
+from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from ingot.tensors.arrays import departure
-from ingot.tensors.padding import Padder, Padding
+from ingot.tensors.padding import Padder
 from tests import onnx_models
 from tests.server.test_batching import metric
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.client.blocking import Client
+from ingot import Client
 from ingot.errors import InvalidArgument
 from ingot.model_store import Golden
 from ingot.model_store.format import goldens

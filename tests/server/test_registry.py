@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.client.blocking import Client
+from ingot import Client, RunningServer
 from ingot.errors import AlreadyExists, NotFound, Unavailable
-from ingot.model_store import Archive, Store
-from ingot.model_store.references import RegistryAddress, pulled_name
+from ingot.model_store import Archive, RegistryAddress, Store
+from ingot.model_store.references import pulled_name
 from ingot.model_store.registry import Registry, Retries
-from ingot.server.main import RunningServer
 from tests.model_store.registry.proxy import Fault, Server, serving
 from tests.runtime.variants import Made, X, archive
 from tests.support import ROOT

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.http.test_fast_path import connect
 from tests.support import ROOT

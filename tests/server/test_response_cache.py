@@ -18,10 +18,10 @@ import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto, helper
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
 from ingot.model_store import Store
 from ingot.runtime.dispatch.response_cache import LARGEST_INPUTS, ResponseCache, digest_of
-from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.server.gates import Gate, hold

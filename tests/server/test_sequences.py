@@ -15,8 +15,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument, TooLarge, Unavailable
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.access.served import make_key
 from tests.server.gates import Gate, hold

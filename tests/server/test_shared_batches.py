@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InternalError, InvalidArgument
+from ingot.runtime import Latency
 from ingot.runtime.loading import load_spec
-from ingot.runtime.scheduling.latency_model import Latency
-from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests import onnx_models
 from tests.runtime.fake_engines import FunctionEngine

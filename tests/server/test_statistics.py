@@ -15,8 +15,8 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.test_padding import masked_sum, request
 from tests.support import matrix

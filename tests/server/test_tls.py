@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument, Unavailable
-from ingot.server.main import RunningServer
 from ingot.server.net.tls import Tls
 from tests import onnx_models
 from tests.support import matrix

@@ -15,7 +15,7 @@ import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
 from tritonclient.utils import InferenceServerException
 
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 
 # Its asyncio form leaves answers to health checks unread, and aiohttp warns when they are collected.
 pytestmark = pytest.mark.filterwarnings(

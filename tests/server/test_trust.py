@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import ingot
-from ingot.client.blocking import Client
+from ingot import Client
 from ingot.errors import InvalidArchive, InvalidArgument, Unsupported, Untrusted
 from ingot.model_store import Archive, BlobFolder, Store
 from ingot.model_store.format import manifest

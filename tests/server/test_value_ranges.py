@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot import RunningServer
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.server.main import RunningServer
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server.test_values import message, over_grpc, over_http

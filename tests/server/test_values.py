@@ -18,12 +18,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import TooLarge
 from ingot.faultlog import RateLimitFilter
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.runtime import EngineSpec, load_engine
-from ingot.server.main import RunningServer
 from ingot.tensors import Array, DType, arrays
 from tests import onnx_models
 from tests.runtime.fake_engines import FunctionEngine

@@ -14,13 +14,11 @@ import onnx
 import pytest
 
 import ingot
-from ingot.client.blocking import Client
+from ingot import Client, RunningServer
 from ingot.errors import InvalidArgument, NotFound, Unsupported
+from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.engines.isolation.engine import Isolation
-from ingot.runtime.engines.loader import load_engine
-from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import comparison, load_spec
-from ingot.server.main import RunningServer
 from tests.runtime.variants import WRONG, Made, X, archive, timed
 from tests.server.test_lifecycle import running
 

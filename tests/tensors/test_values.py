@@ -19,9 +19,8 @@ from ingot.quant.data.samples import Samples
 from ingot.quant.data.synthetic import synthetic
 from ingot.runtime.dispatch.signature_check import SignatureCheck
 from ingot.runtime.profiling import profile
-from ingot.tensors import Array, DType, Range, Signature, TensorSpec, check_inputs, parse_spec
-from ingot.tensors.padding import Padding, declared
-from ingot.tensors.values import ValueRange
+from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec, ValueRange, check_inputs, parse_spec
+from ingot.tensors.padding import declared
 from tests.model_store import samples
 
 

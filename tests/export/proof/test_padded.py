@@ -10,7 +10,7 @@ from torch import nn
 
 from ingot.errors import InvalidArgument, ParityError
 from ingot.export import export_model
-from ingot.tensors.padding import Padding
+from ingot.tensors import Padding
 
 INPUTS = ["ids:int64[batch,seq=1..64]", "mask:int64[batch,seq=1..64]"]
 

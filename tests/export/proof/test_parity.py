@@ -8,8 +8,7 @@ import pytest
 from ingot.errors import ParityError
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import prove, tolerance, unbatchable, unrepeated
-from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec
-from ingot.tensors.values import ValueRange
+from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec, ValueRange
 
 
 class Function:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.errors import InvalidArgument
-from ingot.export.source.model_file import load_model_file
+from ingot.export.source import load_model_file
 
 CODE = """
 from dataclasses import dataclass

@@ -13,10 +13,9 @@ from typing import BinaryIO
 import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, Unavailable
-from ingot.model_store import BlobFolder
-from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store import BlobFolder, Descriptor, Transfer
 from ingot.model_store.blobs.folder import remove_scratch
-from ingot.model_store.blobs.transfer import Cancelled, Transfer
+from ingot.model_store.blobs.transfer import Cancelled
 
 CONTENT = bytes(range(256)) * 20_000  # some chunks, and a part of one
 

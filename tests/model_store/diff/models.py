@@ -10,8 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Serving, add_variant
-from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store import Archive, BlobFolder, Descriptor, Evidence, Golden, Serving, add_variant
 from ingot.model_store.diff import Diff, VariantDiff, diff
 from ingot.model_store.diff.records import GraphDiff, Values
 from ingot.model_store.format import manifest, onnx_graph

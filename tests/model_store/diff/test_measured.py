@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot.model_store import BatchLatency, Evidence, Golden, Serving
+from ingot.model_store import Agreement, BatchLatency, Evidence, Golden, ParityEvidence, Serving
 from ingot.model_store.diff import diff, measured
-from ingot.model_store.format.evidence import Agreement, Interval, MetricEvidence, ParityEvidence
+from ingot.model_store.format.evidence import Interval, MetricEvidence
 from tests.model_store.diff.models import one, variants, with_evidence
 
 

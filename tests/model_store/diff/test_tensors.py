@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ingot.model_store import Archive, BlobFolder
-from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store import Archive, BlobFolder, Descriptor
 from ingot.model_store.diff import diff
 from ingot.model_store.diff.records import Values
 from ingot.tensors import Array

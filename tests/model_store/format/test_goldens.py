@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import InvalidArchive
-from ingot.model_store.format.goldens import Golden, decode, encode
+from ingot.model_store import Golden
+from ingot.model_store.format.goldens import decode, encode
 from ingot.tensors import Array, DType
 
 

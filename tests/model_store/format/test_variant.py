@@ -11,8 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import Archive, BlobFolder, Store, add_variant
-from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store import Archive, BlobFolder, Descriptor, Store, add_variant
 from ingot.model_store.format import manifest, onnx_graph
 from tests.model_store import forgeries, samples
 from tests.support import RunIngot

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ingot.errors import InvalidArgument, Unauthenticated, Unavailable
-from ingot.model_store.references import RegistryAddress
+from ingot.model_store import RegistryAddress
 from ingot.model_store.registry import Credentials, Registry, Retries
 from ingot.model_store.registry.auth import Authorizer, Scope, parse_challenges
 from tests.model_store.registry.fake import Fake

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import InvalidArchive, PermissionDenied, Unavailable
-from ingot.model_store import Archive, Store
+from ingot.model_store import Archive, Store, Transfer
 from ingot.model_store.blobs.blobs import CHUNK_BYTES
-from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.registry import Registry, Retries
 from tests.model_store.registry.proxy import Fault, Server, serving
 from tests.model_store.samples import archive

@@ -18,8 +18,7 @@ from ingot.errors import (
     Unauthenticated,
     Unsupported,
 )
-from ingot.model_store import Store
-from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store import Store, Transfer
 from ingot.model_store.places import Place, open_place
 from ingot.model_store.registry import Credentials, Registry
 from tests.model_store.registry.servers import docker_registry

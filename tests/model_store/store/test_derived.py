@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import BlobFolder, Store
-from ingot.model_store.store.derived import CacheEntry, DerivedCache
+from ingot.model_store import BlobFolder, CacheEntry, DerivedCache, Store
 from tests.model_store.samples import archive
 from tests.support import ROOT
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import InvalidArchive
-from ingot.model_store import Store
-from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store import Store, Transfer
 from ingot.model_store.store.fsck import check
 from ingot.model_store.store.gc import collect
 from tests.model_store.samples import archive

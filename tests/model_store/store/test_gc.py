@@ -18,11 +18,9 @@ from unittest.mock import Mock
 import pytest
 
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, StorageFull
-from ingot.model_store import Archive, Store
-from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store import Archive, DerivedCache, Store, Transfer
 from ingot.model_store.references import attachments_tag
 from ingot.model_store.store import gc
-from ingot.model_store.store.derived import DerivedCache
 from ingot.model_store.store.gc import Collected, collect
 from tests.model_store.samples import archive
 from tests.support import RequireTool

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import AlreadyExists, InvalidArchive, InvalidArgument, NotFound, TagMoved
-from ingot.model_store import Archive, BlobFolder, Store
-from ingot.model_store.blobs.descriptor import Descriptor
-from ingot.model_store.blobs.transfer import Transfer
+from ingot.model_store import Archive, BlobFolder, Descriptor, Store, Transfer
 from ingot.model_store.format import attachments, manifest
 from ingot.model_store.store.tags import NONE, Change
 from tests.model_store.samples import archive

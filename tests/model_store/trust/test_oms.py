@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ingot import Archive
 from ingot.errors import InvalidArchive, InvalidArgument, NotFound, Untrusted
 from ingot.model_store import Reference
-from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.attachments import BUNDLE
 from ingot.model_store.trust import oms
 from ingot.model_store.trust.dsse import encoding

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from ingot.errors import InvalidArgument, NotFound, Unsupported
-from ingot.model_store.format.goldens import Golden, encode
+from ingot.model_store import Golden
+from ingot.model_store.format.goldens import encode
 from ingot.quant.data import variance
 from ingot.quant.data.samples import Samples
 from ingot.quant.data.synthetic import synthetic

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.model_store.format.evidence import Agreement
+from ingot.model_store import Agreement
 from ingot.quant.data.samples import Samples
 from ingot.quant.metric.agreement import agreement, by_output
 from ingot.tensors import Array, DType, Signature, parse_spec

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import FULL_DISK, InvalidArgument, StorageFull
-from ingot.model_store import BatchLatency
-from ingot.model_store.format.evidence import Agreement
+from ingot.model_store import Agreement, BatchLatency
 from ingot.quant.measure.trial import Trial
 from ingot.quant.metric import Comparison, Score
 from ingot.quant.report.records import Audit

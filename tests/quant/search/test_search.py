@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot import QuantConfig
 from ingot.errors import InvalidArgument
 from ingot.model_store import BatchLatency
-from ingot.quant.config import DynamicInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
+from ingot.quant import DynamicInt8, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant.graph.source import Source
 from ingot.quant.measure.limits import Deadline
 from ingot.quant.measure.trial import FASTER, Trial, TrialRunner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.client.blocking import Client
+from ingot import Client
 from ingot.errors import InvalidArgument, NotFound, QuantizationError, Unsupported
 from ingot.export import export_model
 from ingot.export.lower import aoti

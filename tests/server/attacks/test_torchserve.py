@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.importing.sources import mar, read, script_mar
 from tests.support import matrix

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,9 @@ from tritonclient.utils import InferenceServerException
 
 import ingot
 from benchmarks.serving.processes import free_ports
+from ingot import RunningServer
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.extensions.conftest import Addresses, Triton, clients
 from tests.support import matrix

@@ -12,8 +12,8 @@ from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import InvalidArgument
-from ingot.server.main import RunningServer
 from ingot.server.triton.delivery import best_classes
 from ingot.tensors import DType
 from tests import onnx_models

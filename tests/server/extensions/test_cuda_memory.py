@@ -16,7 +16,7 @@ import pytest
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 import ingot
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.runtime.gpu.shared_gpu import COUNT, HANDLE_BYTES, SharedGpu, machine_with

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 import ingot
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 from tests import onnx_models
 from tests.server.extensions.conftest import Triton, clients
 

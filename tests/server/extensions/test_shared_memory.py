@@ -18,9 +18,9 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 import ingot
+from ingot import RunningServer
 from ingot.config import ServerConfig
 from ingot.errors import InvalidArgument
-from ingot.server.main import RunningServer
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.access.served import make_key

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import ingot
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 from ingot.tensors import Array, DType
 from tests import onnx_models
 from tests.runtime.fake_engines import FunctionEngine

@@ -20,10 +20,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import TooLarge, Unavailable
 from ingot.runtime import watchdog
 from ingot.runtime.machine import memory
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.support import ROOT, RunIngot, succeeded
@@ -73,8 +73,8 @@ def test_the_parts_of_a_large_request_count_together(folder: Path, protocol: str
 
 def test_only_the_request_with_the_large_answer_fails(folder: Path) -> None:
     """It shares its batch with others."""
-    from ingot.runtime.dispatch.batch_run import AnswerLimit, BatchRunner
-    from ingot.runtime.scheduling.entry import Entry
+    from ingot.runtime import BatchRunner, Entry
+    from ingot.runtime.dispatch.batch_run import AnswerLimit
     from tests.runtime.fake_engines import DOUBLER, FunctionEngine
 
     arrays = [np.ones((rows, 2), np.float32) for rows in (1, 100, 2)]

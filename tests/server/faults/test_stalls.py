@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.server.grpc import call, fast
 from ingot.server.http import timeouts
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.apponly import serve_app
 from tests.server.faults.http1 import PATH, Answer, Connection, body_of, request

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.errors import DeadlineExceeded, IngotError
 from ingot.runtime import load_engine, watchdog
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.loading import load_spec
-from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.runtime.fake_engines import FunctionEngine
 from tests.server.outside import wait_until

@@ -9,10 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from ingot import RunningServer
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.requests import MAX_PARAMETERS
-from ingot.server.main import RunningServer
 from ingot.server.plane.operations import METHODS
 from ingot.tensors import DType, arrays
 from tests.server.samples import sample

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.server.http import timeouts
 from ingot.server.http.exchange import Arriving, Shared
 from ingot.server.http.parser import InferHead, RequestHead
-from ingot.server.main import RunningServer
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 from tests import onnx_models

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 from tests.server.http.test_fast_path import BODY, PATH, connect, rest_of
 
 POST = b"POST " + PATH + b" HTTP/1.1\r\n"

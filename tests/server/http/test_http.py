@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.protocol.requests import MAX_PARAMETERS
-from ingot.server.main import RunningServer
 from ingot.tensors import DType, arrays
 from tests import onnx_models
 from tests.server.samples import sample

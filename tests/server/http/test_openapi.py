@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 import ingot
+from ingot import RunningServer
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.server.grpc import as_json
 from ingot.server.http.parser import LIVE, READY, read_head
-from ingot.server.main import RunningServer
 from ingot.server.plane.operations import METHODS, OPERATIONS
 from tests import onnx_models
 

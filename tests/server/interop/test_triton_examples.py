@@ -16,7 +16,7 @@ import pytest
 
 import ingot
 from benchmarks.serving.processes import free_ports
-from ingot.server.main import RunningServer
+from ingot import RunningServer
 from tests.server.interop import triton_models
 from tests.support import ROOT
 
