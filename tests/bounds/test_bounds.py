@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.bounds import Bounds, bounds_of
+from ingot.runtime.profiling.call_memory import measured
 from ingot.tensors import DType, Range, Signature, TensorSpec, ValueRange
 from tests.onnx_models import save
 
@@ -248,3 +249,15 @@ def test_windows_of_a_padded_sequence_cover_it_once(tmp_path: Path) -> None:
     found = bounds(tmp_path, nodes, [("x", FLOAT, ("batch", "seq", 8))], constants)
     assert found.bounded, found.reasons
     assert found.peak({"batch": 3, "seq": 50}) <= 4 * 3 * 56 * (8 + 8 + 8 + 7) + 200
+
+
+def test_a_convolution_copies_its_windows_in_parts(tmp_path: Path) -> None:
+    """With few outputs these parts are most of a call's memory, and all windows would be 37 times as much."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Relu", ["c"], ["y"])]
+    weight = numpy_helper.from_array(np.ones((2, 30, 5, 5), np.float32), "w")
+    inputs: Inputs = [("x", FLOAT, ["batch", 30, "size", 36])]
+    result: Inputs = [("y", FLOAT, ["batch", 2, "out", 32])]
+    path = save(tmp_path / "conv.onnx", nodes, inputs, result, [weight])
+    output = 4 * 2 * 2 * 32 * 32
+    found = measured(path, {"x": np.ones((2, 30, 36, 36), np.float32)})
+    assert 2 * output < found <= bounds_of(path).peak({"batch": 2, "size": 36}) < 3 * found

@@ -13,6 +13,9 @@ from ingot.bounds.poly import ZERO, Poly, product
 
 # ONNX Runtime visits all elements of a window, also those of its padding.
 _LARGEST_WINDOW = 1 << 24
+# The windows of a convolution that it copies at a time, in bytes on one thread. It copies all of them if they are fewer
+# than the filters, so that they take no more than the filters do.
+_SEGMENT = 1 << 16
 
 
 def matmul(op: Op) -> list[Tensor]:
@@ -111,8 +114,11 @@ def conv(kind: int | None = None, *, filters: int = 1, like: int = 0) -> Rule:
         places = _windows(op, source[2:], op.integers("kernel_shape") or _fixed(weight[2:]))
         out = Tensor.of(op[like].kind if kind is None else kind, (source[0], weight[0], *places))
         # Kernels other than the direct ones copy the windows of one image.
-        columns = product(sizes((*weight[1:], *places)))
-        op.workspace = columns.scaled(4)
+        op.workspace = product(sizes((*weight[1:], *places))).scaled(4)
+        segment = Poly.of(_SEGMENT)
+        segmented = op[0].kind == FLOAT and len(places) <= 3 and segment.covers(product(sizes(weight)).scaled(4))
+        if segmented and not segment.covers(op.workspace):
+            op.workspace = segment
         return [out]
 
     return rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ingot.errors import InvalidArgument
@@ -12,10 +12,14 @@ from ingot.runtime.engines.ort import ort_session
 from ingot.tensors import Array
 
 _IN_USE, _ADDED = "mem_bytes_requested_in_use", "mem_requested_in_use_delta"
+# Rounded up by the allocator: the bytes in use, and the most so far, with what operators free before they end.
+_ROUNDED, _PEAK = "mem_bytes_in_use", "mem_in_use_peak"
 
 
 def measured(path: Path, inputs: Mapping[str, Array]) -> int:
-    """Return the most bytes of tensors that are in use between two operators of a call, without weights and inputs.
+    """Return the most bytes that are in use during a call on one thread, without weights and inputs.
+
+    Workspaces of operators count: a convolution's may exceed its output.
 
     It is 0 if this version of ONNX Runtime does not count them.
 
@@ -39,4 +43,14 @@ def measured(path: Path, inputs: Mapping[str, Array]) -> int:
     if not counts:
         return 0
     weights = int(counts[0][_IN_USE]) - int(counts[0][_ADDED])
-    return max(0, max(int(item[_IN_USE]) for item in counts) - weights)
+    most = max(int(item[_IN_USE]) + space for item, space in zip(counts, _workspaces(counts), strict=True))
+    return max(0, most - weights)
+
+
+def _workspaces(counts: Sequence[Mapping[str, str]]) -> Iterator[int]:
+    """Yield the bytes that each operator freed before it ended, where they raised the peak."""
+    before = 0
+    for item in counts:
+        peak = int(item.get(_PEAK, 0))
+        yield peak - int(item[_ROUNDED]) if peak > before else 0
+        before = peak
