@@ -16,6 +16,8 @@ _NAN = "a NaN among the values may be ignored"
 _OVERFLOW = "finite beyond 1e37, where PyTorch overflows"
 _ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
 _FOURIER = "with an infinity among the values, all results may be NaN or infinite"
+_PIXELS = "with an infinity among the pixels, infinite where PyTorch returns NaN"
+_MEANS = "with an infinity among the values, the mean is infinite where PyTorch returns NaN"
 _REFLECTION = 2
 _VOLUMES = 5
 
@@ -32,6 +34,14 @@ def _is_double(node: fx.Node, x: torch.Tensor) -> bool:
 
 def _reflects(node: fx.Node, x: torch.Tensor) -> bool:
     return node.args[3:4] == (_REFLECTION,) or x.dim() == _VOLUMES
+
+
+def _aligns_corners(node: fx.Node, x: torch.Tensor) -> bool:
+    return len(node.args) > 2 and node.args[2] is True
+
+
+def _returns_means(node: fx.Node, x: torch.Tensor) -> bool:
+    return any(user.args[1:] == (1,) for user in node.users)
 
 
 def _multiplies_many(node: fx.Node, x: torch.Tensor) -> bool:
@@ -53,6 +63,8 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("sigmoid", "silu"), (_SIGMOID, _is_floating)),
     **{f"max_pool{rank}d{end}": (_NAN, _is_floating) for rank in (1, 2, 3) for end in ("", "_with_indices")},
     **{f"adaptive_max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},
+    **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), (_PIXELS, _aligns_corners)),
+    "native_group_norm": (_MEANS, _returns_means),
     "special_erfcx": ("1.2e-7 of the value", _is_double),
     **dict.fromkeys(("hardswish", "remainder"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(

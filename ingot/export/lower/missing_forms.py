@@ -137,11 +137,25 @@ def masked_select(x: Any, mask: Any) -> Any:
     return op.Compress(values, chosen)
 
 
+def sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
+    """Express ``aten.sort``; ONNX Runtime's kernel lacks truth values."""
+    flags = x.dtype is ir.DataType.BOOL
+    if flags:
+        x, shape = op.Cast(x, to=ir.DataType.INT32), x.shape
+        x.dtype, x.shape = ir.DataType.INT32, shape
+    values, places = core.aten_sort(x, dim, descending)
+    return op.Cast(values, to=ir.DataType.BOOL) if flags else values, places
+
+
 # https://github.com/pytorch/pytorch/issues/95613
 def stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
     """Express ``aten.sort.stable``: ONNX's order of equal values is stable."""
-    found: tuple[Any, Any] = core.aten_sort(x, dim, descending)
-    return found
+    return sort(x, dim, descending)
+
+
+def take(x: Any, index: Any) -> Any:
+    """Express ``aten.take``, whose decomposition reads the value of an index without dimensions."""
+    return op.Gather(op.Reshape(x, ints(-1)), index)
 
 
 _INVERSE = onnxscript.values.Op(
@@ -260,7 +274,9 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.bucketize.Scalar: bucketize,
     aten._cdist_forward.default: pairwise_distances,
     aten.masked_select.default: masked_select,
+    aten.sort.default: sort,
     aten.sort.stable: stable_sort,
+    aten.take.default: take,
     aten.linalg_inv.default: inverse,
     aten.inverse.default: inverse,
     aten.linalg_inv_ex.default: inverse_unchecked,

@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from ingot.errors import ExportError
 from ingot.export import export_model
+from ingot.export.lower import deviations
 from ingot.runtime import EngineSpec, load_engine
 from tests.export.lower.test_exact_math import INF, NAN, OfOne
+from tests.export.models import Function
 
 Functions = Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -132,6 +134,18 @@ def test_sizes_and_pixels_of_interpolation() -> None:
     generator = torch.Generator().manual_seed(1)
     images = (torch.randn(1, 2, *shape, generator=generator) for shape in ((180, 50), (7, 10), (33, 21)))
     check(RESIZED, "x:float32[batch,2,height,width]", *images, close=1e-3)
+
+
+def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
+    def model(x: Tensor) -> list[Tensor]:
+        resized = [
+            functional.interpolate(x, (9, 9), mode="bilinear", align_corners=corners) for corners in (True, False)
+        ]
+        groups = torch.native_group_norm(x, None, None, len(x), 4, 36, 2, 1e-5)
+        return [*resized, groups[1], functional.group_norm(x, 2)]
+
+    exported = torch.export.export(Function(model), (torch.randn(2, 4, 6, 6),))
+    assert [line.split()[0] for line in deviations.of(exported)] == ["upsample_bilinear2d", "native_group_norm"]
 
 
 def test_samples_of_volumes_need_opset_20() -> None:

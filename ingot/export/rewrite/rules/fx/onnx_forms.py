@@ -48,11 +48,13 @@ def attention(
     if attn_mask is None:
         return op.MatMul(op.Softmax(scores, axis=-1), value)
     least, zero = (op.CastLike(op.Constant(value_float=number), query) for number in (-math.inf, 0.0))
-    if attn_mask.dtype is not ir.DataType.BOOL:
-        hidden = op.Equal(op.ReduceMax(attn_mask, op.Constant(value_ints=[-1]), keepdims=1), least)
-        return op.Where(hidden, zero, op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value))
-    weights = op.Softmax(op.Where(attn_mask, scores, least), axis=-1)
-    return op.MatMul(op.Where(op.IsNaN(weights), zero, weights), value)
+    if attn_mask.dtype is ir.DataType.BOOL:  # added as PyTorch does, so that a hidden NaN or infinity counts
+        attn_mask = op.Where(attn_mask, zero, least)
+    found = op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value)
+    if is_causal:  # each query has its own key
+        return found
+    hidden = op.Equal(op.ReduceMax(attn_mask, op.Constant(value_ints=[-1]), keepdims=1), least)
+    return op.Where(hidden, zero, found)
 
 
 def _repeated(x: Any, query: Any) -> Any:

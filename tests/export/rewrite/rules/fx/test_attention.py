@@ -187,12 +187,14 @@ class Fused(nn.Module):
 
 
 @pytest.mark.matrix
-def test_in_onnx_a_row_in_which_all_is_masked_is_zero_as_in_pytorch() -> None:
+def test_in_onnx_a_row_in_which_all_is_masked_is_zero_as_in_pytorch_and_one_of_infinities_is_nan() -> None:
     case = capture(Fused(), X, MASK)
     inputs = case.examples.make(case.examples.default_sizes)
     inputs["mask"][0] = False
+    inputs["mask"][1], inputs["x"][1] = True, np.inf
     actual = Session(lower_onnx.lower(case.program, translations=TRANSLATIONS)).run(inputs)
     expected = case.eager.run(inputs)
     for name in expected:
         assert not actual[name][0].any()
+        assert np.isnan(actual[name][1]).all()
         np.testing.assert_allclose(actual[name], expected[name], atol=1e-5)
