@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from benchmarks.coverage.case import Case, Fill, Tensors
 from benchmarks.coverage.judge import Broken, Candidate, Wrong, compare
 from benchmarks.operators import accepted, values
-from benchmarks.operators.samples import Call, Sample, run
+from benchmarks.operators.samples import Call, Sample, as_numpy_has_it, run
 from ingot.tensors import Array, DType
 
 # As in the proofs of most exporters, and small against the errors that matter.
@@ -165,6 +166,7 @@ def _compared(
 
 def _difference(name: str, call: _Asked, output: int, expected: Array, actual: Array) -> accepted.Difference:
     arguments, keywords = call.part.arguments(call.tensors) if isinstance(call.part, Call) else ((), {})
+    arguments = pytree.tree_map(as_numpy_has_it, arguments)
     own = call.sample.each and call.variant == "special"
     return accepted.Difference(
         name,
@@ -178,6 +180,7 @@ def _difference(name: str, call: _Asked, output: int, expected: Array, actual: A
         if own or expected.dtype.kind != "f"
         else float(np.abs(expected[np.isfinite(expected)]).max(initial=0)),
         other=_other_kernel(call, output),
+        single=_in_single(call, output),
     )
 
 
@@ -187,6 +190,16 @@ def _other_kernel(call: _Asked, output: int) -> Array | None:
         return None
     answer = run(call.part, tuple(torch.stack((tensor, tensor), -1)[..., 0] for tensor in call.tensors), keep=True)
     return answer[output].numpy() if answer else None
+
+
+def _in_single(call: _Asked, output: int) -> Array | None:
+    """Return eager's answer of an operator on elements of bfloat16, computed in float32 and rounded once."""
+    part = call.part
+    if not call.sample.each or not isinstance(part, Call) or part.dtype is not torch.bfloat16:
+        return None
+    given = tuple(tensor.bfloat16().float() if tensor.is_floating_point() else tensor for tensor in call.tensors)
+    answer = run(Call(part.function, part.structure, part.constants, torch.float32), given)
+    return answer[output].to(part.dtype).float().numpy() if answer else None
 
 
 def _element(call: _Asked, expected: Array, actual: Array) -> str:

@@ -74,7 +74,7 @@ class Call(nn.Module):
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the other arguments of the function."""
         rest = iter(tensors)
-        flat = [next(rest) if item is _TENSOR else item for item in self.constants]
+        flat = [next(rest) if item is TENSOR else item for item in self.constants]
         if self.dtype is torch.bfloat16:  # numpy has no such type, so files have float32 at their borders
             flat = [item.to(self.dtype) if _is_float(item) else item for item in flat]
         args, kwargs = pytree.tree_unflatten(flat, self.structure)
@@ -85,7 +85,7 @@ class _Tensor:
     """Marks the place of a tensor among the arguments."""
 
 
-_TENSOR = _Tensor()
+TENSOR = _Tensor()
 
 
 def _is_float(item: object) -> bool:
@@ -96,6 +96,11 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+
+
+def as_numpy_has_it(item: Any) -> Any:
+    """Return a tensor as numpy has it, and everything else as it is."""
+    return _plain(item) if isinstance(item, torch.Tensor) else item
 
 
 @cache
@@ -181,12 +186,13 @@ def _sample(
     name: str, dtype: torch.dtype, function: Callable[[], Callable[..., Any]], arguments: Any, each: bool, again: _Read
 ) -> Sample:
     flat, structure = pytree.tree_flatten(arguments)
-    tensors = tuple(item.detach().contiguous() for item in flat if isinstance(item, torch.Tensor))
-    if not tensors:
+    given = [item.detach() for item in flat if isinstance(item, torch.Tensor)]
+    if not given:
         raise Unjudged("the operator has no tensor as an input")
-    if any(tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized for tensor in tensors):
+    if any(tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized for tensor in given):
         raise Unjudged("an input is complex, sparse or quantized")
-    constants = [_TENSOR if isinstance(item, torch.Tensor) else item for item in flat]
+    tensors = tuple(tensor.contiguous() for tensor in given)
+    constants = [TENSOR if isinstance(item, torch.Tensor) else item for item in flat]
     if dtype is torch.bfloat16:
         tensors = tuple(tensor.float() if tensor.dtype is dtype else tensor for tensor in tensors)
     if any(tensor.dtype is torch.bfloat16 for tensor in tensors):

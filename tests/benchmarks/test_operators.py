@@ -9,18 +9,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from benchmarks.coverage.case import Tensors, nest
 from benchmarks.coverage.judge import Candidate
 from benchmarks.operators import accepted, table
 from benchmarks.operators.judging import Fault, case, faults
 from benchmarks.operators.outcome import Outcome
-from benchmarks.operators.samples import Sample
+from benchmarks.operators.samples import TENSOR, Call, Sample
 from benchmarks.operators.worker import without_places
 from ingot.tensors import Array
 from tests.support import ROOT
@@ -104,6 +106,27 @@ def test_the_answer_of_eagers_other_kernel_is_accepted() -> None:
     assert why("fmod", nan, one, other=one).rest is nan
     assert why("fmod", nan, two, other=one).rest is not nan
     assert why("fmod", nan, one, other=nan).rest is not nan
+    assert why("erf", nan, one, single=one).rest is nan
+    assert why("erf", nan, two, single=one).rest is not nan
+
+
+def test_bfloat16_is_judged_by_float32_and_its_values_are_looked_up() -> None:
+    """Eager's kernel returns 0 for the error function of 1e-8, and selects one of two equal values."""
+    small = torch.full((20, 2), 1e-8)
+    for function, single, reason in (
+        (torch.erf, lambda x: [torch.erf(x.bfloat16().float()).bfloat16().float()], "bfloat16"),
+        (lambda x: torch.kthvalue(x, 1), lambda x: [x[:, 0].bfloat16().float(), x[:, 0].long()], "equal values"),
+    ):
+        built = Call(function, pytree.tree_structure(((0,), {})), [TENSOR], torch.bfloat16)
+        tried = Sample("", Mock(return_value=built), (small,), (small,), (None,), "", each=function is torch.erf)
+        name = "erf" if function is torch.erf else "kthvalue"
+
+        def start(single: Any = single) -> Candidate:
+            return lambda inputs: [output.numpy() for output in single(next(iter(inputs.values())))]
+
+        found = list(faults(name, [tried], torch.bfloat16, start))
+        assert found
+        assert all(reason in text for fault in found for text in fault.reasons)
 
 
 VALUES = np.array([[2, 1, 1, np.nan], [0, 3, -0.0, np.nan]], np.float32)
