@@ -367,9 +367,24 @@ def export_onnx(exported: torch.export.ExportedProgram, translations: Registry) 
     """
     from torch.onnx._internal.exporter import _core
 
-    return _core.export(
-        exported, registry=translations, opset_version=translations.opset_version, verbose=False, optimize=False
-    ).model
+    with _without_guards(exported):
+        return _core.export(
+            exported, registry=translations, opset_version=translations.opset_version, verbose=False, optimize=False
+        ).model
+
+
+@contextlib.contextmanager
+def _without_guards(exported: torch.export.ExportedProgram) -> Iterator[None]:
+    """Let a program be decomposed without its conditions on sizes, whose operations would be traced one by one.
+
+    ONNX has no guards. Those of a model that rounds its sizes in each layer take minutes.
+    """
+    program: Any = exported
+    guards, program._guards_code = program._guards_code, []
+    try:
+        yield
+    finally:
+        program._guards_code = guards
 
 
 @contextlib.contextmanager
@@ -434,9 +449,10 @@ def decomposed(
     """
     from torch.onnx._internal.exporter import _core, _fx_passes
 
-    if prepared:
-        return _core._prepare_exported_program_for_export(exported, registry=translations)
-    program = _fx_passes.decompose_with_registry(exported, translations)
+    with _without_guards(exported):
+        if prepared:
+            return _core._prepare_exported_program_for_export(exported, registry=translations)
+        program = _fx_passes.decompose_with_registry(exported, translations)
     _fx_passes.remove_assertion_nodes(program.graph_module)
     return program
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import sympy
 
@@ -15,11 +16,17 @@ from ingot.tensors import Range
 # The most residue classes of sizes that a condition is proved for, one by one.
 _MOST_CLASSES = 256
 
-_Values = Mapping[str, sympy.Expr]
-
 
 class _Unknown(Exception):
     """A condition has a part that is not arithmetic on sizes."""
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The sizes by name, and the values of the parts of a condition that were computed; None if one is unknown."""
+
+    sizes: Mapping[str, sympy.Expr]
+    parts: dict[ast.expr, sympy.Expr | None] = field(default_factory=dict)
 
 
 def always(code: str, ranges: Mapping[str, Range]) -> bool:
@@ -61,7 +68,7 @@ class _Simplified(ast.NodeTransformer):
     def __init__(self, written: Mapping[str, str]):
         self._sizes = [sympy.Symbol(name, integer=True, positive=True) for name in written]
         self._more = [sympy.Symbol(f"{name}_more", integer=True, nonnegative=True) for name in written]
-        self._values = {name: 1 + more for name, more in zip(written.values(), self._more, strict=True)}
+        self._values = _Values({name: 1 + more for name, more in zip(written.values(), self._more, strict=True)})
 
     def visit(self, node: ast.AST) -> ast.AST:
         text = ""
@@ -75,10 +82,10 @@ class _Simplified(ast.NodeTransformer):
 
     def _polynomial(self, tree: ast.expr) -> sympy.Expr:
         sizes = {more: size - 1 for more, size in zip(self._more, self._sizes, strict=True)}
-        value = sympy.expand(_value(tree, self._values).subs(sizes))
-        if not value.is_polynomial(*self._sizes):
+        value = _value(tree, self._values)
+        if not value.is_polynomial(*self._more):
             raise _Unknown
-        return value
+        return sympy.expand(value.subs(sizes))
 
     def _compared(self, left: sympy.Expr, sign: str, right: sympy.Expr) -> str:
         shared = sympy.Mul.make_args(sympy.factor(left - right))
@@ -118,7 +125,7 @@ def _classes(tree: ast.expr, ranges: Mapping[str, Range], divisor: int) -> Itera
         firsts = range(bounds.low, bounds.low + periods[name], bounds.step)
         choices.append([first + periods[name] * more for first in firsts])
     for values in itertools.product(*choices):
-        yield dict(zip(dims, values, strict=True))
+        yield _Values(dict(zip(dims, values, strict=True)))
 
 
 def _divisors(tree: ast.expr) -> Iterator[int]:
@@ -186,13 +193,24 @@ _OPERATORS: dict[type[ast.operator], Callable[[sympy.Expr, sympy.Expr], sympy.Ex
 
 
 def _value(tree: ast.expr, values: _Values) -> sympy.Expr:
+    if tree not in values.parts:
+        values.parts[tree] = None
+        with contextlib.suppress(_Unknown):
+            values.parts[tree] = _computed(tree, values)
+    found = values.parts[tree]
+    if found is None:
+        raise _Unknown
+    return found
+
+
+def _computed(tree: ast.expr, values: _Values) -> sympy.Expr:
     match tree:
         case ast.Constant(int(number)):
             return sympy.Integer(number)
         case ast.Call(ast.Name("max" | "min" as extreme), [*items]):
             return _extreme([_value(item, values) for item in items], 1 if extreme == "max" else -1)
         case ast.Call() if name := _size(tree):
-            return sympy.Integer(name) if name.isdecimal() else values[name]
+            return sympy.Integer(name) if name.isdecimal() else values.sizes[name]
         case ast.UnaryOp(ast.USub(), operand):
             return -_value(operand, values)
         case ast.BinOp(left, op, right) if type(op) in _OPERATORS:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 
+from ingot.export.capture import conditions
 from ingot.export.capture.conditions import always, plain
 from ingot.tensors import Range
 
@@ -71,3 +73,14 @@ def test_a_condition_is_proved_by_arithmetic(code: str, ranges: dict[str, Range]
 )
 def test_a_condition_is_shown_in_its_simplest_form(code: str, shown: str) -> None:
     assert plain(code, "as it was") == shown
+
+
+def test_a_part_that_occurs_within_others_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that round their sizes in each layer have conditions of many such parts, none of which is a polynomial."""
+    counted = Mock(wraps=conditions._floored)
+    monkeypatch.setattr(conditions, "_floored", counted)
+    size = "_size('n')"
+    for _ in range(12):
+        size = f"({size} + 6) // 7"
+    plain(f"{size} == 5", "as it was")
+    assert counted.call_count == 12
