@@ -128,7 +128,13 @@ def running_products(x: Any, axis: int) -> Any | None:
     return None if parts is None else op.Concat(*accumulate(parts, op.Mul), axis=axis)
 
 
+def rounded(x: Any) -> Any:
+    """Express ``aten.round``, which leaves integers as they are."""
+    return op.Identity(x) if x.dtype.is_integer() else op.Round(x)
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.round.default: rounded,
     aten.sum.default: total_of_all,
     aten.sum.dim_IntList: total,
     torch.ops.prims.sum.default: total_of_dimensions,

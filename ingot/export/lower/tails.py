@@ -13,6 +13,7 @@ import torch
 from onnxscript import ir, opset18
 
 from ingot.export.lower.exact_math import in_single, like
+from ingot.export.lower.integers import converted
 from ingot.export.lower.size_arithmetic import named, to_double
 
 aten = torch.ops.aten
@@ -181,7 +182,43 @@ def _erfcx_of_positive(x: Any) -> Any:
     return op.Mul(t, op.Exp(total))
 
 
+def softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
+    """Express ``aten.softmax``; the exporter converts the result to ``dtype``, PyTorch the values."""
+    return _along(lambda values, axis: op.Softmax(values, axis=axis), x, dim, dtype)
+
+
+def log_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
+    """Express ``aten.log_softmax``."""
+    return _along(_log_softmax, x, dim, dtype)
+
+
+def log_softmax_of_half(x: Any, dim: int, half_to_float: bool) -> Any:
+    """Express ``aten._log_softmax``."""
+    return log_softmax(x, dim, ir.DataType.FLOAT.value if half_to_float else None)
+
+
+def _log_softmax(x: Any, axis: int) -> Any:
+    """Return the logarithms; in double precision, ONNX Runtime's kernel returns -inf for a row with an infinity, not NaN."""
+    if x.dtype is not ir.DataType.DOUBLE:
+        return op.LogSoftmax(x, axis=axis)
+    shifted = op.Sub(x, op.ReduceMax(x, op.Constant(value_ints=[axis]), keepdims=1))
+    return op.Sub(shifted, op.Log(op.ReduceSum(op.Exp(shifted), op.Constant(value_ints=[axis]), keepdims=1)))
+
+
+def _along(form: Callable[[Any, int], Any], x: Any, dim: int, dtype: int | None) -> Any:
+    if dtype not in (None, -1):
+        x = converted(x, dtype)
+    if x.shape:
+        return form(x, dim)
+    row = op.Unsqueeze(x, op.Constant(value_ints=[0]))
+    row.dtype = x.dtype
+    return op.Squeeze(form(row, 0))
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.softmax.int: softmax,
+    aten.log_softmax.int: log_softmax,
+    aten._log_softmax.default: log_softmax_of_half,
     aten.log2.default: _log_of_base(2),
     aten.log10.default: _log_of_base(10),
     aten.log1p.default: log1p,

@@ -115,6 +115,8 @@ INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "100 % y": lambda x, y: 100 % y,
     "7.5 % y": lambda x, y: 7.5 % y,
     "x ** 1": lambda x, y: x**1,
+    "round": lambda x, y: x.round(),
+    "softmax in single precision": lambda x, y: torch.softmax(torch.stack((x % 5, y % 5), 1), 1, torch.float32)[:, 0],
     "x ** 3": lambda x, y: x**3,
 }
 # Python numbers that single precision rounds, with tensors in double precision.
@@ -132,6 +134,7 @@ NUMBERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "addmv": lambda x: torch.addmv(x, x[:, None], x.new_ones(1), beta=0.3, alpha=0.7),
     "baddbmm": lambda x: torch.baddbmm(x[:, None, None], x[:, None, None], x[:, None, None], beta=0.3)[:, 0, 0],
     "norm": lambda x: torch.linalg.vector_norm(x[:, None], 1.1, 1),
+    "log_softmax of infinities": lambda x: torch.log_softmax(torch.stack((x, x * math.inf), 1), 1)[:, 0],
     "where": lambda x: torch.where(x > 1, x, 0.1),
     "clamp": lambda x: x.clamp(0.1, 1700000000.5),
     "threshold": lambda x: functional.threshold(x, 0.3, 0.1),
