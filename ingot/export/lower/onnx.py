@@ -37,6 +37,10 @@ _MODEL_REMEDY = "rewrite that part, or define an operator with ingot.op and its 
 _BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
 VIEW_ERROR = "Cannot view a tensor"
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
+_DECOMPOSED_WRONGLY = (
+    torch.ops.aten.multilabel_margin_loss.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+)
 _NUMBERED = re.compile(r"val_\d+")
 # Second names of operators. The exporter does not promote the types of their tensors, and does not use the forms of
 # :mod:`ingot.export.lower.translations` for them, so they are replaced by the operators.
@@ -183,8 +187,13 @@ def _prepare(decomposed: fx.GraphModule) -> None:
 
 
 def _check_results(exported: torch.export.ExportedProgram) -> None:
-    """Raise ExportError if the graph uses a result of an operator that ONNX has only without it."""
+    """Raise ExportError for operators that PyTorch decomposes wrongly, and results that ONNX does not have."""
     for node in exported.graph.nodes:
+        if node.target in _DECOMPOSED_WRONGLY:
+            raise ExportError(
+                f"{_shown(node)}: PyTorch decomposes it to another function where a row has fewer targets than "
+                "classes; return the scores, and compute the loss outside the model"
+            )
         used = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
         if node.target is torch.ops.aten.linalg_inv_ex.default and 1 in used:
             raise ExportError(f"{_shown(node)}: which matrix is singular has no ONNX form; return the inverse only")

@@ -198,7 +198,7 @@ def log_softmax_of_half(x: Any, dim: int, half_to_float: bool) -> Any:
 
 
 def _log_softmax(x: Any, axis: int) -> Any:
-    """Return the logarithms; in double precision, ONNX Runtime's kernel returns -inf for a row with an infinity, not NaN."""
+    """Return the logarithms. In double precision, ONNX Runtime returns -inf for NaN in a row with an infinity."""
     if x.dtype is not ir.DataType.DOUBLE:
         return op.LogSoftmax(x, axis=axis)
     shifted = op.Sub(x, op.ReduceMax(x, op.Constant(value_ints=[axis]), keepdims=1))

@@ -230,6 +230,14 @@ def test_parts_whose_number_depends_on_a_size_are_joined() -> None:
     engine.close()
 
 
+def test_a_loss_that_pytorch_decomposes_to_another_function_is_refused() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return functional.multilabel_margin_loss(x, x.argsort(1))
+
+    with pytest.raises(ExportError, match=r"multilabel_margin_loss.* compute the loss outside the model"):
+        export_model(Function(loss), inputs="x:float32[batch,5]")
+
+
 def test_the_index_of_a_singular_matrix_is_refused() -> None:
     with pytest.raises(ExportError, match="which matrix is singular has no ONNX form; return the inverse only"):
         export_model(Function(lambda x: torch.linalg.inv_ex(x)[1]), inputs="x:float32[4,4]")
