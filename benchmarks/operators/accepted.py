@@ -178,6 +178,10 @@ STATED: dict[str, Holds] = {
     "with an infinity among the values, all results may be NaN or infinite": lambda it: (
         _has_infinity(it) & ~np.isfinite(it.actual)
     ),
+    "NaN where PyTorch returns a number or infinity": lambda it: _has_infinity(it) & np.isnan(it.actual),
+    "a finite state where PyTorch returns NaN": lambda it: (
+        _has_infinity(it) & np.isnan(it.expected) & np.isfinite(it.actual)
+    ),
     "infinite where PyTorch returns NaN": lambda it: _has_infinity(it) & np.isnan(it.expected) & np.isinf(it.actual),
     "finite beyond 1e37, where PyTorch overflows": lambda it: np.isfinite(it.actual) & (np.abs(it.actual) > 1e37),
     "at coordinates beyond 1e7 pixels, and for volumes at infinities": lambda it: it.among_inputs(

@@ -18,6 +18,8 @@ _ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
 _FOURIER = "with an infinity among the values, all results may be NaN or infinite"
 _PIXELS = "with an infinity among the pixels, infinite where PyTorch returns NaN"
 _MEANS = "with an infinity among the values, the mean is infinite where PyTorch returns NaN"
+_LOSS = "with an infinity among the values, NaN where PyTorch returns a number or infinity"
+_GATES = "with an infinity among the values, a finite state where PyTorch returns NaN"
 _REFLECTION = 2
 _VOLUMES = 5
 
@@ -64,7 +66,9 @@ _BOUNDS: dict[str, _Bound] = {
     **{f"max_pool{rank}d{end}": (_NAN, _is_floating) for rank in (1, 2, 3) for end in ("", "_with_indices")},
     **{f"adaptive_max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), (_PIXELS, _aligns_corners)),
-    "native_group_norm": (_MEANS, _returns_means),
+    **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),
+    "multi_margin_loss": (_LOSS, _is_floating),
+    "gru": (_GATES, _is_floating),
     "special_erfcx": ("1.2e-7 of the value", _is_double),
     **dict.fromkeys(("hardswish", "remainder"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(

@@ -142,10 +142,13 @@ def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
             functional.interpolate(x, (9, 9), mode="bilinear", align_corners=corners) for corners in (True, False)
         ]
         groups = torch.native_group_norm(x, None, None, len(x), 4, 36, 2, 1e-5)
-        return [*resized, groups[1], functional.group_norm(x, 2)]
+        layers = torch.native_layer_norm(x, [6], None, None, 1e-5)
+        return [*resized, groups[1], layers[1], functional.group_norm(x, 2), functional.layer_norm(x, [6])]
 
     exported = torch.export.export(Function(model), (torch.randn(2, 4, 6, 6),))
-    assert [line.split()[0] for line in deviations.of(exported)] == ["upsample_bilinear2d", "native_group_norm"]
+    assert [line.split()[0] for line in deviations.of(exported)] == [
+        *("upsample_bilinear2d", "native_group_norm", "native_layer_norm")
+    ]
 
 
 def test_samples_of_volumes_need_opset_20() -> None:
