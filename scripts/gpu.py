@@ -36,6 +36,7 @@ PAGE = ROOT / "docs" / "guides" / "serve" / "gpu.md"
 BENCHMARKS = ROOT / "docs" / "concepts" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "gpu" / "results.json"
 WHEELS = "wheels"
+_FOR_TESTS = ("pytest", "hypothesis", "httpx", "onnx", "tritonclient[grpc,http]")
 # Pytest's exit code where whole modules are skipped.
 _NO_TESTS = 5
 # Seconds in which no step can do anything.
@@ -102,7 +103,7 @@ def main() -> None:
     packing = commands.add_parser("pack", help="write a tar file with this tree and the packages for another machine")
     packing.add_argument("out", type=Path)
     packing.add_argument("--python", default=platform.python_version(), help="version of Python there")
-    packing.add_argument("--platform", default="manylinux_2_28_x86_64", help="pip's name of the platform there")
+    packing.add_argument("--glibc", type=int, default=28, help="version 2.N of the C library there")
     packing.add_argument("--extras", default="gpu", help="of Ingot; with 'gpu,export' PyTorch is packed, some 3 GB")
     packing.add_argument("--without-packages", action="store_true", help="if the machine has them, or the internet")
     commands.add_parser("install", help="install the packages of the tar file into this Python, without the internet")
@@ -134,9 +135,12 @@ def pack(out: Path, options: argparse.Namespace) -> None:
         if options.without_packages:
             return
         wheels = out.with_suffix(".wheels")
-        target = ["--python-version", options.python, "--platform", options.platform, "--only-binary", ":all:"]
-        # Pure wheels of Ingot's dependencies and the tests'; Ingot itself runs from the tree.
-        wanted = [*_requirements(options.extras), "pytest", "hypothesis", "httpx", "tritonclient[grpc,http]"]
+        target = ["--python-version", options.python, "--only-binary", ":all:", "--platform", "manylinux2014_x86_64"]
+        # Pip does not know that a system with a newer C library runs packages for an older one.
+        for minor in range(5, options.glibc + 1):
+            target += ["--platform", f"manylinux_2_{minor}_x86_64"]
+        # Ingot itself runs from the tree.
+        wanted = [*_requirements(options.extras), *_FOR_TESTS]
         command = ["-m", "pip", "download", "-q", "--dest", str(wheels), *target, "-c", str(ROOT / "constraints.txt")]
         subprocess.run([sys.executable, *command, *wanted], check=True)
         for wheel in sorted(wheels.iterdir()):
@@ -150,7 +154,7 @@ def _requirements(extras: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [
         *project["dependencies"],
-        *(item for name in extras.split(",") for item in project["optional-dependencies"][name]),
+        *(item for name in filter(None, extras.split(",")) for item in project["optional-dependencies"][name]),
     ]
 
 

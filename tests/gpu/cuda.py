@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot.errors import Unsupported
+from ingot.runtime.engines.ort import ort_session
 from ingot.runtime.machine import devices
 from tests.server.outside import Service, serving
 
@@ -15,10 +17,13 @@ GPU = [pytest.mark.gpu, pytest.mark.skipif(not devices.has_cuda(), reason="needs
 
 
 def needs_provider(name: str) -> pytest.MarkDecorator:
-    """Skip a module without a build of ONNX Runtime that has an execution provider."""
-    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime-gpu, which is not installed")
-    missing = f"{name}ExecutionProvider" not in onnxruntime.get_available_providers()
-    return pytest.mark.skipif(missing, reason=f"needs an onnxruntime with {name}; the installed one lacks it")
+    """Skip a test without a build of ONNX Runtime that has an execution provider."""
+    try:
+        providers = ort_session.package().get_available_providers()
+    except Unsupported:
+        providers = []
+    lacking = f"{name}ExecutionProvider" not in providers
+    return pytest.mark.skipif(lacking, reason=f"needs an onnxruntime with {name}: pip install '.[gpu]'")
 
 
 @contextmanager

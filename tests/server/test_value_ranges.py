@@ -171,7 +171,7 @@ def test_the_command_line_declares_shows_and_compares_ranges(run_ingot: RunIngot
     succeeded(run_ingot("import", model, "--input", "n:int64[]=0..4096", "--out", wide))
     assert "n:int64[]=0..64" in succeeded(run_ingot("inspect", narrow))
     inputs = json.loads(succeeded(run_ingot("inspect", wide, "--json")))["variants"][0]["signature"]["inputs"]
-    assert inputs[0]["values"] == {"low": 0, "high": 4096}
+    assert inputs[0]["values"] == {"low": 0, "high": 4096, "source": None}
     changes = run_ingot("diff", narrow, wide).stdout
     assert "n:int64[]=0..64" in changes
     assert "n:int64[]=0..4096" in changes
