@@ -186,6 +186,7 @@ def _at_edge(
         expected = reference.run(inputs)
     except InvalidArgument:  # a later call than the one that accepted these values
         return {}
+    actual: dict[str, Array] = {}
     try:
         with ended_after(seconds, candidate):
             actual = _run(candidate, inputs)
@@ -194,9 +195,35 @@ def _at_edge(
             for name, value in expected.items()
         }
     except ParityError:
-        if edge.ordered and _is_certain(reference, exact, edge, inputs, expected, limit):
-            raise
-        return {}
+        if not edge.ordered or not _is_certain(reference, exact, edge, inputs, expected, limit):
+            return {}
+        if actual and _is_amplified(reference, edge, inputs, expected, actual, limit):
+            return {}
+        raise
+
+
+def _is_amplified(
+    reference: Runner,
+    edge: Edge,
+    inputs: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    limit: float,
+) -> bool:
+    """Return whether the graph differs by at most ten tolerances, and four times what rounding the inputs changes.
+
+    A layer that normalizes equal values divides the rounding of their mean by nearly nothing.
+    """
+    errors = {
+        name: arrays.departure(draws.defined(inputs, expected[name], actual[name]), actual[name]) for name in expected
+    }
+    if max(errors.values(), default=0.0) > 10 * limit:
+        return False
+    try:
+        other = reference.run({name: _nudged(array, edge.numbers) for name, array in inputs.items()})
+    except InvalidArgument:
+        return False
+    return all(error <= max(limit, 4 * arrays.departure(expected[name], other[name])) for name, error in errors.items())
 
 
 def _is_certain(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import ParityError
-from ingot.export.proof.examples import Examples
+from ingot.export.proof.examples import Edge, Examples
 from ingot.export.proof.parity import prove, tolerance, unbatchable, unrepeated
 from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec, ValueRange
 
@@ -213,3 +213,20 @@ def test_a_size_at_which_no_inputs_are_defined_is_noted() -> None:
 def test_nan_of_ordinary_values_is_a_difference() -> None:
     with pytest.raises(ParityError, match="nan became"), np.errstate(invalid="ignore"):
         compare(lambda x: np.sqrt(x), lambda x: np.sqrt(np.abs(x)))
+
+
+def test_rounding_that_a_layer_amplifies_is_not_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer divides the rounding of equal values by nearly nothing; other differences of this size still count."""
+
+    def normalized(x: Array) -> Array:
+        return np.asarray((x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + np.float32(1e-6)) + 1)
+
+    def shifted(function: Callable[[Array], Array], by: float) -> Function:
+        return Function(lambda x: np.asarray(function(x) + np.float32(by if x.std() == 0 else 0)))
+
+    stated = signature()
+    examples = Examples(stated.inputs, stated.ranges)
+    monkeypatch.setattr(examples, "edges", [Edge({"x": np.full((2, 4), 5, np.float32)})])
+    prove(Function(normalized), shifted(normalized, 5e-4), stated, examples)
+    with pytest.raises(ParityError, match="does not equal"):
+        prove(Function(np.copy), shifted(np.copy, 4e-3), stated, examples)
