@@ -91,7 +91,7 @@ def test_an_export_of_such_a_file_gets_distinct_dimensions_and_a_batch(tmp_path:
 def test_outputs_are_called_as_the_inputs_that_they_were_seen_to_follow(tmp_path: Path) -> None:
     archive = export_model(tensorflow(tmp_path), inputs="ids:0:int32[rows,8]", batch_dim="rows")
     assert archive.signature.batch == "rows"
-    assert shown(archive) == ["ids:0:int32[rows,8]", "label:0:float32[rows,3]"]
+    assert shown(archive) == ["ids:0:int32[rows,8]=-50..49", "label:0:float32[rows,3]"]  # of 50 embeddings
     assert max(golden.inputs["ids:0"].max() for golden in archive.variant().goldens()) > 10  # rows of the whole table
 
 

@@ -96,7 +96,7 @@ class ModelLoader:
         self.placement: Placement | None = None
         self.terms = terms
         self._name, self._settings = assembly.name, assembly.settings
-        self._signature = source.signature
+        self._engines_signature = self.signature = source.signature  # the latter is read by each request
         self._choose: Choose | None = source.choose
         self._assembly = assembly
         self._gauges = gauges
@@ -105,10 +105,6 @@ class ModelLoader:
         self._reason: Reason = ""
         self._fallback = ""
         self._learned: Learned | None = None
-
-    @property
-    def signature(self) -> Signature | None:
-        return self._signature if self.sequences is None else self.sequences.signature
 
     def load(
         self,
@@ -137,7 +133,7 @@ class ModelLoader:
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self.leave_devices)
                 choice = self._choose_now()
-                engines = EngineLoader(self._name, choice, self._signature, self._settings, self._learned)
+                engines = EngineLoader(self._name, choice, self._engines_signature, self._settings, self._learned)
                 dispatcher: Dispatcher | None = None
 
                 def close() -> None:
@@ -190,7 +186,9 @@ class ModelLoader:
 
     def _open(self, engines: EngineLoader, choice: Choice, model: Accepts, enter: Callable[[State], object]) -> str:
         """Open and test the engines; return why requests may not share a batch, empty if they may."""
-        self._signature = engines.signature
+        self._engines_signature = engines.signature
+        if self.sequences is None:
+            self.signature = engines.signature
         engines.open()
         first = engines.engines[0]
         self.instances = engines.instances
@@ -209,7 +207,8 @@ class ModelLoader:
         self.sequences = self._assembly.sequences(engines.signature, model)
         if self.sequences is not None and self._gauges.published:
             self.sequences.publish()
-        signature = self.signature or engines.signature
+        signature = engines.signature if self.sequences is None else self.sequences.signature
+        self.signature = signature
         if self._settings.repeat.inputs:
             self._settings.repeat.check(signature)
         check_labels(self._labels, signature, f"the labels of model '{self._name}'")
