@@ -157,6 +157,7 @@ def test_every_error_code_is_documented_with_its_statuses() -> None:
         assert f"\n- `{code.value}`: " in page
 
 
+@pytest.mark.matrix
 def test_every_operation_is_in_the_reference() -> None:
     http, grpc_page = reference_text.http(), reference_text.grpc_methods()
     for operation in OPERATIONS:
@@ -179,6 +180,7 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.matrix
 def test_pages_that_code_and_messages_name_exist() -> None:
     sources = [path for folder in ("ingot", "benchmarks", "scripts", "tests") for path in (ROOT / folder).rglob("*.py")]
     named = [
@@ -213,6 +215,7 @@ def test_imports_from_ingot_that_pages_show_work() -> None:
             pytest.fail(f"{page.name}: {line}: {error}")
 
 
+@pytest.mark.matrix
 def test_everything_names_the_distribution_as_the_package_index_knows_it() -> None:
     """``ingot`` is the distribution of another project; only the import and the command are called so."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == "ingot-serve"

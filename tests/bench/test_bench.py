@@ -174,6 +174,7 @@ class Flood(Peer):
                 self.wfile.write(rest * (1 << 12))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("flood", "expected"),
     [

@@ -184,6 +184,7 @@ def test_the_documentation_has_the_table_of_the_results() -> None:
     assert {row[-1] for row in scripted.AREAS} == {step.name for step in scripted.STEPS}
 
 
+@pytest.mark.matrix
 def test_a_tar_file_has_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert script(monkeypatch, "pack", tmp_path / "gpu.tar", "--without-packages") == 0
     with tarfile.open(tmp_path / "gpu.tar") as archive:

@@ -119,6 +119,7 @@ class TestRefusedExports:
             assert why in refused(run_ingot("quantize", "x.ingot", "--calibrate", "x.npz", "-o", out))
 
 
+@pytest.mark.matrix
 def test_a_folder_that_is_not_writable(run_ingot: RunIngot, tmp_path: Path) -> None:
     onnx_models.affine(tmp_path)
     assert "cannot write /proc/x.ingot" in refused(run_ingot("export", "affine.onnx", "-o", "/proc/x.ingot"))

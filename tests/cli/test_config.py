@@ -130,6 +130,7 @@ def test_a_file_that_does_not_exist(run_ingot: RunIngot, monkeypatch: pytest.Mon
     assert refused(run_ingot("config", "show")) == "there is no file third.toml"
 
 
+@pytest.mark.matrix
 def test_the_schema_is_that_of_the_docs_and_accepts_the_file(run_ingot: RunIngot) -> None:
     schema = succeeded(run_ingot("config", "schema"))
     assert schema == (ROOT / "docs" / "reference" / "ingot.schema.json").read_text()

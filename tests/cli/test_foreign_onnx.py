@@ -126,6 +126,7 @@ def test_sizes_in_multiples_are_found_and_noted(run_ingot: RunIngot, tmp_path: P
     assert shown(archive)[-1] == "y:float32[n,1,h,w]"
 
 
+@pytest.mark.matrix
 def test_a_note_on_a_size_holds_the_reason_of_the_engine_alone(run_ingot: RunIngot, tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
@@ -157,6 +158,7 @@ def test_invented_sizes_are_reported_with_a_way_to_declare_others(run_ingot: Run
     assert shown(export_model(path, inputs="x:float32[n,1,h=..64:2,1002]"))[0] == "x:float32[n,1,h,1002]"
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["x:0", "petal length (cm)", "onnx::Gather_0", "0"])
 def test_any_name_of_an_input_can_be_written(tmp_path: Path, name: str) -> None:
     nodes = [helper.make_node("Neg", [name], ["y"])]
@@ -168,6 +170,7 @@ def test_any_name_of_an_input_can_be_written(tmp_path: Path, name: str) -> None:
     assert archive.signature.batch == "batch"
 
 
+@pytest.mark.matrix
 def test_several_inputs_without_names_have_one_batch_if_they_run_with_no_other(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
     inputs: list[tuple[str, int, onnx_models.Dims]] = [("a", FLOAT, ("unk__1", 2)), ("b", FLOAT, ("unk__2", 2))]

@@ -22,6 +22,7 @@ from tests.support import RunIngot, refused, run_python, succeeded
 TABS = ["captured FX", "ONNX fp32", "ONNX int8"]
 
 
+@pytest.mark.matrix
 def test_all_graphs_of_an_archive(run_ingot: RunIngot, digits_archive: Path, tmp_path: Path) -> None:
     result = run_ingot("graph", digits_archive)
     done = succeeded(result)
@@ -47,6 +48,7 @@ def test_one_variant_as_svg(run_ingot: RunIngot, digits_archive: Path, tmp_path:
     assert "added" in texts
 
 
+@pytest.mark.matrix
 def test_one_stage_as_json(run_ingot: RunIngot, tmp_path: Path) -> None:
     class Gate(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ def url(request: pytest.FixtureRequest, server: RunningServer) -> str:
     return str(getattr(server, request.param))
 
 
+@pytest.mark.matrix
 def test_parameters_are_sent_as_numbers_flags_and_text(run_ingot: RunIngot, url: str) -> None:
     texts = ("timeout=60000000", "priority=1", "share=0.5", "flag=true", "mine=a=b", "none=null", "list=[1]")
     options = [part for text in texts for part in ("--parameter", text)]
@@ -63,6 +64,7 @@ def test_a_value_that_is_not_json_is_refused_with_the_form_to_write(run_ingot: R
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
 
+@pytest.mark.matrix
 def test_files_other_than_arrays_are_named(run_ingot: RunIngot, server: RunningServer, tmp_path: Path) -> None:
     """numpy takes them for pickles, and speaks of allow_pickle; infer, bench and calibration read them."""
     for name, content in (("a.png", PNG), ("a.npz", PNG), ("notes.npy", b"hello")):

@@ -78,6 +78,7 @@ def test_every_command_has_help(run_ingot: RunIngot, command: str) -> None:
     assert "typer." not in result.stdout
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("arguments", "new"),
     [

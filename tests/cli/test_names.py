@@ -40,6 +40,7 @@ def answering(server: RunningServer, names: Sequence[str], wrong: Sequence[str] 
                     client.infer(name, {"x": ROW})
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("file", "served", "other"),
     [("simple_string", "simple_string", "simple-string"), ("MyNet", "MyNet", "mynet"), ("My Net", "My-Net", "my-net")],

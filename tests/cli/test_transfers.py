@@ -92,6 +92,7 @@ def test_an_interrupted_save_says_that_nothing_was_written(tmp_path: Path, monke
     assert told == [f"nothing was written to {tmp_path / 'tiny.ingot'}"]
 
 
+@pytest.mark.matrix
 def test_a_copy_into_a_folder_is_named_after_the_model(run_ingot: RunIngot, tmp_path: Path) -> None:
     archive().save(tmp_path / "tiny.ingot")
     succeeded(run_ingot("copy", "tiny.ingot", "team/tiny:1"))
@@ -103,6 +104,7 @@ def test_a_copy_into_a_folder_is_named_after_the_model(run_ingot: RunIngot, tmp_
     assert "it is also the file of the archive" in refused(run_ingot("copy", "sub/tiny.ingot", "./sub/"))
 
 
+@pytest.mark.matrix
 def test_a_copy_that_moves_an_alias_names_its_earlier_target(run_ingot: RunIngot, tmp_path: Path) -> None:
     archive().save(tmp_path / "tiny.ingot")
     onnx_models.affine(tmp_path)

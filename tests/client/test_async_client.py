@@ -39,6 +39,7 @@ def address(server: RunningServer, protocol: str) -> str:
     return server.http_url if protocol == "http" else server.grpc_url
 
 
+@pytest.mark.matrix
 @both
 def test_many_requests_at_once(server: RunningServer, protocol: str) -> None:
     async def ask() -> None:

@@ -143,7 +143,7 @@ def test_the_file_the_variable_and_the_option_in_this_order(
 VALUES: tuple[object, ...] = ("20ms", "5 fortnights", "", 3, 0, -1, 0.5, True, [], {}, "cpu", 10**12)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_schema_accepts_what_the_server_accepts(name: str) -> None:
     import jsonschema  # takes a second of each worker that only collects

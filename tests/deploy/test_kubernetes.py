@@ -168,7 +168,7 @@ def test_pods_of_a_node_can_share_a_store_that_is_filled_before(
     assert digest in succeeded(run_ingot("store", "list"))
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

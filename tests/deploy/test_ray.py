@@ -74,6 +74,7 @@ def test_values_follow_from_settings(run_ingot: RunIngot, stored: Store) -> None
     assert arguments["store"] == str(stored.root)
 
 
+@pytest.mark.matrix
 def test_aliases_are_followed_and_versions_are_pinned(run_ingot: RunIngot, stored: Store) -> None:
     for source in ("times:prod", "times:2", "two=times:2#fp32"):
         [model] = deployed(written(run_ingot, source))["user_config"]["models"]

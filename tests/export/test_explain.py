@@ -448,6 +448,7 @@ class TestPlaces:
         assert "torch.cond" in explanation.edit
 
 
+@pytest.mark.matrix
 def test_a_second_error_helps_only_if_it_is_of_the_same_kind(bench: Workbench) -> None:
     module, _ = bench.load(net("return torch.stack([row for row in x])"))
     first, second = (failure(module, ROWS[:1], strict) for strict in (False, True))

@@ -59,6 +59,7 @@ class TestOneModel:
         x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
         assert np.allclose(ask(net, x=x)["output"], torch_answer(models.net, x), atol=1e-5)
 
+    @pytest.mark.matrix
     def test_its_documents_say_what_it_is(self, net: Archive) -> None:
         serving = net.variant().serving
         assert (net.name, serving.variant, serving.precision, serving.format) == ("net", "fp32", "fp32", "onnx")

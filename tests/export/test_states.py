@@ -255,6 +255,7 @@ class Unprintable:
         raise ValueError
 
 
+@pytest.mark.matrix
 def test_attributes_that_cannot_be_read_are_left_alone() -> None:
     module = nn.Linear(4, 2)
     endless: list[Any] = []

@@ -138,6 +138,7 @@ class TestPrograms:
         graph.erase_node(node)
         assert internals.is_erased(node)
 
+    @pytest.mark.matrix
     def test_arguments_by_position_are_counted(self, exported: ExportedProgram) -> None:
         module = exported.module()
         assert isinstance(module, fx.GraphModule)

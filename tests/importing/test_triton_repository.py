@@ -74,6 +74,7 @@ def test_numbers_and_texts(triton: Any) -> None:
     assert infer(triton, "simple_identity", {"INPUT0": same}).as_numpy("OUTPUT0").tolist() == [[b"a", b"bc"]]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["simple_sequence", "simple_dyna_sequence"])
 def test_the_server_fills_in_the_controls_of_sequences(triton: Any, name: str) -> None:
     values, number = [11, 7, 5], (1 << 33) + 1007

@@ -78,6 +78,7 @@ def test_versions_sort_as_people_read_them() -> None:
     assert sorted(sorted(ordered), key=version_key) == ordered
 
 
+@pytest.mark.matrix
 @given(st.text(max_size=30))
 def test_any_identifier_maps_to_a_valid_name(text: str) -> None:
     assert valid_name(name_from(text)) == name_from(text)

@@ -56,6 +56,7 @@ class TestVerdicts:
         assert result.report.chosen is None
         assert result.report.baseline
 
+    @pytest.mark.matrix
     def test_an_archive_that_is_returned_unchanged_is_logged(
         self, classifier: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -141,6 +142,7 @@ class TestVerdicts:
         assert len(result.report.candidates) == 1  # the second was given up
         assert "the time was up before the search was complete" in result.report.notes
 
+    @pytest.mark.matrix
     def test_only_slower_batches_are_reported_as_slower(
         self, classifier: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -64,6 +64,7 @@ class TestArchive:
         assert [variant.name for variant in classifier.variants] == ["fp32"]
         assert (quantized.verdict, quantized.reason) == ("quantized", "")
 
+    @pytest.mark.matrix
     def test_the_content_of_serving_json(self, classifier: Archive, quantized: Quantized) -> None:
         serving = quantized.archive.variant("int8").serving
         assert serving.recipe is not None
@@ -108,6 +109,7 @@ class TestArchive:
             assert np.array_equal(their.inputs["x"], our.inputs["x"])
             assert np.array_equal(our.outputs["logits"], run(quantized.archive, "int8", our.inputs)["logits"])
 
+    @pytest.mark.matrix
     def test_it_is_served_under_both_names(self, quantized: Quantized, tmp_path: Path) -> None:
         path = tmp_path / "q.ingot"
         quantized.archive.save(path)
@@ -225,6 +227,7 @@ class TestRecipes:
         report = quantize(classifier, {"x": rows()}, config=config).report
         assert [layer.scheme == "float" for layer in report.layers] == [False, True]
 
+    @pytest.mark.matrix
     def test_a_search_keeps_them_in_every_candidate(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows()}, config=QuantConfig(keep=("first",))).report
         assert all(set(item.recipe["schemes"]) == {"second"} for item in report.candidates)
@@ -280,6 +283,7 @@ class TestRecipes:
 
 
 class TestData:
+    @pytest.mark.matrix
     def test_the_rows_of_the_metric_are_not_used_for_ranges(self, classifier: Archive) -> None:
         """A row far out of the others' range shows in which part it is."""
         x = rows(100)
@@ -300,6 +304,7 @@ class TestData:
         ]
         assert digests[0] == digests[1] != digests[2]
 
+    @pytest.mark.matrix
     def test_data_for_the_metric_alone(self, classifier: Archive, labelled: dict[str, Any], tmp_path: Path) -> None:
         np.savez(tmp_path / "val.npz", **labelled)
         config = QuantConfig(metric="accuracy:labels=y", max_drop=0.05)
@@ -316,6 +321,7 @@ class TestData:
         report = quantize(classifier, {"x": rows(70, seed=5)}, validate=labelled, config=config).report
         assert (report.data.calibration_rows, report.data.evaluation_rows, report.data.held_out) == (70, 200, True)
 
+    @pytest.mark.matrix
     def test_the_same_data_for_both_is_not_held_out(self, classifier: Archive) -> None:
         report = quantize(classifier, {"x": rows()}, validate={"x": rows()}).report
         assert not report.data.held_out

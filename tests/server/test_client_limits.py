@@ -86,6 +86,7 @@ def limited(url: str, limit: str, **headers: str) -> float:
     return sum(float(line.removeprefix(prefix)) for line in text.splitlines() if line.startswith(prefix))
 
 
+@pytest.mark.matrix
 def test_connections_of_both_protocols_over_the_limit_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, max_connections=2) as server:
         host, port = server.http_url.removeprefix("http://").split(":")
@@ -119,6 +120,7 @@ def test_connections_of_both_protocols_over_the_limit_are_refused(tmp_path: Path
         wait_until(serves)  # once the two have left
 
 
+@pytest.mark.matrix
 def test_a_client_over_its_rate_is_refused_and_another_is_served(tmp_path: Path) -> None:
     with serving(tmp_path, max_rate=ONE) as server:
         with httpx.Client(base_url=server.http_url, trust_env=False, timeout=60) as client:

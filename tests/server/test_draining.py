@@ -127,6 +127,7 @@ def test_nor_do_busy_connections_of_grpc(folder: Path) -> None:
     assert [end for end in ends if "Connection refused" not in end] == []
 
 
+@pytest.mark.matrix
 def test_an_idle_connection_may_ask_once_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "LINGER_SECONDS", 60.0)
     server = ingot.serve(onnx_models.affine(folder), http_port=0, grpc_port=0)

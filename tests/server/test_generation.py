@@ -70,6 +70,7 @@ def received(answers: queue.Queue[Any]) -> list[tuple[int | None, bool]]:
     return found
 
 
+@pytest.mark.matrix
 def test_each_answer_is_sent_until_the_output_says_that_it_is_the_last(server: RunningServer) -> None:
     with stream(server) as (client, answers):
         for _ in range(2):  # without the first one's state
@@ -196,6 +197,7 @@ def test_models_that_answer_once_have_the_extension_too(server_of_affine: str) -
         assert events(response) == [answer]
 
 
+@pytest.mark.matrix
 def test_large_texts_are_converted_in_a_thread(server_of_affine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they would delay all other requests."""
     threads: dict[str, list[str]] = {"decode": [], "_encode": []}

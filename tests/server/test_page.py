@@ -69,6 +69,7 @@ def test_it_loads_and_its_charts_move_under_load(opened: Opened, server: Running
     assert opened.faults == []
 
 
+@pytest.mark.matrix
 def test_errors_show(opened: Opened, server: RunningServer) -> None:
     infer(server, 3, width=4)
     expect(opened.page.locator("#errors")).to_contain_text("http: invalid argument")

@@ -85,6 +85,7 @@ def test_any_values_mean_the_same_after_a_body_of_their_form(datatype: str, data
     check_alike(text_decoder, body([plain] if nested else plain, datatype), body([data] if nested else data, datatype))
 
 
+@pytest.mark.matrix
 @given(st.binary(max_size=12), st.binary(max_size=12))
 def test_any_bytes_in_the_place_of_values_mean_the_same(before: bytes, after: bytes) -> None:
     plain = body([1.5, 2, 3])

@@ -125,6 +125,7 @@ def road_of(folder: Path, kind: str, text: str) -> Road:
     return road
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["", "new"], ids=["repeated", "first"])
 def test_a_request_enters_few_modules(tmp_path: Path, kind: str, text: str) -> None:

@@ -122,6 +122,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
         made.http.close()
 
 
+@pytest.mark.matrix
 def test_requests_of_both_protocols_share_an_engine_call(gated: Gated) -> None:
     first = gated.close_gate()
     waiting = [gated.start(PROTOCOLS[number % 2], row(number)) for number in range(4)]
@@ -157,6 +158,7 @@ def test_the_last_part_shares_its_batch_with_others(gated: Gated, protocol: str)
     assert gated.engine.calls == [1, 4, 3, 1]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_part_that_fails_fails_only_its_request(gated: Gated, protocol: str) -> None:
     x = rows(12)

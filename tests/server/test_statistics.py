@@ -78,6 +78,7 @@ def test_failures_are_counted_apart(own: RunningServer, protocol: str) -> None:
     assert int(found["execution_count"]) == 2
 
 
+@pytest.mark.matrix
 def test_late_requests_count_as_failures(own: RunningServer) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
     body = {"inputs": [tensor], "parameters": {"timeout": 1}}
@@ -173,6 +174,7 @@ def test_the_extensions_that_work_are_named(own: RunningServer, protocol: str) -
     assert works | {"schedule_policy", "sequence", "statistics"} == set(metadata["extensions"])
 
 
+@pytest.mark.matrix
 def test_a_model_called_stats_keeps_its_other_addresses(tmp_path: Path) -> None:
     with (
         ingot.serve(str(onnx_models.affine(tmp_path, "stats")), http_port=0, grpc_port=0) as server,

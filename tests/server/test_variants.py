@@ -87,6 +87,7 @@ def test_the_metrics_report_it_too(served: RunningServer) -> None:
     assert 'ingot_model_variant_info{model="fp32",reason="requested",variant="fp32",version="1"} 1.0' in text
 
 
+@pytest.mark.matrix
 def test_a_bare_file_has_no_variant(http: httpx.Client) -> None:
     assert "properties" not in http.get("/v2/models/affine").json()
     assert "ingot_model_variant_info{" not in http.get("/metrics").text

@@ -272,6 +272,7 @@ def expire(monkeypatch: pytest.MonkeyPatch) -> Any:
     return expire
 
 
+@pytest.mark.matrix
 def test_a_load_for_a_request_that_took_too_long_once(expire: Any) -> None:
     async def work() -> None:
         slow = SlowModel()

@@ -68,6 +68,7 @@ def answered(server: RunningServer, **headers: str) -> float:
     return round(float(answer["outputs"][0]["data"][0]), 4)
 
 
+@pytest.mark.matrix
 def test_a_wrong_candidate_is_rolled_back_by_drift(
     store: Store, caplog: pytest.LogCaptureFixture, run_ingot: RunIngot
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_wrong_candidate_is_rolled_back_by_drift(
         assert server.status()[0]["history"][-1]["result"] == "canary"
 
 
+@pytest.mark.matrix
 def test_a_good_candidate_takes_over_step_by_step(store: Store) -> None:
     with ingot.serve("times:prod", store=store, **POLICY, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
@@ -139,6 +141,7 @@ def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
         assert canary(server)["state"] == "passed"
 
 
+@pytest.mark.matrix
 def test_a_candidate_that_took_over_is_loaded_again_as_the_served_version(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:1", store=store, **FREE) as server:
         succeeded(run_ingot("server", "canary", "times", "times:2", "--weight", "100"))

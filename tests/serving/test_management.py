@@ -74,6 +74,7 @@ def test_what_serve_prints_leads_to_the_page(store: Store, capsys: pytest.Captur
     assert f"\npage  {server.http_url}/ui\n" in printed  # a browser does not open the socket of management
 
 
+@pytest.mark.matrix
 def test_the_commands_of_a_server_load_reload_and_unload(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
     with ingot.serve("times:prod", store=store, watch="off", **FREE) as server:
         [found] = json.loads(succeeded(run_ingot("server", "status", "--json")))
@@ -146,6 +147,7 @@ def test_versions_keep_their_settings_if_one_of_them_cannot_be_loaded_with_other
             factor(server, version="2")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", ["changed meanwhile", "cannot be restored"])
 def test_a_version_keeps_what_another_change_set_and_what_cannot_be_undone(
     case: str, store: Store, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch

@@ -66,6 +66,7 @@ def test_trailing_data_is_refused(array: Array, more: bytes) -> None:
         from_bytes("x", DType.of(array), array.shape, to_bytes(array) + more)
 
 
+@pytest.mark.matrix
 @given(st.sampled_from(list(DType)), st.lists(st.integers(0, 1 << 39), max_size=32), st.binary(max_size=64))
 def test_arbitrary_claims_are_answered_by_an_array_or_a_client_error(
     dtype: DType, shape: list[int], raw: bytes

@@ -216,6 +216,7 @@ def test_calibration_data_outside_the_range_is_refused() -> None:
         Samples.read(known, {"ids": np.array([[0, 9], [10, 4]])})
 
 
+@pytest.mark.matrix
 @given(st.text("0123456789.-+eE_ \u0663naif", max_size=24))
 def test_any_text_is_a_range_or_is_refused(text: str) -> None:
     for dtype in ("int8", "int64", "uint64", "float16", "float64", "bfloat16"):

@@ -133,7 +133,7 @@ class Mixed(Graph):
         self.lists.append(self.add("Shape", [self.data[-1]]))
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 100))])
 def test_random_graphs(tmp_path: Path, seed: int) -> None:
     """Samples that are called apart are equal for each sample alone and in a batch, in all tensors of the graph."""

@@ -18,6 +18,7 @@ def create(run_ingot: RunIngot, *options: str) -> str:
     return succeeded(run_ingot("server", "keys", "create", "--scope", "infer", "--name", "ci", *options)).strip()
 
 
+@pytest.mark.matrix
 def test_a_key_is_printed_once_and_only_its_hash_is_stored(run_ingot: RunIngot, tmp_path: Path) -> None:
     result = run_ingot(
         "server", "keys", "create", "--scope", "infer", "--scope", "metrics", "--expires", "90d", "--name", "ci"

@@ -127,6 +127,7 @@ def test_files_names_and_stores(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert "; there are: team/tiny, tiny" in refused(run_ingot("store", "list", "none"))
 
 
+@pytest.mark.matrix
 def test_a_missing_store_is_reported(run_ingot: RunIngot, tmp_path: Path) -> None:
     result = run_ingot("store", "list")
     assert succeeded(result) == ""

@@ -145,6 +145,7 @@ def test_a_key_that_others_can_read_is_remarked_upon(
     assert "ingot.key can be read by other users of this machine; chmod 600 ingot.key" in result.stderr
 
 
+@pytest.mark.matrix
 def test_the_policy_can_come_from_the_environment(
     run_ingot: RunIngot, store: Store, keyid: str, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

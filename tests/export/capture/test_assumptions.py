@@ -48,6 +48,7 @@ def test_a_branch_on_sizes_is_refused_with_its_condition(
         export_model(module, inputs=SPEC, capture=capture)
 
 
+@pytest.mark.matrix
 def test_a_branch_on_a_size_of_one_is_refused_with_the_sizes_to_declare() -> None:
     """PyTorch's graphs are those of sizes from 2 on, and have no condition for that."""
     module = Function(lambda x: x if x.shape[1] == 1 else x - x.mean(1, keepdim=True))

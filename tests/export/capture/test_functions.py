@@ -51,6 +51,7 @@ def test_adaptive_pooling_of_lines_and_volumes() -> None:
     equal(nn.AdaptiveAvgPool3d((2, 1, 3)), [VOLUME], (1, 2, 9, 8, 4))
 
 
+@pytest.mark.matrix
 def test_the_maximum_of_a_fixed_size() -> None:
     equal(nn.AdaptiveMaxPool2d(3), ["x:float32[batch,3,8,9]"], (4, 3, 8, 9))
 
@@ -83,6 +84,7 @@ class Related(nn.Module):
         return torch.stack((products, *functions, x.cov(), x.corrcoef() * x[0].cov() + x[0].corrcoef()))
 
 
+@pytest.mark.matrix
 def test_diagonals_and_covariances() -> None:
     equal(Related(), ["x:float32[n,size=2..]"], (6, 17))
     assert {"fill_diagonal_", "cov", "corrcoef"}.isdisjoint(vars(Tensor))

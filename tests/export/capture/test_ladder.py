@@ -59,6 +59,7 @@ def test_a_module_may_catch_the_error_of_a_layer() -> None:
     assert archive.variant().serving.provenance.notes[0].startswith("captured by torch.export, torch ")
 
 
+@pytest.mark.matrix
 def test_a_module_may_catch_the_error_of_an_operator() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         try:

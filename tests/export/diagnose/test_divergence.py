@@ -175,6 +175,7 @@ class TestCapture:
         assert found.error > 0.01
         assert found.unknown == ()
 
+    @pytest.mark.matrix
     def test_the_last_good_operations_and_the_shape_are_named(self, broken: Case) -> None:
         found = broken.found(program=exchange(broken.program, aten.gelu.default, aten.relu.default))
         assert found.last_good == ("linear_6",)
@@ -264,6 +265,7 @@ class TestOnnx:
         assert f"{softmax.outputs[0].name} (Softmax)" in found.unknown
         assert found.source == line_of("x = x + self.attention(x, x")
 
+    @pytest.mark.matrix
     def test_the_second_output_alone_may_be_wrong(self, good: Case, model: ir.Model) -> None:
         changed = model.clone()
         exp = next(node for node in changed.graph if node.op_type == "Exp")

@@ -76,6 +76,7 @@ NODES = st.builds(
 )
 
 
+@pytest.mark.matrix
 @settings(max_examples=30)
 @given(st.lists(NODES, max_size=150))
 def test_any_graph_can_be_drawn(nodes: list[Node]) -> None:

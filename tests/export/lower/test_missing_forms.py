@@ -58,6 +58,7 @@ def test_attention_with_queries_of_any_rank(leading: tuple[int, ...]) -> None:
     check(attentions, f"x:float32[{dims}]", torch.randn(*leading, 6, 4), more)
 
 
+@pytest.mark.matrix
 def test_assignments_to_diagonals() -> None:
     def model(x: Tensor) -> list[Tensor]:
         whole, above, below = x.clone(), x.clone(), x.clone()
@@ -222,6 +223,7 @@ def test_torchvisions_suppression_becomes_the_graphs() -> None:
     assert "NonMaxSuppression" in {node.op_type for node in graph.graph.node}
 
 
+@pytest.mark.matrix
 def test_parts_whose_number_depends_on_a_size_are_joined() -> None:
     archive = export_model(GhostNorm().eval(), inputs="x:float32[batch,4]")
     engine = load_engine(EngineSpec(archive.variants[0].path()))
@@ -230,6 +232,7 @@ def test_parts_whose_number_depends_on_a_size_are_joined() -> None:
     engine.close()
 
 
+@pytest.mark.matrix
 def test_a_loss_that_pytorch_decomposes_to_another_function_is_refused() -> None:
     def loss(x: Tensor) -> Tensor:
         return functional.multilabel_margin_loss(x, x.argsort(1))
@@ -238,6 +241,7 @@ def test_a_loss_that_pytorch_decomposes_to_another_function_is_refused() -> None
         export_model(Function(loss), inputs="x:float32[batch,5]")
 
 
+@pytest.mark.matrix
 def test_the_index_of_a_singular_matrix_is_refused() -> None:
     with pytest.raises(ExportError, match="which matrix is singular has no ONNX form; return the inverse only"):
         export_model(Function(lambda x: torch.linalg.inv_ex(x)[1]), inputs="x:float32[4,4]")

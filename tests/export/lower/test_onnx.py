@@ -150,7 +150,7 @@ def test_an_opset_that_cannot_be_reached_names_what_needs_a_newer_one(
         lower(capture(function), opset)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize("opset", [16, 18])
 def test_an_opset_that_can_be_reached(opset: int) -> None:
     assert lower(capture(torch.cos), opset).opset_imports[""] == opset

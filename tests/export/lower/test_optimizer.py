@@ -47,6 +47,7 @@ def test_a_step_whose_result_does_not_load_is_left_out(monkeypatch: pytest.Monke
     assert len(note) < 300
 
 
+@pytest.mark.matrix
 def test_a_fault_of_a_step_costs_this_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(op: Any, x: Any) -> Any:
         raise ValueError("a fault")

@@ -145,6 +145,7 @@ class TestOneModelInParts:
         for row, answer in enumerate(answers):
             assert np.allclose(answer["logits"], expected["logits"][row : row + 1], atol=1e-4)
 
+    @pytest.mark.matrix
     def test_a_part_cannot_read_weights_of_another_model_in_the_store(self, net: Lowered, tmp_path: Path) -> None:
         made = archive(net)
         variant = made.variant()

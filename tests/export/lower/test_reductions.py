@@ -117,6 +117,7 @@ def test_selections_of_nothing() -> None:
     check(OF_CHOSEN, "x:float32[n]", torch.tensor([1.0, 2, 3]), torch.tensor([60.0, 1, 2]), torch.tensor([60.0, 70]))
 
 
+@pytest.mark.matrix
 def test_pooling_keeps_minus_infinity() -> None:
     rows = torch.tensor([[-INF] * 8, [1, -INF, -INF, -INF, 2, -INF, INF, -INF], [torch.finfo().min] * 4 + [-INF] * 4])
     check(POOLS, "x:float32[batch,3,8,8]", rows[None, :, None].repeat(2, 1, 8, 1))
@@ -151,6 +152,7 @@ def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_samples_of_volumes_need_opset_20() -> None:
     module = OfOne({"volumes": RESIZED["volumes"]})
     with pytest.raises(ExportError, match="cannot be expressed in opset 18: GridSample needs opset 20"):

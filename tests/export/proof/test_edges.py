@@ -85,6 +85,7 @@ def test_indices_are_drawn_among_the_numbers_that_they_are_compared_with() -> No
     assert not [item for item in notes(export_model(LastToken(), inputs="ids:int64[batch,seq]")) if "crossed" in item]
 
 
+@pytest.mark.matrix
 def test_masks_pad_all_samples_at_the_end() -> None:
     """As encoders require that drop padded positions: random masks of many samples have gaps in one of them."""
 

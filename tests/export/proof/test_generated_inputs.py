@@ -300,6 +300,7 @@ def test_an_encoder_that_clears_hidden_positions_is_refused_with_a_remedy(dims: 
     export_model(model, inputs=inputs)
 
 
+@pytest.mark.matrix
 def test_a_square_mask_has_one_dimension() -> None:
     class Attends(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -211,6 +211,7 @@ def test_changes_of_a_rewrite_are_marked_between_graphs_of_one_kind() -> None:
     assert "not in the one before" not in html(REPORT.model_copy(update={"graphs": REPORT.graphs[1:]}))
 
 
+@pytest.mark.matrix
 def test_a_large_graph_is_folded_by_modules() -> None:
     layers = [
         node(f"n{layer}_{index}", f"op{index % 30}", f"encoder.layers.{layer}.mlp")

@@ -60,6 +60,7 @@ def targets(graph: fx.GraphModule) -> list[str]:
     return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
 
 
+@pytest.mark.matrix
 def test_passes_run_in_order_each_on_what_the_one_before_made() -> None:
     first = Swap("first", aten.abs.default, aten.relu.default)
     second = Swap("second", aten.relu.default, aten.clone.default)

@@ -160,6 +160,7 @@ class TestTransformers:
         transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
         return tmp_path
 
+    @pytest.mark.matrix
     def test_a_saved_model_has_its_inputs(self, folder: Path) -> None:
         module = load_source(str(folder))
         assert isinstance(module, nn.Module)
@@ -173,6 +174,7 @@ class TestTransformers:
         ids = np.concatenate([golden.inputs["input_ids"].ravel() for golden in archive.variant().goldens()])
         assert ids.max() > 1  # proved on the whole vocabulary, not on its first two words
 
+    @pytest.mark.matrix
     def test_a_pair_of_texts_is_answered_as_by_the_model_where_a_tokenizer_makes_types(self, folder: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
         module = load_source(str(folder))
@@ -216,6 +218,7 @@ class TestTransformers:
         with pytest.raises(InvalidArgument, match="architecture NoSuchModel, which transformers does not have"):
             load_source(str(folder))
 
+    @pytest.mark.matrix
     def test_code_of_the_folders_own_is_run_by_consent_only(
         self, tmp_path: Path, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -268,6 +268,7 @@ class TestHostileDocuments:
                 Archive.create(blobs, [first, add_variant(blobs, odd, graph, (), ())])
 
 
+@pytest.mark.matrix
 def test_any_garbled_archive_raises_a_deliberate_error(path: Path) -> None:
     """Overwrite, remove or double whole stretches: no other exception is raised."""
     good, chosen = path.read_bytes(), random.Random(1)

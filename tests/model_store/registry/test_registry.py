@@ -86,6 +86,7 @@ class TestPush:
         assert transfer.skipped > 100_000 > transfer.moved
         place.find(f"other/{name}:1")[0].verify()
 
+    @pytest.mark.matrix
     def test_an_alias_that_is_not_as_expected_is_left_alone(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:prod", expect="none")
         with pytest.raises(TagMoved, match=f"is {FIRST.digest}, not none: it was moved meanwhile"):
@@ -221,6 +222,7 @@ class TestAttachments:
         assert sorted(place.find(f"{name}:1")[0].signatures()) == [b"{1}", b"{2}", b"{3}"]
         assert place.tags(name) == {"1": FIRST.digest}
 
+    @pytest.mark.matrix
     def test_none_is_lost_when_several_are_attached_at_once(self, place: Registry, name: str) -> None:
         place.push(FIRST, f"{name}:1")
         signed = [FIRST.with_signature(f"{{{number}}}".encode()) for number in range(4)]

@@ -96,6 +96,7 @@ def test_without_data_the_goldens_are_used_and_it_is_reported(original: Archive)
     assert found.outputs[0].sqnr == 200
 
 
+@pytest.mark.matrix
 def test_every_output_is_compared(tmp_path: Path, original: Archive, weight: Array, rows: dict[str, Array]) -> None:
     other = linear(tmp_path, "other", -weight)
     found = ingot.compare(original, other, rows, batches=())

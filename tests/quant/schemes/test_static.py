@@ -55,6 +55,7 @@ def test_answers_are_the_originals_up_to_rounding_and_all_is_in_integers(name: s
     assert found.floats == ()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("variant", matrix(*VARIANTS))
 @pytest.mark.parametrize("name", [*BLOCKS, "perceptron", "matmul with bias", "conv in groups", "gemm turned"])
 def test_every_form_of_it(name: str, variant: str) -> None:
@@ -62,6 +63,7 @@ def test_every_form_of_it(name: str, variant: str) -> None:
     assert min(noises(network, quantized(network, plan))) > (29 if variant == "percentile" else 31)
 
 
+@pytest.mark.matrix
 def test_wide_activations_are_more_exact() -> None:
     # The product gains little: from 1.32 on ONNX Runtime rounds its activations to 8 bits after all, row by row.
     for name, gained in (("conv", 5), ("gemm", 2), ("residual block", 2.5)):

@@ -589,6 +589,7 @@ class TestPlans:
 
 
 class TestFewest:
+    @pytest.mark.matrix
     @given(st.integers(1, 300), st.integers(1, 400))
     def test_it_is_the_least_that_is_enough_in_few_tries(self, most: int, needed: int) -> None:
         tried: list[int] = []
@@ -601,6 +602,7 @@ class TestFewest:
         assert fewest(most, enough) == (needed if needed <= most else None)
         assert len(tried) <= 2 * math.log2(most) + 2
 
+    @pytest.mark.matrix
     @given(st.lists(st.booleans(), min_size=1, max_size=40))
     def test_its_result_suffices_although_more_layers_may_not(self, answers: list[bool]) -> None:
         found = fewest(len(answers), lambda count: answers[count - 1])

@@ -77,6 +77,7 @@ def test_half_precision_is_near_at_any_batch(case: Case) -> None:
     assert error(case, half.convert(case.program, torch.float16), 3) < 0.005
 
 
+@pytest.mark.matrix
 def test_half_precision_keeps_layers(case: Case) -> None:
     held = weights(half.convert(case.program, keep=["head"]))
     assert held["head.weight"] == torch.float32
@@ -85,6 +86,7 @@ def test_half_precision_keeps_layers(case: Case) -> None:
         half.convert(case.program, keep=["heat"])
 
 
+@pytest.mark.matrix
 def test_weights_beyond_float16_stay(case: Case) -> None:
     module = Net()
     module.head.weight.data.fill_(1e6)

@@ -103,6 +103,7 @@ class TestOneProgram:
         assert "model model runs in an engine process, since its format pt2" in caplog.text
         model.close()
 
+    @pytest.mark.matrix
     def test_the_file_declares_its_inputs_and_outputs(self, many: Lowered) -> None:
         engine = many.engine()
         assert engine.signature == many.case.program.signature

@@ -152,6 +152,7 @@ def test_other_failures_of_the_engine_are_internal(tmp_path: Path) -> None:
             engine.run({"x": sample(DType.BF16)})
 
 
+@pytest.mark.matrix
 def test_memory_that_asynchronous_runs_keep_is_freed_by_runs_that_wait(tmp_path: Path) -> None:
     engine = pipelined(onnx_models.affine(tmp_path), SessionDevice())
     session, kept = engine._session, []

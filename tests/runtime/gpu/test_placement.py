@@ -275,6 +275,7 @@ def test_tensorrt_compiles_for_all_batches_and_keeps_the_result(
     assert not found.device._streams
 
 
+@pytest.mark.matrix
 def test_without_tensorrt_its_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = onnx_models.affine(tmp_path)
     for device in ("cpu", "auto"):
@@ -621,6 +622,7 @@ def test_unknown_memory_limits_nothing(machine: Any, monkeypatch: pytest.MonkeyP
     assert opened == ["cuda:0"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_server_places_its_models_and_shows_it(
     machine: Any,

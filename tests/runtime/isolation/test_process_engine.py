@@ -483,6 +483,7 @@ def test_arrays_of_an_arena_are_found_in_it() -> None:
     assert outgoing.take(1 << 20) == 0
 
 
+@pytest.mark.matrix
 def test_it_is_restarted_from_an_archive_file_that_nothing_else_refers_to(tmp_path: Path) -> None:
     variants.archive([variants.Made("fp32")]).save(tmp_path / "m.ingot")
 

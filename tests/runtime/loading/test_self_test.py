@@ -108,6 +108,7 @@ def test_a_model_that_is_ready_has_run_the_sizes_of_its_batches() -> None:
     model.close()
 
 
+@pytest.mark.matrix
 def test_openvino_compiles(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     engine = load_engine(EngineSpec(onnx_models.affine(tmp_path), engine="openvino", device="cpu"))

@@ -83,6 +83,7 @@ def status_of(server: Served, key: str | None) -> tuple[grpc.StatusCode, str]:
     return error.code(), error.details()
 
 
+@pytest.mark.matrix
 def test_every_path_but_health_needs_a_key(server: Served) -> None:
     """The page is open too: its files are the same for everyone."""
     opened = {"/v2/health/live", "/v2/health/ready", "/", "/ui", "/ui/{file}"}

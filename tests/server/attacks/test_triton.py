@@ -243,7 +243,7 @@ def code_of(locked: Served, name: str, metadata: Any) -> grpc.StatusCode:
     return found
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "header",
     [

@@ -172,6 +172,7 @@ def test_files_that_are_not_labels(tmp_path: Path, name: str, content: bytes | N
         ingot.serve(str(onnx_models.affine(tmp_path)), http_port=0, grpc_port=0, labels=labels)
 
 
+@pytest.mark.matrix
 def test_the_configuration_has_the_order_of_an_images_dimensions(tmp_path: Path) -> None:
     """Clients resize images by it; without certainty there is none."""
     orders = {(3, 8, 8): "FORMAT_NCHW", (8, 8, 1): "FORMAT_NHWC", (3, 8, 3): None, (8, 8, 8): None, (3, 8): None}

@@ -119,6 +119,7 @@ class TestSlowly:
                 connection.send(request(body_of([1, 2, 3]))[:upto])
             service.check()
 
+    @pytest.mark.matrix
     def test_an_answer_is_read_slowly(self, service: Service) -> None:
         with Connection(service.http_address) as connection:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -205,6 +206,7 @@ def test_it_is_so_after_requests_of_the_same_kind_that_were_right(service: Servi
     assert all(answer.status >= 400 or answer.values != [15, 15, 15] for answer in answers), answers
 
 
+@pytest.mark.matrix
 def test_the_same_head_with_other_bodies(service: Service) -> None:
     with Connection(service.http_address) as connection:
         for number in range(100, 200):

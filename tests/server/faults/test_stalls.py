@@ -141,6 +141,7 @@ class TestHttp:
             with pytest.raises((EOFError, ConnectionResetError)):
                 connection.answer()
 
+    @pytest.mark.one_case
     @pytest.mark.parametrize("path", [PATH, PATH.replace("infer", "%69nfer")], ids=["ours", "FastAPI"])
     @pytest.mark.parametrize("begin", [b"0\r\n", b"0\r\nx: ", b"1;"], ids=["trailers", "a trailer", "an extension"])
     def test_bytes_outside_of_the_body_are_bounded_too(self, tmp_path: Path, path: str, begin: bytes) -> None:

@@ -205,6 +205,7 @@ def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     assert "the model is not ready until it ends" in caplog.text
 
 
+@pytest.mark.matrix
 def test_closing_a_server_ends_a_call_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would use a core of the program until that ends."""
     calls_in(monkeypatch, loop=False)

@@ -58,6 +58,7 @@ def refused(channel: grpc.Channel, request: pb.ModelInferRequest) -> grpc.RpcErr
     return caught.value
 
 
+@pytest.mark.matrix
 def test_an_unknown_model_is_named_before_a_tensor_that_cannot_be_read(channel: grpc.Channel) -> None:
     for name, version in (("nope", ""), ("affine", "99")):
         request = affine(datatype="FP33")

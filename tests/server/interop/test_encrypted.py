@@ -66,6 +66,7 @@ def test_calls_under_load_and_4_mib(address: str, certificate: tuple[Path, Path]
         assert np.array_equal(np.frombuffer(reply.raw_output_contents[0], np.float32), large(3)[0] + 1)
 
 
+@pytest.mark.matrix
 def test_curl_agrees_on_http2_and_uses_one_connection_for_all(
     address: str, certificate: tuple[Path, Path], require_tool: RequireTool, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def held() -> pb.ModelInferRequest:
     return request_of(np.ones((1, 3), np.float32), "held")
 
 
+@pytest.mark.matrix
 def test_many_calls_at_once_each_get_their_own_answer(channel: grpc.Channel) -> None:
     calls = [infer(channel).future(affine(row(number)), timeout=60) for number in range(CALLS)]
     for number, call in enumerate(calls):
@@ -114,6 +115,7 @@ def test_many_channels_at_once(service: Service) -> None:
             opened.close()
 
 
+@pytest.mark.matrix
 def test_asynchronous_calls_with_deadlines_and_cancellations_among_them(service: Service) -> None:
     async def ask(channel: grpc.aio.Channel, number: int) -> None:
         if number % 10 == 3:

@@ -142,6 +142,7 @@ def test_a_stream_answers_in_order_and_reports_errors_in_band(client: triton.Inf
     client.stop_stream()
 
 
+@pytest.mark.matrix
 def test_a_stream_of_4_mib(client: triton.InferenceServerClient) -> None:
     answers = Answers()
     client.start_stream(answers.callback())

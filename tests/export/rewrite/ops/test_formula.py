@@ -61,6 +61,7 @@ def test_tensors_may_have_other_ranks_and_types_than_the_example(x: Tensor) -> N
     assert len(found) == 1
 
 
+@pytest.mark.matrix
 def test_casts_and_several_results() -> None:
     def chain(x: Tensor) -> Tensor:
         normed, total = ops.add_norm.body(x, x * 2, 1e-5)
@@ -71,6 +72,7 @@ def test_casts_and_several_results() -> None:
     assert ([call["eps"] for call in found], record.error) == ([1e-5, 1e-6], 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_sizes_in_the_formula_may_be_fixed_or_dynamic(dynamic: bool) -> None:
     found, record = rewrite(lambda x: ops.shuffle.body(x, 3), ops.shuffle.rule(), dynamic=dynamic)

@@ -33,6 +33,7 @@ def test_a_rule_is_a_pattern_and_what_replaces_it() -> None:
     assert onnx_operators(lower(HardSwish(), Function(function), X, matches=1)) == {"HardSwish": 1}
 
 
+@pytest.mark.matrix
 def test_arguments_that_a_pattern_does_not_name_must_have_their_defaults() -> None:
     functions = (
         lambda x: x * torch.add(x, 3, alpha=2).clamp(0, 6) / 6,

@@ -80,6 +80,7 @@ def rewritten(case: Case) -> tuple[torch.fx.GraphModule, tuple[PassRecord, ...]]
     return PassManager(RULES, proof).run(graph)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("make", "inputs", "expected"), EXPECTED.values(), ids=EXPECTED)
 def test_all_rules_in_order_find_what_a_model_has_and_keep_it_equal(
     make: Any, inputs: tuple[str, ...], expected: dict[str, int]
@@ -99,6 +100,7 @@ def test_all_rules_in_order_find_what_a_model_has_and_keep_it_equal(
     assert_equal(case, Captured(again.exported.module(), again.signature), 2e-5)
 
 
+@pytest.mark.matrix
 def test_a_rewritten_llama_lowers_to_onnx() -> None:
     with quiet():
         case = capture(llama(attn_implementation="eager"), *TEXT)
