@@ -9,6 +9,7 @@ from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.gpu.precision import released_on_failure
 from ingot.runtime.machine import devices, plugins
 
 _PRECISIONS = {"onnxruntime": ("f32", "tf32"), "openvino": ("f32", "bf16"), "tensorrt": ("f32", "tf32", "fp16")}
@@ -25,6 +26,11 @@ def open_engine(spec: EngineSpec) -> Engine:
             needs ``allow_code``.
         InvalidArgument: the file is not a model that the engine can run.
     """
+    with released_on_failure():
+        return _open(spec)
+
+
+def _open(spec: EngineSpec) -> Engine:
     path, device, threads = spec.path, spec.device, spec.threads
     # An engine's package is imported only when it is used.
     if spec.format == "onnx":
@@ -78,6 +84,7 @@ def _open_onnx(spec: EngineSpec) -> Engine:
             graphs=spec.graphs,
             convolutions=spec.convolutions,
             gpu_arena=spec.gpu_arena,
+            max_batch=spec.max_batch if spec.batchable else 1,
         )
     if spec.engine == "tensorrt":
         from ingot.runtime.engines.ort.tensorrt import TensorRtEngine

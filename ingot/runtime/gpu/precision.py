@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import Counter
+from collections.abc import Iterator
+from contextvars import ContextVar
+from threading import Lock
 
 from ingot.errors import Unsupported
 
 # Read by cuBLAS, cuDNN and TensorRT when they are first used: 0 forbids TF32, whatever a program asks for.
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
-_used: set[str] = set()
+# The models that were opened, and those that are being opened. Closed ones are counted too: the libraries that they
+# used do not read the variable again.
+_users: Counter[str] = Counter()
+_lock = Lock()
+_opening: ContextVar[list[str] | None] = ContextVar("opening", default=None)
 
 
 def use_precision(precision: str) -> None:
@@ -22,16 +31,36 @@ def use_precision(precision: str) -> None:
         precision: ``tf32``; any other is ``f32``.
 
     Raises:
-        Unsupported: an earlier model of this process has the other one.
+        Unsupported: an earlier model of this process had the other one.
     """
-    wanted = "tf32" if precision == "tf32" else "f32"
-    if _used and wanted not in _used:
-        raise Unsupported(
-            f"the model is computed in {wanted} and another one of this process in {min(_used)}, but NVIDIA's "
-            "libraries have one setting for both; run them in engine processes (--isolate all), or in two servers"
-        )
-    _used.add(wanted)
-    if wanted == "f32":
-        os.environ[_OVERRIDE] = "0"
-    else:
-        os.environ.pop(_OVERRIDE, None)
+    wanted, other = ("tf32", "f32") if precision == "tf32" else ("f32", "tf32")
+    with _lock:
+        if _users[other]:
+            raise Unsupported(
+                f"the model is computed in {wanted} and another one of this process in {other}, but NVIDIA's libraries "
+                "have one setting for both, which stays until the process ends, even if the other model is unloaded; "
+                "run them in engine processes (--isolate all), or in two servers, or restart and name the variant to "
+                "serve (name:version#variant)"
+            )
+        _users[wanted] += 1
+        if wanted == "f32":
+            os.environ[_OVERRIDE] = "0"
+        else:
+            os.environ.pop(_OVERRIDE, None)
+    if (opening := _opening.get()) is not None:
+        opening.append(wanted)
+
+
+@contextlib.contextmanager
+def released_on_failure() -> Iterator[None]:
+    """Leave the precision to other models if the model that is opened within cannot be: it computed nothing."""
+    used: list[str] = []
+    token = _opening.set(used)
+    try:
+        yield
+    except BaseException:  # whatever ends the load
+        with _lock:
+            _users.subtract(used)
+        raise
+    finally:
+        _opening.reset(token)

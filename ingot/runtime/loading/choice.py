@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 from ingot import foreign
@@ -15,6 +15,7 @@ from ingot.model_store import Variant
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.loader import engine_of, measured_with, precision_of
 from ingot.runtime.engines.opening import ENGINES
+from ingot.runtime.engines.ort.convolutions import measurable
 from ingot.runtime.loading import comparison
 from ingot.runtime.loading.comparison import EQUAL, Costs
 from ingot.runtime.loading.load_spec import LoadSpec
@@ -83,7 +84,8 @@ class Chooser:
 
     Variants that cannot run here are left out. Variants that missed their accuracy budget are used only if no other is
     left. Of the rest the fastest is chosen; differences of less than 5 % are ignored, and the archive's order decides.
-    At most two variants are in memory at once.
+    At most two variants are in memory at once: they are compared with the default options of convolutions, and the one
+    that is chosen is opened again to measure which are the fastest.
 
     Args:
         model: its name in messages.
@@ -176,9 +178,20 @@ class Chooser:
             best, loser, text = self._race(best, opened)
             loser.close()
             texts.append(text)
+        if texts and best is not None:
+            best = self._tuned(*best)
         if best is None:
             return None
         return Choice(*best, reason="measured" if texts else "only", why="; ".join(texts), tested=True)
+
+    def _tuned(self, spec: LoadSpec, engine: Engine) -> tuple[LoadSpec, Engine] | None:
+        """Return a timed variant with the fastest options of convolutions, if it is to be served so."""
+        convolving = "convolutions" in engine.settings and not engine.capabilities.captured
+        if self._settings.convolutions != "auto" or not convolving or not measurable(engine.signature):
+            return spec, engine
+        engine.close()
+        variant = next(variant for variant in self._variants if variant.name == spec.variant)
+        return self._open(variant) or self._open(variant, timed=True)
 
     def _race(
         self, first: tuple[LoadSpec, Engine], second: tuple[LoadSpec, Engine]
@@ -214,7 +227,9 @@ class Chooser:
         return None
 
     def _tested(self, variant: Variant, *, timed: bool) -> tuple[LoadSpec, Engine]:
-        spec = LoadSpec.of_variant(variant, self._settings).placed(self._settings, self._model)
+        plain = timed and self._settings.convolutions == "auto"
+        settings = replace(self._settings, convolutions="default") if plain else self._settings
+        spec = LoadSpec.of_variant(variant, settings).placed(settings, self._model)
         device, threads = spec.device(), self._settings.threads
         engine, tested = (spec.open(device, threads), False) if timed else spec.start(device, threads, self._model)
         with contextlib.ExitStack() as on_error:

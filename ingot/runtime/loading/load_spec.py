@@ -155,7 +155,7 @@ class LoadSpec:
             convolutions=settings.convolutions,
             gpu_arena=settings.gpu_arena,
             cache=tensorrt_cache(variant, settings),
-            max_batch=settings.limits.max_batch,
+            max_batch=variant.signature.max_samples(settings.limits.max_batch),
             shards=settings.shards,
             plan=plan,
             batchable=variant.serving.batchable,

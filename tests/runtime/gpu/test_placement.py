@@ -7,6 +7,8 @@ import os
 import sys
 import uuid
 import weakref
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,7 +34,7 @@ from ingot.runtime.gpu.turns import turns_of
 from ingot.runtime.loading import load_spec, placement
 from ingot.runtime.loading.placement import Need, Placement
 from ingot.runtime.machine import devices, nvml
-from ingot.tensors import Signature
+from ingot.tensors import DType, Signature, TensorSpec
 from tests import onnx_models
 from tests.runtime.gpu.fake_device import FakeDevice
 from tests.runtime.variants import SIZE, Made, archive
@@ -305,7 +307,7 @@ def convolution(folder: Path, kind: int, weights: str = "w") -> Path:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have no model on a GPU yet."""
-    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.setattr(precision, "_users", Counter())
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
 
 
@@ -313,7 +315,7 @@ def test_convolutions_in_half_precision_use_tensor_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
     """With ``use_tf32`` off, ONNX Runtime chooses kernels without tensor cores for them, too."""
-    found = Opened(monkeypatch)
+    found, create = Opened(monkeypatch), ort_session.create
     half, single = TensorProto.FLOAT16, TensorProto.FLOAT
     for kind, weights, cores in ((half, "w", "1"), (single, "w", "0"), (half, "w2", "0")):
         path = convolution(tmp_path, kind, weights)
@@ -322,8 +324,24 @@ def test_convolutions_in_half_precision_use_tensor_cores(
             load_engine(EngineSpec(path, device="cuda:0"))
         assert found.providers[-1][0][1]["use_tf32"] == cores
     assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"  # so no product in 32 bits is in TF32
-    with pytest.raises(Unsupported, match="computed in tf32 and another one of this process in f32"):
-        load_engine(EngineSpec(path, device="cuda:0", precision="tf32"))
+    # None of these models was opened, so another one may have the other precision; the next ones may not, even after it
+    # was closed.
+    monkeypatch.setattr(ort_session, "create", create)
+    load_engine(EngineSpec(onnx_models.affine(tmp_path), device="cuda:0", precision="tf32")).close()
+    with pytest.raises(Unsupported, match=r"in f32 and another one of this process in tf32.*until the process ends"):
+        load_engine(EngineSpec(path, device="cuda:0"))
+
+
+def test_a_gpu_that_cannot_be_used_does_not_decide_the_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    Opened(monkeypatch, lacking="CUDAExecutionProvider")
+    path = onnx_models.affine(tmp_path)
+    with pytest.raises(Unsupported, match="could not use the GPU"):
+        load_engine(EngineSpec(path, device="auto:0", precision="tf32"))
+    engine = load_engine(EngineSpec(path, device="auto:0"))
+    assert engine.device == "cpu"
+    engine.close()
 
 
 @pytest.mark.parametrize("choice", ["auto", "default", "nhwc", "heuristic"])
@@ -364,8 +382,45 @@ def test_the_fastest_options_of_convolutions_are_measured(
 def test_options_must_gain_a_tenth(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str) -> None:
     left = iter(times)
     monkeypatch.setattr(convolutions, "_seconds", lambda run, feeds: next(left))
-    runs: dict[str, Any] = dict.fromkeys("abc", lambda feed: None)
-    assert convolutions.fastest(Signature((), ()), runs) == best
+    assert convolutions.fastest(Signature((), ()), 64, ((name, name, len) for name in "abc")) == (best, best)
+
+
+@pytest.mark.parametrize(("times", "most"), [((3, 2, 1), 2), ((1, 2, 3), 2)])
+def test_two_sessions_are_open_while_options_are_measured(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], most: int
+) -> None:
+    class Session:
+        def run(self, feed: Any) -> None: ...
+
+    left, alive, seen = iter(times), weakref.WeakSet[Session](), list[int]()
+
+    def opened() -> Iterator[Any]:
+        for name in "abc":
+            session = Session()
+            alive.add(session)
+            seen.append(len(alive))
+            yield name, session, session.run
+            del session
+
+    monkeypatch.setattr(convolutions, "_seconds", lambda run, feeds: next(left))
+    convolutions.fastest(Signature((), ()), 64, opened())
+    assert seen == [1, 2, most]
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (2, [2, 1]), (64, [8, 7])])
+def test_batches_larger_than_those_of_requests_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, largest: int, sizes: list[int]
+) -> None:
+    timed: list[int] = []
+
+    def seconds(run: Any, feeds: Any) -> float:
+        timed.extend(len(feed["x"]) for feed in feeds)
+        return 1.0
+
+    monkeypatch.setattr(convolutions, "_seconds", seconds)
+    x = TensorSpec("x", DType.FP32, ("batch", 2))
+    convolutions.fastest(Signature((x,), (), "batch"), largest, [("default", None, len)])
+    assert timed == sizes
 
 
 def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +428,7 @@ def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeyp
     with pytest.raises(Unsupported, match="only a GPU computes in tf32"):
         load_engine(EngineSpec(path, device="cpu", precision="tf32"))
     found = Opened(monkeypatch)
-    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.setattr(precision, "_users", Counter())
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # of a server that starts an engine process
     engine = load_engine(EngineSpec(path, device="cuda:0", precision="tf32"))
     assert engine.settings["precision"] == "tf32"
@@ -382,7 +437,7 @@ def test_tf32_is_used_for_variants_that_were_measured_so(tmp_path: Path, monkeyp
     engine.close()
     with pytest.raises(Unsupported, match=r"in f32 and another one of this process in tf32.*--isolate all"):
         load_engine(EngineSpec(path, device="cuda:0"))
-    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.setattr(precision, "_users", Counter())
     for engine_name, kind in (("onnxruntime", "f32"), ("tensorrt", "fp16")):  # which uses TF32 where it may
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
         load_engine(EngineSpec(path, engine=engine_name, device="cuda:0", precision=kind)).close()

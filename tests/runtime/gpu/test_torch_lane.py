@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -488,7 +488,7 @@ except Unsupported as error:
     assert first == "False False"
     assert "computed in tf32 and another one of this process in f32" in second
     assert "--isolate all" in second
-    monkeypatch.setattr(precision, "_used", set())
+    monkeypatch.setattr(precision, "_users", Counter())
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch_engine.use_torch_precision("tf32")

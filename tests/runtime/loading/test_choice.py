@@ -31,6 +31,7 @@ class Engines:
     def __init__(self) -> None:
         self.opened: list[tuple[str, FunctionEngine]] = []
         self.most = 0
+        self.convolving = False
 
     @property
     def open(self) -> list[str]:
@@ -39,6 +40,8 @@ class Engines:
     def form(self, variant: Variant, settings: Settings) -> LoadSpec:
         def start(device: str, threads: int) -> FunctionEngine:
             engine = FunctionEngine(lambda inputs: {"y": inputs["x"] * 2}, variant.signature)
+            if self.convolving:
+                engine.settings = {"convolutions": settings.convolutions}
             self.opened.append((variant.name, engine))
             self.most = max(self.most, len(self.open))
             return engine
@@ -78,6 +81,19 @@ def test_the_fastest_is_timed_and_the_others_are_closed(engines: Engines, times:
     assert (choice.spec.variant, choice.reason) == ("b", "measured")
     assert "b is 4.00 times as fast as a (batch 1: 4.00)" in choice.why
     assert (engines.open, engines.most) == (["b"], 2)
+
+
+def test_options_of_convolutions_are_measured_for_the_chosen_variant_alone(
+    engines: Engines, times: dict[str, float]
+) -> None:
+    engines.convolving = True
+    times.update(a=0.002, b=0.001)
+    choice = choose(archive([Made("a"), Made("b", 2)]))
+    opened = [(name, engine.settings["convolutions"]) for name, engine in engines.opened]
+    assert opened == [("a", "default"), ("b", "default"), ("b", "auto")]
+    assert (choice.engine, engines.open, engines.most) == (engines.opened[-1][1], ["b"], 2)
+    choose(archive([Made("a"), Made("b", 2)]), Settings(device="cpu", convolutions="nhwc"))
+    assert [engine.settings["convolutions"] for _, engine in engines.opened[3:]] == ["nhwc", "nhwc"]
 
 
 @pytest.mark.parametrize(("second", "winner"), [(0.00096, "a"), (0.00094, "b")])

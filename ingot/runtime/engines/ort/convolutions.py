@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,12 +27,16 @@ CANDIDATES: Mapping[str, dict[str, str]] = {
 
 # A candidate replaces the defaults if it takes at most this share of their time.
 _GAIN = 0.9
-# Sizes of the batches that are timed, in turn, since a convolution plans again whenever the size changes.
-_SIZES = (8, 7)
+# The larger of the two sizes of batches that are timed in turn, since a convolution plans again whenever it changes.
+_SIZE = 8
 _ROUNDS = 4
 _HALF = (DType.FP16.onnx, DType.BF16.onnx)
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "FusedConv")
 _PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul", "FusedMatMul", "Attention", "LSTM", "GRU", "RNN")
+
+
+_Run = Callable[[Mapping[str, Array]], object]
+_Session = TypeVar("_Session")
 
 
 @dataclass(frozen=True)
@@ -80,27 +85,41 @@ def measurable(signature: Signature) -> bool:
     return not obstacle(signature) and not any(spec.dtype is DType.BF16 for spec in signature.inputs)
 
 
-def fastest(signature: Signature, runs: Mapping[str, Callable[[Mapping[str, Array]], object]]) -> str:
-    """Return the name of the session that is fastest with batches of changing sizes: the first, unless one gains 10 %.
+def fastest(
+    signature: Signature, max_batch: int, sessions: Iterable[tuple[str, _Session, _Run]]
+) -> tuple[str, _Session]:
+    """Return the session that is fastest with batches of changing sizes: the first, unless one gains 10 %.
 
     Args:
         signature: of all sessions; see :func:`measurable`.
-        runs: calls of the sessions by name, the defaults' first; one that cannot run raises an error.
+        max_batch: samples of the largest batch.
+        sessions: names, sessions and calls of them, the defaults' first; a call that cannot run raises an error. Each
+            is opened when it is asked for, so that this one and the fastest before it are in memory, and no others.
     """
-    sizes = _SIZES if signature.batch is not None else (1,)
+    most = min(_SIZE, max_batch) if signature.batch is not None else 1
     feeds = [
         {
             spec.name: np.zeros([dim if isinstance(dim, int) else size for dim in spec.shape], spec.dtype.numpy)
             for spec in signature.inputs
         }
-        for size in sizes
+        for size in range(most, max(0, most - 2), -1)
     ]
-    times = {}
-    for name, run in runs.items():
-        seconds = foreign.outcome(partial(_seconds, run, feeds))
-        times[name] = math.inf if isinstance(seconds, Exception) else seconds
-    first, best = next(iter(times)), min(times, key=lambda name: times[name])
-    return best if times[best] <= _GAIN * times[first] else first
+    left = iter(sessions)
+    name, session, run = next(left)
+    best, least = (name, session), _timed(run, feeds)
+    enough = _GAIN * least
+    for name, session, run in left:
+        seconds = _timed(run, feeds)
+        if seconds < least and seconds <= enough:
+            best, least = (name, session), seconds
+        del session, run  # before the next one is opened
+    return best
+
+
+def _timed(run: _Run, feeds: Sequence[Mapping[str, Array]]) -> float:
+    """Return the seconds of a call; infinity if it cannot run."""
+    found = foreign.outcome(partial(_seconds, run, feeds))
+    return math.inf if isinstance(found, Exception) else found
 
 
 def _seconds(run: Callable[[Mapping[str, Array]], object], feeds: Sequence[Mapping[str, Array]]) -> float:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +66,7 @@ class OrtEngine(PipelinedEngine):
         precision: of products of 32-bit floats on a GPU: ``f32`` or ``tf32``.
         graphs: the batches that are to be captured as CUDA graphs on a GPU; there is then one lane.
         convolutions: options of convolutions on a GPU, of :data:`.convolutions.CANDIDATES`: ``default`` for none,
-            ``auto`` for the fastest, which is measured.
+            ``auto`` for the fastest, which is measured with up to ``max_batch`` samples.
         gpu_arena: how the memory of a GPU grows: ``doubled``, or ``exact`` for as much as a call needs.
 
     Raises:
@@ -95,6 +95,7 @@ class OrtEngine(PipelinedEngine):
         graphs: GraphOptions | None = None,
         convolutions: str = "default",
         gpu_arena: str = "doubled",
+        max_batch: int = 64,
     ):
         ort = ort_session.package()
         options = ort_session.options_of(ort, path, library)
@@ -123,8 +124,8 @@ class OrtEngine(PipelinedEngine):
             if self._pipeline is not None:
                 on_error.callback(self._pipeline.close)
                 on_error.callback(self.__dict__.pop, "_session", None)  # first: its kernels are in the streams
-            self._open(ort, path, options, graphs)
-            if self.device == "cpu" and devices.kind_of(device) not in ("auto", "cpu"):
+            self._open(ort, path, options, graphs, max_batch)
+            if self.device == "cpu" and (devices.kind_of(device) not in ("auto", "cpu") or precision != "f32"):
                 raise Unsupported(f"device '{device}' is not available: {_NO_GPU}{ort_session.missing_libraries()}")
             on_error.pop_all()
         if self.device == "cpu" and self._pipeline is not None:  # the session fell back to the CPU
@@ -238,7 +239,7 @@ class OrtEngine(PipelinedEngine):
         self._run_options = self._new_options()
         return False
 
-    def _open(self, ort: Any, path: Path, options: Any, graphs: GraphOptions | None) -> None:
+    def _open(self, ort: Any, path: Path, options: Any, graphs: GraphOptions | None, max_batch: int) -> None:
         """Open the session, with CUDA graphs if they are wanted and the model allows them.
 
         Raises:
@@ -261,22 +262,27 @@ class OrtEngine(PipelinedEngine):
         if self._graphs is None:
             self._open_session(ort, path, options)
         if self._convolutions == "auto":
-            self._choose_convolutions(ort, path, options)
+            self._choose_convolutions(ort, path, options, max_batch)
 
-    def _choose_convolutions(self, ort: Any, path: Path, options: Any) -> None:
+    def _choose_convolutions(self, ort: Any, path: Path, options: Any, max_batch: int) -> None:
         """Keep the session of the options with which convolutions are fastest."""
         self._convolutions = "default"
         if self.device == "cpu" or self._graphs is not None or not measurable(self.signature):
             return
-        sessions, more = {"default": self._session}, self._more
-        for name, candidate in CANDIDATES.items():
-            self._more = more | candidate
-            with contextlib.suppress(InvalidArgument):  # such as an option that this version lacks
-                self._open_session(ort, path, options)
-                sessions[name] = self._session
-        chosen = fastest(self.signature, {name: partial(each.run, None) for name, each in sessions.items()})
-        self._convolutions, self._session = chosen, sessions[chosen]
-        self._more = more | CANDIDATES.get(chosen, {})
+        more = self._more
+
+        def sessions() -> Iterator[tuple[str, Any, Any]]:
+            yield "default", self._session, partial(self._session.run, None)
+            for name, candidate in CANDIDATES.items():
+                self._more = more | candidate
+                # Before the next one takes memory for its weights, the slower one of two is freed.
+                self.__dict__.pop("_session", None)
+                with contextlib.suppress(InvalidArgument):  # such as an option that this version lacks
+                    self._open_session(ort, path, options)
+                    yield name, self._session, partial(self._session.run, None)
+
+        self._convolutions, self._session = fastest(self.signature, max_batch, sessions())
+        self._more = more | CANDIDATES.get(self._convolutions, {})
 
     def _open_session(self, ort: Any, path: Path, options: Any, *, graphs: bool = False) -> None:
         try:
