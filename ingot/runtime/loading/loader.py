@@ -26,7 +26,6 @@ from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.settings.labels import check_labels
-from ingot.tensors import Signature
 
 log = logging.getLogger(__name__)
 
