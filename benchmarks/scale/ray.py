@@ -7,7 +7,7 @@
 - ``scaling``: ``seconds`` until a second replica answers under load, with ``--replicas 1..2``. No request fails.
 - ``node``: a node with a replica is killed under load. Requests that were sent later do not fail; of those in flight,
   which are ``in_flight``, only some do. ``seconds`` pass until there are as many replicas as before.
-- ``roll``: an alias is promoted, a pinned version is deployed, and replicas are replaced for another setting, each
+- ``roll``: an alias is promoted, a fixed version is deployed, and replicas are replaced for another setting, each
   under load. No request fails.
 - ``proxies``: the time of a request of one client, in ms: to ``ingot serve``, through Ray's proxies, and through its
   HTTP proxy to a deployment that does nothing.
@@ -123,13 +123,13 @@ def node(cluster: Raylets, store: Store, seconds: float) -> tuple[dict[str, Any]
 def roll(cluster: Raylets, store: Store, seconds: float) -> tuple[dict[str, Any], bool]:
     counts: dict[str, Any] = {}
     cluster.run(planned(store, "times:prod", 2))
-    for change in ("alias", "pinned", "replaced"):
+    for change in ("alias", "fixed", "replaced"):
         with clients([HTTP, GRPC], 2) as found:
             began = time.monotonic()
             if change == "alias":
                 store.promote("times:2", "prod")
                 wait_until(lambda: all(each.requests[-1].factor == 2 for each in found), 60)
-            elif change == "pinned":
+            elif change == "fixed":
                 cluster.run(planned(store, "times:1", 2))
                 wait_until(lambda: all(each.requests[-1].factor == 1 for each in found), 60)
             else:

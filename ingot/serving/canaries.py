@@ -87,7 +87,7 @@ class Canaries:
         Args:
             name: of the model, with ``:version`` if several are served.
             parameters: ``source`` of a new candidate, or ``version`` in the repository whose alias the model follows,
-                to be ahead of the alias until it moves; ``shadow``, to compare only; ``weight`` in percent, where 100
+                detached from the alias until it moves; ``shadow``, to compare only; ``weight`` in percent, where 100
                 takes over; and the settings ``canary_...`` without that prefix.
 
         Raises:

@@ -29,7 +29,7 @@ class Canary:
         deployment: whose requests it gets.
         split: shares the requests, and counts.
         found: the deployment of its source, if a client named one; None if it was followed or reloaded.
-        skipped_digest: what the alias means that the deployment follows, if the candidate is to be ahead of it.
+        skipped_digest: what the alias means that the deployment follows, if the candidate detaches it from the alias.
         step: the index of the plan's step.
         began: when the step began.
         outcome: how it ended.

@@ -78,7 +78,7 @@ class Control:
         Args:
             name: of a model of this server, with or without ``:version``, or the name of a new one.
             parameters: ``source`` of a new model; ``version``, to load that version of the repository whose alias the
-                model follows, ahead of the alias and until it moves; ``config``, a model configuration of Triton
+                model follows, detached from the alias until it moves; ``config``, a model configuration of Triton
                 as JSON, of which the batch size and the number of instances are read; and settings of a model by name.
 
         Raises:
@@ -92,7 +92,7 @@ class Control:
             if version is not None:
                 if source is not None or settings:
                     raise InvalidArgument("a version is loaded with the model's source and settings; give only that")
-                deployment = await self._rollouts.load_ahead(name, version_text(version))
+                deployment = await self._rollouts.load_detached(name, version_text(version))
                 self._count("load", "ok").inc()
                 return deployment
             wanted = name if source is None else f"{name}={_text(source)}"

@@ -69,7 +69,7 @@ class Deployment:
         candidate: the model that is loaded to take over.
         failure: why the last change did not take place.
         refused: the digest of the last candidate that failed.
-        skipped_digest: what the alias meant when another version was loaded ahead of it; empty if none was. It is not
+        skipped_digest: what the alias means while the deployment is detached from it; empty if it is not. It is not
             loaded again until the alias moves.
         rolled_back: whether the last canary was, and the alias was pointed back at what answers.
         aliases: other tags of the store for what answers; clients may use them as its version.
@@ -172,7 +172,7 @@ class Deployment:
         reference = self.located.reference if self.located is not None else None
         if reference is None or not self.follows:
             raise InvalidArgument(
-                f"model '{self.name}:{self.tag}' follows no alias that a version could be ahead of; name a "
+                f"model '{self.name}:{self.tag}' follows no alias that it could be detached from; name a "
                 "source instead"
             )
         if not is_version(version):
@@ -207,7 +207,7 @@ class Deployment:
             "source": self.source if isinstance(self.source, str) else self.source.name,
             "aliases": sorted(self.aliases),
             "follows": self.follows,
-            "pinned": bool(self.skipped_digest),
+            "detached": bool(self.skipped_digest),
             "state": self.state.value,
             "reason": current.reason if current is not None else self.failure,
             "digest": self.digest,

@@ -214,8 +214,8 @@ class Rollouts:
         deployment.source, deployment.located, deployment.settings = source, found.located, settings
         return deployment
 
-    async def load_ahead(self, name: str, version: str) -> Deployment:
-        """Load a version ahead of the alias that a model follows; the alias is followed again once it moves.
+    async def load_detached(self, name: str, version: str) -> Deployment:
+        """Load a version and detach the model from the alias that it follows, until the alias moves.
 
         Args:
             name: ``name`` or ``name:version`` of one deployment.

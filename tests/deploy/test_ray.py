@@ -75,7 +75,7 @@ def test_values_follow_from_settings(run_ingot: RunIngot, stored: Store) -> None
 
 
 @pytest.mark.matrix
-def test_aliases_are_followed_and_versions_are_pinned(run_ingot: RunIngot, stored: Store) -> None:
+def test_aliases_are_followed_and_versions_are_fixed(run_ingot: RunIngot, stored: Store) -> None:
     for source in ("times:prod", "times:2", "two=times:2#fp32"):
         [model] = deployed(written(run_ingot, source))["user_config"]["models"]
         if source == "times:prod":
@@ -220,7 +220,7 @@ def test_no_request_fails_while_versions_and_replicas_roll(cluster: Raylets, tmp
     fill(store)
     counts, _ = roll(cluster, store, 0)
     assert {change: count["failed"] for change, count in counts.items()} == dict.fromkeys(
-        ("alias", "pinned", "replaced"), 0
+        ("alias", "fixed", "replaced"), 0
     ), counts
 
 

@@ -336,9 +336,11 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
             status_code, text = post(path, body, headers)
             assert (status_code, "[[[[" in text) == (400, True), text
         assert post("/models/new/load", {"parameters": {"source": "times:2"}}, headers)[0] == 200
-        # Another version of what is followed, ahead of the alias.
+        # Another version of what is followed, detached from the alias.
+        assert not server.status()[0]["detached"]
         assert post("/models/times/load", {"parameters": {"version": "2"}}, headers)[0] == 200
-        assert server.status()[0]["digest"] == store.digest_of("times", "2")
+        status = server.status()[0]
+        assert (status["digest"], status["detached"]) == (store.digest_of("times", "2"), True)
         with (
             tritonclient.grpc.InferenceServerClient(grpc_place) as client,
             pytest.raises(InferenceServerException, match="authorization"),
