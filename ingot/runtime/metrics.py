@@ -456,7 +456,8 @@ class Metrics:
         )
         self.management = Counter(
             "ingot_management",
-            "Loads, unloads and reloads by management clients: `ok`, or the code of the error",
+            "Actions of management clients: `load`, `unload`, `reload`, `canary` and `stop_canary`; the result is "
+            "`ok`, `failed` if a reload left a model as it was, or the code of the error",
             ("action", "result"),
             registry=registry,
         )

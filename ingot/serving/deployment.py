@@ -172,8 +172,7 @@ class Deployment:
         reference = self.located.reference if self.located is not None else None
         if reference is None or not self.follows:
             raise InvalidArgument(
-                f"model '{self.name}:{self.tag}' follows no alias that it could be detached from; name a "
-                "source instead"
+                f"model '{self.name}:{self.tag}' follows no alias that it could be detached from; name a source instead"
             )
         if not is_version(version):
             raise InvalidArgument(f"'{version}' is not a version, such as 2 or 1.4.0; only versions never change")

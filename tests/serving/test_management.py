@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ from ingot.cli.serve import print_addresses
 from ingot.errors import InvalidArgument, NotFound, Unavailable
 from ingot.model_store import Store
 from ingot.runtime import Model, Settings
-from ingot.serving import Repository
+from ingot.runtime.metrics import Metrics
+from ingot.serving import Repository, control
 from ingot.serving.deployment import Deployment
 from tests import onnx_models
 from tests.server.access.served import make_key
@@ -269,6 +272,13 @@ def test_a_request_over_it_is_answered_while_the_server_stops(
 
 
 @pytest.mark.matrix
+def test_the_help_of_the_metric_names_every_action() -> None:
+    actions = re.findall(r'_counting_failures\("(\w+)"', inspect.getsource(control))
+    (family,) = Metrics().management.collect()
+    assert len(actions) == 5
+    assert all(f"`{action}`" in family.documentation for action in actions)
+
+
 def test_triton_clients_control_the_repository(store: Store, tmp_path: Path) -> None:
     with over_network(store, tmp_path) as (_, http_place, grpc_place, headers):
         for module, place in ((tritonclient.http, http_place), (tritonclient.grpc, grpc_place)):
