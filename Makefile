@@ -71,7 +71,7 @@ test-long: $(INSTALLED) tools
 
 # Without .venv, whose PyTorch and ONNX Runtime are for the CPU. For a machine without the internet: scripts/gpu.py.
 gpu:
-	@$(PYTHON) scripts/gpu.py run build/gpu.json $(ARGS); $(PYTHON) scripts/gpu.py write build/gpu.json
+	@$(PYTHON) scripts/gpu.py run build/gpu.json --write $(ARGS)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

@@ -8,8 +8,8 @@ The machine may have no access to the internet, and may be yours for minutes onl
     python scripts/gpu.py write results.json              here: the tables of docs/guides/serve/gpu.md and benchmarks.md
 
 ``run`` writes the results after each step, so those of finished steps are kept when the machine goes. Steps that failed
-or were not reached run again with ``run results.json --again``. ``--device cpu`` shows that the script works, and no
-more. ``make gpu`` is ``run`` and ``write`` on this machine.
+or were not reached run again with ``run results.json --again`` on the same machine, or on one like it. ``--device cpu``
+shows that the script works, and no more. ``make gpu`` is ``run --write`` on this machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def main() -> None:
     running.add_argument("out", type=Path)
     running.add_argument("--device", default="cuda:0", help="cpu shows that the script works")
     running.add_argument("--steps", default=",".join(step.name for step in STEPS), help="comma-separated")
-    running.add_argument("--again", action="store_true", help="keep the steps that passed")
+    running.add_argument("--again", action="store_true", help="keep the steps that passed on such a machine")
+    running.add_argument("--write", action="store_true", help="write the results into the documentation, too")
     running.add_argument("--minutes", type=float, default=15, help="start no step that may take longer")
     writing = commands.add_parser("write", help="write results into the documentation")
     writing.add_argument("results", type=Path)
@@ -121,7 +123,10 @@ def main() -> None:
     elif options.command == "install":
         install()
     elif options.command == "run":
-        sys.exit(run(options))
+        failed = run(options)
+        if options.write:
+            write(options.out)
+        sys.exit(failed)
     else:
         write(options.results)
 
@@ -135,6 +140,7 @@ def pack(out: Path, options: argparse.Namespace) -> None:
         if options.without_packages:
             return
         wheels = out.with_suffix(".wheels")
+        shutil.rmtree(wheels, ignore_errors=True)  # or what another call downloaded would be packed, too
         target = ["--python-version", options.python, "--only-binary", ":all:", "--platform", "manylinux2014_x86_64"]
         # Pip does not know that a system with a newer C library runs packages for an older one.
         for minor in range(5, options.glibc + 1):
@@ -180,6 +186,9 @@ def run(options: argparse.Namespace) -> int:
     before = json.loads(options.out.read_text()) if options.again and options.out.exists() else {}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"machine": describe(options.device), "steps": dict(before.get("steps", {}))}
+    if before and {**before["machine"], "date": ""} != {**found["machine"], "date": ""}:
+        print(f"all steps run, since {options.out} is of another machine, or of other packages", flush=True)
+        found["steps"] = {}
     end = time.monotonic() + 60 * options.minutes
     for step in (known[name] for name in options.steps.split(",")):
         if found["steps"].get(step.name, {}).get("outcome") == "passed":

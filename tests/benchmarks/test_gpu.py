@@ -131,6 +131,47 @@ def test_results_are_kept_after_each_step_and_failures_run_again(
     assert json.loads(out.read_text())["steps"]["good"]["outcome"] == "not reached"
 
 
+def test_results_of_another_machine_are_neither_kept_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(scripted, "write", written.append)
+    out, done = tmp_path / "results.json", tmp_path / "done"
+    steps(monkeypatch, good=f"open({str(done)!r}, 'a').write('1')")
+    monkeypatch.setattr(scripted, "describe", lambda device: {"gpu": "A", "date": "1"})
+    for arguments in (["--write"], ["--again"]):
+        assert script(monkeypatch, "run", out, *arguments) == 0
+    assert (done.read_text(), written) == ("1", [out])
+    monkeypatch.setattr(scripted, "describe", lambda device: {"gpu": "B", "date": "1"})
+    assert script(monkeypatch, "run", out, "--again") == 0
+    assert done.read_text() == "11"
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))  # without nvidia-smi
+    with pytest.raises(SystemExit, match="nvidia-smi does not run"):
+        script(monkeypatch, "run", out, "--again", "--write")
+    assert written == [out]
+    steps(monkeypatch, bad="raise ValueError")
+    monkeypatch.setattr(scripted, "write", written.append)
+    monkeypatch.setattr(scripted, "describe", lambda device: {"gpu": "B", "date": "1"})
+    assert script(monkeypatch, "run", out, "--write") == 1
+    assert written == [out, out]
+
+
+def test_packages_of_an_earlier_tar_file_are_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(command: list[str], **_: object) -> argparse.Namespace:
+        if "--dest" in command:
+            Path(command[command.index("--dest") + 1]).mkdir(exist_ok=True)
+            (tmp_path / "gpu.wheels" / "new.whl").touch()
+        return argparse.Namespace(stdout="pyproject.toml\0")
+
+    monkeypatch.setattr(scripted.subprocess, "run", download)
+    (tmp_path / "gpu.wheels").mkdir()
+    (tmp_path / "gpu.wheels" / "old.whl").touch()
+    assert script(monkeypatch, "pack", tmp_path / "gpu.tar") == 0
+    with tarfile.open(tmp_path / "gpu.tar") as archive:
+        assert archive.getnames() == ["pyproject.toml", "wheels/new.whl"]
+
+
 def test_a_step_over_its_limit_ends_with_its_processes(tmp_path: Path) -> None:
     waiting = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)"
     step = scripted.Step(
