@@ -164,7 +164,7 @@ def test_packages_of_an_earlier_tar_file_are_not_packed(tmp_path: Path, monkeypa
             (tmp_path / "gpu.wheels" / "new.whl").touch()
         return argparse.Namespace(stdout="pyproject.toml\0")
 
-    monkeypatch.setattr(scripted.subprocess, "run", download)
+    monkeypatch.setattr("subprocess.run", download)
     (tmp_path / "gpu.wheels").mkdir()
     (tmp_path / "gpu.wheels" / "old.whl").touch()
     assert script(monkeypatch, "pack", tmp_path / "gpu.tar") == 0

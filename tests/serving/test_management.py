@@ -349,8 +349,8 @@ def test_keys_without_the_right_and_files_are_refused_over_the_network(
         # Another version of what is followed, detached from the alias.
         assert not server.status()[0]["detached"]
         assert post("/models/times/load", {"parameters": {"version": "2"}}, headers)[0] == 200
-        status = server.status()[0]
-        assert (status["digest"], status["detached"]) == (store.digest_of("times", "2"), True)
+        shown = server.status()[0]
+        assert (shown["digest"], shown["detached"]) == (store.digest_of("times", "2"), True)
         with (
             tritonclient.grpc.InferenceServerClient(grpc_place) as client,
             pytest.raises(InferenceServerException, match="authorization"),
