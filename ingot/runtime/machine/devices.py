@@ -46,27 +46,45 @@ def quota(root: Path = cgroup.ROOT) -> float:
     return found
 
 
-@cache
 def has_cuda() -> bool:
     """Return whether an NVIDIA driver with at least one device is available.
 
     The driver is queried directly: ``onnxruntime.get_available_providers()`` lists CUDA wherever the GPU package is
-    installed. A driver that cannot be used, such as one that differs from its kernel module, is logged.
+    installed.
     """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if code not in (0, _NO_DEVICE):
-        warn_of_unused_gpus(f"NVIDIA's driver cannot be used, error {code} in cuInit")
-    return code == 0 and count.value > 0
+    return _driver()[0] > 0
+
+
+def driver_fault() -> str:
+    """Return why NVIDIA's driver cannot be used, such as if it differs from its kernel module; empty if unknown."""
+    return _driver()[1]
 
 
 @cache
-def warn_of_unused_gpus(why: str) -> None:
-    """Log once why ``auto`` is the CPU on a machine that has an NVIDIA driver."""
+def _driver() -> tuple[int, str]:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0, ""
+    count = ctypes.c_int(0)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code not in (0, _NO_DEVICE):
+        return 0, f"NVIDIA's driver cannot be used, error {code} in cuInit"
+    return 0 if code else count.value, ""
+
+
+def warn_of_unused_gpus(lacking: str) -> None:
+    """Log once why ``auto`` is the CPU on a machine that has an NVIDIA driver.
+
+    Args:
+        lacking: what an engine needs to use the GPUs, if the driver can be used.
+    """
+    if (why := driver_fault()) or (has_cuda() and (why := lacking)):
+        _warn_of_unused_gpus(why)
+
+
+@cache
+def _warn_of_unused_gpus(why: str) -> None:
     log.warning("models on device 'auto' run on the CPU: %s; set --device cpu if that is intended", why)
 
 

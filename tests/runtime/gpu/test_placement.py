@@ -138,13 +138,21 @@ def test_a_driver_that_cannot_be_used_is_logged_once(
     machine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as in an engine process that may not do what the driver does in its start."""
-    has_cuda = devices.has_cuda.__wrapped__
+    has_cuda = devices.has_cuda
     machine(("GPU", 10, 70))
-    devices.warn_of_unused_gpus.cache_clear()
+    monkeypatch.setattr(devices, "has_cuda", has_cuda)
+    monkeypatch.setattr(devices, "_driver", devices._driver.__wrapped__)
+    devices._warn_of_unused_gpus.cache_clear()
     assert has_cuda()
     for code in (100, 304, 304):  # the first is that of a machine, or a process, without GPUs
         monkeypatch.setattr(Driver, "cuInit", lambda self, flags, code=code: code)
         assert not has_cuda()
+        assert ort_session.pick_device(CUDA, "cpu") == "cpu"
+        assert not caplog.messages  # those who asked for the CPU do not read of 'auto'
+    for package in (CUDA, CUDA, CPU):
+        assert ort_session.pick_device(package, "auto") == "cpu"
+    with pytest.raises(Unsupported, match="'cuda' is not available: NVIDIA's driver cannot be used, error 304"):
+        ort_session.pick_device(CUDA, "cuda")
     (message,) = caplog.messages
     assert "run on the CPU: NVIDIA's driver cannot be used, error 304 in cuInit; set --device cpu" in message
 
@@ -182,7 +190,7 @@ def test_libraries_of_cuda_are_found_in_another_folder_of_packages(
 
 
 def test_where_a_session_runs(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
-    devices.warn_of_unused_gpus.cache_clear()
+    devices._warn_of_unused_gpus.cache_clear()
     machine(("GPU", 10, 70), ("GPU", 60, 20))
     named = {"auto": "cuda:1", "cuda": "cuda:1", "cuda:0": "cuda:0", "auto:0": "cuda:0", "cpu": "cpu"}
     assert {device: ort_session.pick_device(CUDA, device) for device in named} == named

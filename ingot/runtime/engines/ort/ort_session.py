@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # Failures reach the caller as exceptions; printing them would also fill the log with clients' mistakes.
 _LOG_FATAL_ONLY = 4
 CUDA = "CUDAExecutionProvider"
+_NO_CUDA = "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
 _preloading = Lock()
 
 
@@ -168,15 +169,16 @@ def pick_device(ort: Any, device: str, provider: str = CUDA) -> str:
             f"ONNX Runtime has no device '{device}'; use auto, cpu, cuda, or cuda:1 for the second GPU, or name the "
             "engine that runs on a plug-in's device (--engine)"
         )
+    if device == "cpu":
+        return device
     providers = ort.get_available_providers()
     built = provider in providers
     usable = built and devices.has_cuda()
     if kind == "cuda" and not usable:
-        lacking = "no NVIDIA driver or GPU found" if built else "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
+        lacking = (devices.driver_fault() or "no NVIDIA driver or GPU found") if built else _NO_CUDA
         raise Unsupported(f"device '{device}' is not available: {lacking}")
-    if device != "cpu" and CUDA not in providers and devices.has_cuda():
-        devices.warn_of_unused_gpus("this onnxruntime lacks CUDA; ingot-serve[gpu] has it")
-    if device == "cpu" or not usable:
+    if not usable:
+        devices.warn_of_unused_gpus("" if CUDA in providers else _NO_CUDA)
         return "cpu"
     return f"cuda:{index or nvml.roomiest()}"
 

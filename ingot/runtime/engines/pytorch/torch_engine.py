@@ -180,7 +180,7 @@ def pick_device(device: str, built_for: str | None = None) -> str:
     if built_for is not None and kind not in ("auto", built_for):
         raise Unsupported(f"the model was compiled for '{built_for}' and cannot run on '{device}'; export it for that")
     usable = torch.cuda.is_available()
-    if kind == "auto" and built_for is None and not usable and devices.has_cuda():
+    if kind == "auto" and built_for is None and not usable:
         devices.warn_of_unused_gpus("this PyTorch lacks CUDA, or needs a newer NVIDIA driver")
     target = built_for or ("cuda" if usable else "cpu")
     chosen = device if kind != "auto" else target if target == "cpu" else device.replace("auto", target)
