@@ -22,6 +22,7 @@ def save(
     outputs: Sequence[tuple[str, int, Dims]],
     constants: Sequence[onnx.TensorProto] = (),
     opset: int = 20,
+    described: Sequence[onnx.ValueInfoProto] = (),
 ) -> Path:
     graph = helper.make_graph(
         list(nodes),
@@ -30,7 +31,10 @@ def save(
         [helper.make_tensor_value_info(name, kind, list(dims)) for name, kind, dims in outputs],
         list(constants),
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    graph.value_info.extend(described)
+    domains = {"": opset, **{node.domain: 1 for node in nodes if node.domain}}
+    imports = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
     return path
 
 
@@ -67,6 +71,25 @@ def embedding(folder: Path) -> Path:
 def lookup(folder: Path) -> Path:
     """y = table[ids], 10 rows of 2: the range of the ids follows from the graph."""
     return _lookup(folder / "lookup.onnx", [], "ids")
+
+
+def described_wrongly(folder: Path) -> Path:
+    """y = x[ids], rows of x: FP32 [n, 2], of which the file says that a copy has a single one."""
+    nodes = [helper.make_node("Identity", ["x"], ["copy"]), helper.make_node("Gather", ["copy", "ids"], ["y"])]
+    inputs: list[tuple[str, int, Dims]] = [("x", TensorProto.FLOAT, ("n", 2)), ("ids", TensorProto.INT64, ("k",))]
+    described = [helper.make_tensor_value_info("copy", TensorProto.FLOAT, [1, 2])]
+    outputs: list[tuple[str, int, Dims]] = [("y", TensorProto.FLOAT, ("k", 2))]
+    return save(folder / "described.onnx", nodes, inputs, outputs, described=described)
+
+
+def embeddings(folder: Path) -> Path:
+    """The sum of rows of three tables, normalized: INT32 words (of 10), segments (of 2), places (of 5): [batch, 3]."""
+    sizes = {"word_table": (10, 4), "place_table": (5, 4), "segment_table": (2, 4), "scale": (4,), "bias": (4,)}
+    constants = [numpy_helper.from_array(np.ones(size, np.float32), name) for name, size in sizes.items()]
+    read = ["words", "segments", *sizes, "", "places"]
+    node = helper.make_node("EmbedLayerNormalization", read, ["y", "mask"], domain="com.microsoft")
+    inputs = [(name, TensorProto.INT32, ("batch", 3)) for name in ("words", "segments", "places")]
+    return save(folder / "embeddings.onnx", [node], inputs, [("y", TensorProto.FLOAT, ("batch", 3, 4))], constants)
 
 
 def _lookup(path: Path, nodes: list[onnx.NodeProto], rows: str) -> Path:

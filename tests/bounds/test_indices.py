@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +16,33 @@ from ingot.bounds.indices import Indices, indices_of
 from tests import onnx_models
 
 INT64 = TensorProto.INT64
+MS = "com.microsoft"
 
 
 def node(operator: str, inputs: str, output: str = "y", **attributes: Any) -> NodeProto:
     return helper.make_node(operator, inputs.split(), [output], **attributes)
 
 
-def graph(folder: Path, nodes: list[NodeProto], kind: int = INT64) -> Path:
-    """Nodes from the indices ``i`` and ``j`` [n, 1] to ``y``; constants ``table`` [10, 4], ``rows`` [10, 1]."""
+def graph(folder: Path, nodes: list[NodeProto], kind: int = INT64, opset: int = 20) -> Path:
+    """Nodes from the indices ``i`` and ``j`` [n, 1] to ``y``; constants ``table`` [10, 4], ``rows`` [10, 1].
+
+    Further inputs are ``x`` [n, 1, 8] and ``boxes`` [n, 4], and a constant is ``images`` [10, 1, 4, 4].
+    """
     numbers = {"two": 2, "some": [1, 2], "flat": [-1], "last": [1], "depth": 10, "start": [0]}
     arrays = {name: np.array(value, np.int64) for name, value in numbers.items()}
     arrays |= {
         "table": np.ones((10, 4), np.float32),
         "rows": np.ones((10, 1), np.float32),
         "on": np.ones(2, np.float32),
+        "size": np.array([2, 2], np.int32),
+        "images": np.ones((10, 1, 4, 4), np.float32),
     }
     constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     types: list[tuple[str, int, onnx_models.Dims]] = [("i", kind, ("n", 1)), ("j", INT64, ("n", 1))]
+    types += [("x", TensorProto.FLOAT, ("n", 1, 8)), ("boxes", TensorProto.FLOAT, ("n", 4))]
     unread = [node("Identity", "j", "unread")]
-    return onnx_models.save(folder / "graph.onnx", [*nodes, *unread], types, [("y", TensorProto.FLOAT, ())], constants)
+    outputs: list[tuple[str, int, onnx_models.Dims]] = [("y", TensorProto.FLOAT, ())]
+    return onnx_models.save(folder / "graph.onnx", [*nodes, *unread], types, outputs, constants, opset)
 
 
 GATHER = node("Gather", "table k")
@@ -57,6 +67,16 @@ BODY = helper.make_graph([GATHER], "body", [], [helper.make_tensor_value_info("y
         ([node("Sub", "i two", "k"), GATHER], "-8..11"),
         ([node("Identity", "table", "copy"), node("Gather", "copy i")], "-10..9"),
         ([node("Gather", "table i", "a"), node("Gather", "table i", "b", axis=1), node("Add", "a b")], "-4..3"),
+        # Of operators that do not count from the end.
+        ([node("RotaryEmbedding", "x i table table", domain=MS, num_heads=1)], "0..9"),
+        ([node("MRotaryEmbedding", "x i table table", domain=MS)], "0..9"),
+        ([node("RotaryEmbedding", "x table table i", num_heads=1)], "0..9"),
+        ([node("Add", "i two", "k"), node("RotaryEmbedding", "x table table k", num_heads=1)], "-2..7"),
+        ([node("EmbedLayerNormalization", "i j table rows rows on on", domain=MS)], "0..9"),
+        ([node("EmbedLayerNormalization", "j j rows rows rows on on j i", domain=MS)], "0..9"),
+        ([node("QEmbedLayerNormalization", "j i rows rows table", domain=MS)], "0..9"),
+        ([node("RoiAlign", "images boxes i")], "0..9"),
+        ([node("CropAndResize", "images boxes i some", domain=MS)], "0..9"),
         # One value for each column, values that select only some, and those that are computed otherwise.
         ([node("Add", "i some", "k"), GATHER], None),
         ([node("Sub", "two i", "k"), GATHER], None),
@@ -68,6 +88,14 @@ BODY = helper.make_graph([GATHER], "body", [], [helper.make_tensor_value_info("y
         ([node("Cast", "i", "f", to=TensorProto.UINT8), node("Cast", "f", "k", to=INT64), GATHER], None),
         ([node("Cast", "i", "f", to=TensorProto.BOOL), node("Cast", "f", "k", to=INT64), GATHER], None),
         ([node("Gather", "j i")], None),
+        # Each index may have several numbers, or stand for those that follow it.
+        ([node("Reshape", "i flat", "k"), node("GatherND", "table k")], None),
+        ([node("Reshape", "i flat", "k"), node("RotaryEmbedding", "x k table table", domain=MS)], None),
+        # The limits of lengths and places depend on more than one size.
+        ([node("ReverseSequence", "x i")], None),
+        ([node("Attention", "x x x j j j i")], None),
+        ([node("GroupQueryAttention", "x x x x x i j", domain=MS)], None),
+        ([node("NegativeLogLikelihoodLoss", "x i")], None),
         ([node("Identity", "i", "k"), helper.make_node("If", ["c"], ["y"], then_branch=BODY, else_branch=BODY)], None),
     ],
 )
@@ -89,6 +117,7 @@ def test_the_range_of_an_index_follows_from_what_it_selects_from(
     [
         [node("Shape", "i", "k"), GATHER],  # no value of the input is an index
         [node("OneHot", "i depth on")],  # accepts any index
+        [node("Gather", "table i", domain="own")],  # another operator
         [node("Gather", "table")],  # not valid
     ],
 )
@@ -100,6 +129,13 @@ def test_values_that_are_not_indices_have_no_range(tmp_path: Path, nodes: list[N
 
 def test_a_caller_that_tries_values_also_learns_of_one_hot(tmp_path: Path) -> None:
     assert str(indices_of(graph(tmp_path, [node("OneHot", "i depth on")]), lenient=True).ranges["i"]) == "-10..9"
+
+
+def test_only_a_caller_that_tries_values_believes_the_sizes_of_results(tmp_path: Path) -> None:
+    path = onnx_models.described_wrongly(tmp_path)
+    assert indices_of(path).ranges == {}
+    assert indices_of(path).unknown.keys() == {"ids"}
+    assert str(indices_of(path, lenient=True).ranges["ids"]) == "-1..0"
 
 
 def test_a_range_has_the_limits_of_the_datatype(tmp_path: Path) -> None:
@@ -127,16 +163,40 @@ def test_a_damaged_file_has_none(tmp_path: Path) -> None:
     assert indices_of(path) == Indices()
 
 
-def test_engines_accept_both_ends_and_nothing_beyond(tmp_path: Path) -> None:
-    path = onnx_models.lookup(tmp_path)
-    span = indices_of(path).ranges["ids"]
-    assert str(span) == "-10..9"
+BUILDS: list[Callable[[Path], Path]] = [
+    onnx_models.lookup,
+    onnx_models.embeddings,
+    partial(graph, nodes=[node("RotaryEmbedding", "x i table table", domain=MS, num_heads=1)]),
+    partial(graph, nodes=[node("RotaryEmbedding", "x table table i", num_heads=1)], opset=23),
+    partial(graph, nodes=[node("Squeeze", "i last", "k"), node("RoiAlign", "images boxes k")]),
+    partial(
+        graph,
+        nodes=[node("Squeeze", "i last", "k"), node("CropAndResize", "images boxes k size", domain=MS)],
+        kind=TensorProto.INT32,
+    ),
+]
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_engines_accept_both_ends_and_nothing_beyond(tmp_path: Path, build: Callable[[Path], Path]) -> None:
+    path = build(tmp_path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for value, fits in ((-11, False), (-10, True), (9, True), (10, False)):
-        try:
-            session.run(None, {"ids": np.array([[value]])})
-            accepted = True
-        except Exception:  # noqa: BLE001 - its errors have no common class
-            accepted = False
-        assert accepted is fits
-        assert (span.outside(np.array([[value]])) is None) is fits
+    kinds = {"tensor(int32)": np.int32, "tensor(int64)": np.int64, "tensor(float)": np.float32}
+    inputs = {
+        item.name: np.zeros([size if isinstance(size, int) else 1 for size in item.shape], kinds[item.type])
+        for item in session.get_inputs()
+    }
+    ranges = indices_of(path).ranges
+    assert ranges
+    for name, span in ranges.items():
+        assert span.low is not None
+        assert span.high is not None
+        for value, fits in ((span.low - 1, False), (span.low, True), (span.high, True), (span.high + 1, False)):
+            given = np.full_like(inputs[name], value)
+            try:
+                session.run(None, {**inputs, name: given})
+                accepted = True
+            except Exception:  # noqa: BLE001 - its errors have no common class
+                accepted = False
+            assert accepted is fits
+            assert (span.outside(given) is None) is fits

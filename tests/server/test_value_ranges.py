@@ -60,6 +60,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         example = {"x": np.array([[7, 8], [9, -3]]), "d": np.array([[2, 3], [-1, 4]])} if name == "quotient" else None
         ingot.export_model(build(folder), example, inputs=inputs).save(found[name])
     found["bare"] = onnx_models.lookup(folder)
+    found["described"] = onnx_models.described_wrongly(folder)
+    found["embeddings"] = onnx_models.embeddings(folder)
     return found
 
 
@@ -129,6 +131,24 @@ def test_values_outside_the_range_are_refused(
     for _ in range(2):
         assert says in send(model, bad)[0]
         assert send(model, good)[0] == ""
+
+
+def test_sizes_of_results_that_a_file_states_limit_no_request(send: Send) -> None:
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    error, outputs = send("described", {"x": x, "ids": np.array([3])})
+    assert error == ""
+    assert outputs["y"].reshape(-1).tolist() == [6, 7]
+
+
+@pytest.mark.parametrize(("name", "size"), [("words", 10), ("segments", 2), ("places", 5)])
+def test_operators_that_count_from_the_start_have_no_negative_index(send: Send, name: str, size: int) -> None:
+    def inputs(value: int) -> dict[str, Array]:
+        ids = {other: np.array([[0, 1, 1]], np.int32) for other in ("words", "segments", "places")}
+        return {**ids, name: np.array([[0, value, 1]], np.int32)}
+
+    for value in (-1, size):
+        assert f"input '{name}' holds {value} at index [0,1], outside the range" in send("embeddings", inputs(value))[0]
+    assert send("embeddings", inputs(size - 1))[0] == ""
 
 
 def test_the_least_integer_by_minus_one_wraps_around(send: Send) -> None:
