@@ -367,22 +367,22 @@ class Model:
     @property
     def in_flight(self) -> int:
         """Number of requests that are accepted and not answered."""
-        return 0 if self._dispatcher is None else self._dispatcher.in_flight
+        return 0 if (dispatcher := self._dispatcher) is None else dispatcher.in_flight
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for an engine."""
-        return 0 if self._dispatcher is None else self._dispatcher.waiting
+        return 0 if (dispatcher := self._dispatcher) is None else dispatcher.waiting
 
     @property
     def wait(self) -> float:
         """Seconds that a request which arrives now is expected to wait for an engine; 0 while none is loaded."""
-        return 0.0 if self._dispatcher is None else self._dispatcher.wait
+        return 0.0 if (dispatcher := self._dispatcher) is None else dispatcher.wait
 
     @property
     def queued_bytes(self) -> int:
         """Memory of the inputs of requests that wait for an engine."""
-        return 0 if self._dispatcher is None else self._dispatcher.queued_bytes
+        return 0 if (dispatcher := self._dispatcher) is None else dispatcher.queued_bytes
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
         """Answer one request, batched with others if the model allows it.
@@ -406,7 +406,7 @@ class Model:
     @property
     def last_batch(self) -> BatchTimes | None:
         """The last batch that ran; None before the first."""
-        return None if self._dispatcher is None else self._dispatcher.last_batch
+        return None if (dispatcher := self._dispatcher) is None else dispatcher.last_batch
 
     def submit_step(self, step: Step, request: Request) -> Cancellable:
         """Submit a request of a sequence; see :meth:`Sequences.submit`."""
@@ -430,14 +430,14 @@ class Model:
             "digest": self.digest,
             "variants": self._loader.terms.variants,
         }
-        if self._dispatcher is None:
+        if (dispatcher := self._dispatcher) is None:
             return self._counted.copy(Duration(), described)
-        return self._dispatcher.statistics(described)
+        return dispatcher.statistics(described)
 
     @property
     def workers(self) -> Sequence[Worker]:
         """The workers that serve it; none before it is ready and after it is closed. May be read from any thread."""
-        return self._dispatcher.workers if self._dispatcher is not None else ()
+        return () if (dispatcher := self._dispatcher) is None else dispatcher.workers
 
     def suspend(self, reason: str, worker: Worker, error: IngotError) -> None:
         """Refuse requests until :meth:`resume`, as an engine call does not end.
@@ -448,8 +448,8 @@ class Model:
             error: queued requests of the model fail with ``reason``.
         """
         self.acceptor.move(State.STUCK, reason, after=(State.READY,))
-        if self._dispatcher is not None:
-            self._dispatcher.fail(worker, error, self.acceptor.unavailable())
+        if (dispatcher := self._dispatcher) is not None:
+            dispatcher.fail(worker, error, self.acceptor.unavailable())
 
     def resume(self) -> None:
         """Serve again after :meth:`suspend`."""
@@ -463,8 +463,8 @@ class Model:
             reason: why it is parked, for users.
         """
         self.acceptor.drain(parked, reason)
-        if self._dispatcher is not None:
-            await self._dispatcher.wait_quiet()
+        if (dispatcher := self._dispatcher) is not None:
+            await dispatcher.wait_quiet()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the workers and free the engines; call it after ``drain``. Closing twice does nothing.

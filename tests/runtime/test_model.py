@@ -49,6 +49,35 @@ def golden(output: float) -> Golden:
     return Golden(ONE, {"y": np.full((1, 2), output, np.float32)})
 
 
+def test_what_is_read_of_a_model_survives_its_end_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = model()
+    served.load()
+    found = served._dispatcher
+    names = (
+        "in_flight",
+        "waiting",
+        "wait",
+        "queued_bytes",
+        "last_batch",
+        "last_use",
+        "workers",
+        "direct",
+        "statistics",
+    )
+    for name in names:
+        left = [found]  # close() takes it away after the first time that it is read
+
+        def once(_: Model, left: list[Any] = left) -> Any:
+            return left.pop() if left else None
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Model, "_dispatcher", property(once))
+            read = getattr(served, name)
+            assert name != "statistics" or read().described["state"] == "ready"
+            assert not left
+    served.close()
+
+
 def test_it_answers_when_loaded_and_not_before_or_after() -> None:
     async def work() -> None:
         served = model()
