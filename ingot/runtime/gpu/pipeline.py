@@ -154,11 +154,14 @@ class Lane:
                 self._results = [
                     self._copy_out(output, targets.get(index, ())) for index, output in enumerate(self._outputs)
                 ]
+                slow, self._slow = self._slow, []
+                if not slow:
+                    device.record(done, pipeline.copy_out)  # before copies of other lanes
             # A copy to ordinary memory waits for the batch; other lanes may launch theirs meanwhile.
-            for address, array in self._slow:
+            for address, array in slow:
                 device.copy_out(array.ctypes.data, address, array.nbytes, pipeline.copy_out)
-            self._slow = []
-            device.record(done, pipeline.copy_out)
+            if slow:
+                device.record(done, pipeline.copy_out)
         except BaseException:  # whatever ends the launch, its work still uses the memory
             self._settle()
             raise

@@ -190,6 +190,22 @@ def test_a_copy_to_ordinary_memory_does_not_stop_other_lanes(monkeypatch: pytest
         assert seen == [locked] * 8
 
 
+def test_a_batch_ends_before_the_copies_of_later_ones() -> None:
+    class Recording(FakeDevice):
+        def record(self, event: int, stream: int) -> None:
+            if stream == run.pipeline.copy_out:
+                recorded.append(run.pipeline.order.locked())
+            super().record(event, stream)
+
+    recorded = list[bool]()
+    run = Run(Recording(), 2)
+    run.submit(batch(1))
+    run.device.pinnable = 0
+    run.submit(batch(2, 100))  # which is copied to ordinary memory, while others may launch
+    assert recorded == [True, False]
+    run.close()
+
+
 def test_steady_traffic_stalls_nothing() -> None:
     run = Run(FakeDevice(), 3)
     for number in range(8):
