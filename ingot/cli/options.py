@@ -19,15 +19,20 @@ def with_options(command: _Command) -> _Command:
 
     The fields are annotated like parameters of a command, and keep their order among these. A text in the annotation
     of such a parameter, as in ``Annotated[Load, "Load"]``, is the panel of its options in the help.
+
+    Raises:
+        TypeError: a field has a ``default_factory``, so the default is not known.
     """
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     groups = {each.name: kind for each in parameters if (kind := _group(each.annotation)[0]) is not None}
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        return command(**given)
+        # Apart from the options, of which one may have the name of a group.
+        made = {
+            name: kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
+        }
+        return command(**given, **made)
 
     flat = [option for parameter in parameters for option in _options(parameter)]
     run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
@@ -48,6 +53,10 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         return
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
+        if field.default_factory is not MISSING:
+            raise TypeError(
+                f"{kind.__name__}.{field.name} has a default_factory, which an option has not; use a default"
+            )
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         yield inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_in_panel(hints[field.name], panel)

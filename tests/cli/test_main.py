@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +66,28 @@ def test_a_group_of_options_is_one_argument_in_its_panel() -> None:
     refused = CliRunner().invoke(made, ["digits"])
     assert (refused.exit_code, len(seen)) == (2, 1)
     assert "Missing option '--rate'" in refused.output
+
+
+@dataclass(frozen=True)
+class Units:
+    load: Annotated[str, typer.Option()] = "requests"
+
+
+@dataclass(frozen=True)
+class Listed:
+    names: Annotated[list[str], typer.Option()] = field(default_factory=list)
+
+
+def test_an_option_may_have_the_name_of_a_group_but_no_default_that_is_made() -> None:
+    def command(load: Load, units: Units) -> tuple[Load, Units]:
+        return load, units
+
+    def listing(listed: Listed) -> None: ...
+
+    run: Callable[..., object] = with_options(command)
+    assert run(rate=2.0, clients=3, load="tokens") == (Load(rate=2.0, clients=3), Units("tokens"))
+    with pytest.raises(TypeError, match=r"Listed\.names has a default_factory"):
+        with_options(listing)
 
 
 @pytest.mark.one_case
