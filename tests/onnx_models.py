@@ -68,9 +68,9 @@ def embedding(folder: Path) -> Path:
     return _lookup(folder / "embedding.onnx", [helper.make_node("Abs", ["ids"], ["rows"])], "rows")
 
 
-def lookup(folder: Path) -> Path:
-    """y = table[ids], 10 rows of 2: the range of the ids follows from the graph."""
-    return _lookup(folder / "lookup.onnx", [], "ids")
+def lookup(folder: Path, size: int = 10) -> Path:
+    """y = table[ids], rows of 2: the range of the ids follows from the graph."""
+    return _lookup(folder / "lookup.onnx", [], "ids", size)
 
 
 def described_wrongly(folder: Path) -> Path:
@@ -92,8 +92,8 @@ def embeddings(folder: Path) -> Path:
     return save(folder / "embeddings.onnx", [node], inputs, [("y", TensorProto.FLOAT, ("batch", 3, 4))], constants)
 
 
-def _lookup(path: Path, nodes: list[onnx.NodeProto], rows: str) -> Path:
-    table = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
+def _lookup(path: Path, nodes: list[onnx.NodeProto], rows: str, size: int = 10) -> Path:
+    table = numpy_helper.from_array(np.arange(2 * size, dtype=np.float32).reshape(size, 2), "table")
     inputs = [("ids", TensorProto.INT64, ("batch", "seq"))]
     outputs = [("y", TensorProto.FLOAT, ("batch", "seq", 2))]
     return save(path, [*nodes, helper.make_node("Gather", ["table", rows], ["y"])], inputs, outputs, [table])

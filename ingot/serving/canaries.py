@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ingot.config import ServerConfig
@@ -28,6 +29,7 @@ from ingot.serving.canary import Canary, Outcome
 from ingot.serving.deployment import CHANGES, Deployment, Event
 from ingot.serving.loading import Tasks, in_thread
 from ingot.serving.traffic_split import TrafficSplit
+from ingot.tensors import Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -303,16 +305,22 @@ def _current(deployment: Deployment) -> Model:
     return deployment.current
 
 
+def _stated(signature: Signature) -> list[Sequence[TensorSpec]]:
+    """Return inputs and outputs without the ranges that a graph shows, such as that of a table of another size."""
+    derived = [spec.values is not None and spec.values.source is not None for spec in signature.inputs]
+    inputs = [
+        replace(spec, values=None) if each else spec for spec, each in zip(signature.inputs, derived, strict=True)
+    ]
+    return [inputs, [*signature.outputs]]
+
+
 def _check(current: Model, candidate: Model) -> None:
     if current.sequential or candidate.sequential or current.repeat or candidate.repeat:
         raise Unsupported(
             f"model '{current.name}' keeps states of sequences or answers several times, so its requests cannot be "
             "shared with a candidate; replace it at once by ingot server load"
         )
-    if (current.signature.inputs, current.signature.outputs) != (
-        candidate.signature.inputs,
-        candidate.signature.outputs,
-    ):
+    if _stated(current.signature) != _stated(candidate.signature):
         raise InvalidArgument(
             f"the candidate of model '{current.name}' has other inputs or outputs, so they cannot share requests; "
             "replace it at once by ingot server load"

@@ -23,6 +23,8 @@ _NUMBER = r"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][-+]?\d{1,4})?"
 _RANGE = re.compile(rf"(?P<low>{_NUMBER})?\.\.(?P<high>{_NUMBER})?")
 # Generated integers lie within this distance of the value nearest to zero.
 _WIDEST = 1 << 16
+# Characters: each refused request repeats it.
+_LONGEST_SOURCE = 400
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ValueRange:
 
         Raises:
             InvalidArgument: the datatype is neither integer nor floating-point, an end is not one of its values, the
-                range is empty, or it has no end.
+                range is empty, or it has no end; or its source is too long.
         """
         if not _is_integer(dtype) and not _is_float(dtype):
             kind = "text" if dtype.kind == "O" else dtype.name
@@ -62,6 +64,11 @@ class ValueRange:
         for end in (self.low, self.high):
             if end is not None:
                 _check_end(end, name, dtype)
+        if self.source is not None and not (len(self.source) <= _LONGEST_SOURCE and self.source.isprintable()):
+            raise InvalidArgument(
+                f"the source of the range of values of input '{name}' is not one line of at most {_LONGEST_SOURCE} "
+                "printable characters"
+            )
         if self.low is not None and self.high is not None and self.high < self.low:
             raise InvalidArgument(f"the range of values {self} of input '{name}' is empty; write the lower end first")
 

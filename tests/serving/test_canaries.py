@@ -21,6 +21,7 @@ from ingot.model_store import Archive, Store
 from ingot.runtime.settings.canary import Plan
 from ingot.serving.canaries import changed
 from ingot.serving.comparison import Side, at_least, error_of
+from tests import onnx_models
 from tests.server.outside import wait_until
 from tests.serving.rolling import X, archive, load, times
 from tests.support import RunIngot, succeeded
@@ -170,13 +171,24 @@ def test_a_shadow_reports_drift_and_answers_nobody(store: Store, run_ingot: RunI
 
 
 @pytest.mark.matrix
+def test_a_candidate_may_have_a_table_of_another_size(run_ingot: RunIngot, tmp_path: Path) -> None:
+    """The ranges of its indices, which follow from the graph, differ then."""
+    for name, size in (("old", 8), ("new", 12)):
+        (tmp_path / name).mkdir()
+        onnx_models.lookup(tmp_path / name, size)
+    with ingot.serve(f"ids={tmp_path}/old/lookup.onnx", **FREE) as server, ingot.Client(server.http_url) as client:
+        succeeded(run_ingot("server", "canary", "ids", f"{tmp_path}/new/lookup.onnx", "--weight", "50"))
+        for _ in range(8):
+            assert client.infer("ids", {"ids": np.array([[7]])})["y"].tolist() == [[[14, 15]]]
+        assert canary(server)["requests"]["candidate"]["answered"] > 0
+
+
+@pytest.mark.matrix
 def test_what_cannot_be_tried(store: Store, run_ingot: RunIngot, tmp_path: Path) -> None:
     def refused(*args: str) -> str:
         result = run_ingot("server", *args)
         assert result.returncode == 1
         return result.stderr
-
-    from tests import onnx_models
 
     onnx_models.affine(tmp_path)
     with ingot.serve("times:prod", store=store, **FREE) as server:

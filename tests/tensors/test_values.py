@@ -79,6 +79,13 @@ def test_a_malformed_range_is_refused(text: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("source", ["two\nlines", "\x1b[31m", "x" * 401])
+def test_the_source_of_a_range_is_one_short_line(source: str) -> None:
+    """It comes from archives, and messages repeat it."""
+    with pytest.raises(InvalidArgument, match="source of the range of values of input 'n' is not one line of at most"):
+        TensorSpec("n", DType.INT64, (), ValueRange(0, 9, source=source))
+
+
 @pytest.mark.parametrize(
     ("text", "array", "says"),
     [

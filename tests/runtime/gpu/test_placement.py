@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 import ingot
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
@@ -306,7 +306,7 @@ def test_without_tensorrt_its_models_are_refused(tmp_path: Path, monkeypatch: py
 def convolution(folder: Path, kind: int, weights: str = "w") -> Path:
     """y = the convolution of x [batch, 1, 4, 4] with weights of an element type; computed weights, if named ``w2``."""
     constant = helper.make_tensor("w", kind, (1, 1, 3, 3), np.ones(9))
-    nodes = [helper.make_node("Identity", ["w"], ["w2"]), helper.make_node("Conv", ["x", weights], ["y"])]
+    nodes = [helper.make_node("Neg", ["w"], ["w2"]), helper.make_node("Conv", ["x", weights], ["y"])]
     shape: onnx_models.Dims = ("batch", 1, 4, 4)
     outputs: list[tuple[str, int, onnx_models.Dims]] = [("y", kind, ("batch", 1, 2, 2))]
     return onnx_models.save(folder / "convolution.onnx", nodes, [("x", kind, shape)], outputs, [constant])
@@ -338,6 +338,31 @@ def test_convolutions_in_half_precision_use_tensor_cores(
     load_engine(EngineSpec(onnx_models.affine(tmp_path), device="cuda:0", precision="tf32")).close()
     with pytest.raises(Unsupported, match=r"in f32 and another one of this process in tf32.*until the process ends"):
         load_engine(EngineSpec(path, device="cuda:0"))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("MatMul", ["z", "v2"], ["u"]),
+        helper.make_node("Einsum", ["z", "v"], ["u"], equation="ij,jk->ik"),
+    ],
+    ids=["transposed", "einsum"],
+)
+def test_products_in_32_bits_beside_convolutions_in_half_precision_are_found(tmp_path: Path, node: NodeProto) -> None:
+    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+    constants = [
+        helper.make_tensor("w", half, (1, 1, 1, 1), [1]),
+        helper.make_tensor("v", single, (2, 2), np.ones(4)),
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["y"]),
+        helper.make_node("Transpose", ["v"], ["v2"]),
+        node,
+    ]
+    inputs: list[tuple[str, int, onnx_models.Dims]] = [("x", half, (1, 1, 2, 2)), ("z", single, (2, 2))]
+    outputs: list[tuple[str, int, onnx_models.Dims]] = [("y", half, (1, 1, 2, 2)), ("u", single, (2, 2))]
+    path = onnx_models.save(tmp_path / "both.onnx", nodes, inputs, outputs, constants)
+    assert convolutions.convolutions_of(path) == convolutions.Convolutions(any=True, half=False)
 
 
 def test_a_gpu_that_cannot_be_used_does_not_decide_the_precision(

@@ -52,7 +52,7 @@ _VARIABLES = frozenset(
 _PREFIXES = ("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "ORT_", "OV_", "TORCH",
              "PYTORCH_", "TRITON_", "CUDA", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "MALLOC_", "GLIBC_",
              "TBB_")  # fmt: skip
-_SECRETS = ("PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "_KEY")
+_SECRETS = ("PASS", "SECRET", "TOKEN", "CRED", "KEY", "AUTH")
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in variables.items()
-        if (name in _VARIABLES or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRETS)
+        if (name in _VARIABLES or name.startswith(_PREFIXES)) and not any(word in name.upper() for word in _SECRETS)
     }
     # Namespaces can be left only by a process with one thread, and numpy's library would start others.
     kept["OPENBLAS_NUM_THREADS"] = "1"

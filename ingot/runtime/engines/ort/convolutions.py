@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -32,7 +33,9 @@ _SIZE = 8
 _ROUNDS = 4
 _HALF = (DType.FP16.onnx, DType.BF16.onnx)
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "FusedConv")
-_PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul", "FusedMatMul", "Attention", "LSTM", "GRU", "RNN")
+_PRODUCTS = (*_CONVOLUTIONS, "Einsum", "Gemm", "MatMul", "FusedMatMul", "Attention", "LSTM", "GRU", "RNN")
+# Their outputs have the element type of the first input; exporters apply them to weights.
+_MOVES = ("Concat", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
 _Run = Callable[[Mapping[str, Array]], object]
@@ -62,15 +65,24 @@ def convolutions_of(path: Path) -> Convolutions:
     return Convolutions(convolving, convolving and all(kind in _HALF for kind in products))
 
 
-def _kinds(graph: Graph) -> Iterator[tuple[str, int | None]]:
-    """Yield each product of a graph with the element type of its weights; None if no operand is a constant."""
-    constants = dict(graph.constants)
+def _kinds(graph: Graph, outer: Mapping[str, int] = MappingProxyType({})) -> Iterator[tuple[str, int | None]]:
+    """Yield each product of a graph with the element type of its weights; None if no operand follows from a constant.
+
+    Args:
+        graph: the graph, a function's body, or an inner graph.
+        outer: the element types of constants that an inner graph can read.
+    """
+    kinds = {**outer, **{name: constant.kind for name, constant in graph.constants.items()}}
     for node in graph.nodes:
         if node.operator == "Constant" and "value" in node.attributes and (value := node.attributes["value"].tensor):
-            constants[node.outputs[0]] = value
-    yield from _of_nodes(graph.nodes, {name: constant.kind for name, constant in constants.items()})
+            kinds[node.outputs[0]] = value.kind
+        elif node.operator in _MOVES and node.inputs[0] in kinds:
+            kinds[node.outputs[0]] = kinds[node.inputs[0]]
+        elif node.operator == "Cast" and node.inputs[0] in kinds and "to" in node.attributes:
+            kinds[node.outputs[0]] = node.attributes["to"].integer
+    yield from _of_nodes(graph.nodes, kinds)
     for inner in (each for node in graph.nodes for each in node.graphs):
-        yield from _kinds(inner)
+        yield from _kinds(inner, kinds)
 
 
 def _of_nodes(nodes: Sequence[Node], kinds: Mapping[str, int]) -> Iterator[tuple[str, int | None]]:
