@@ -176,7 +176,7 @@ class Chooser:
                 best = opened
                 continue
             best, loser, text = self._race(best, opened)
-            loser.close()
+            _close(*loser)
             texts.append(text)
         if texts and best is not None:
             best = self._tuned(*best)
@@ -189,18 +189,18 @@ class Chooser:
         convolving = "convolutions" in engine.settings and not engine.capabilities.captured
         if self._settings.convolutions != "auto" or not convolving or not measurable(engine.signature):
             return spec, engine
-        engine.close()
+        _close(spec, engine)
         variant = next(variant for variant in self._variants if variant.name == spec.variant)
         return self._open(variant) or self._open(variant, timed=True)
 
     def _race(
         self, first: tuple[LoadSpec, Engine], second: tuple[LoadSpec, Engine]
-    ) -> tuple[tuple[LoadSpec, Engine], Engine, str]:
-        """Time two open candidates; return the winner, the other engine and the comparison as text."""
+    ) -> tuple[tuple[LoadSpec, Engine], tuple[LoadSpec, Engine], str]:
+        """Time two open candidates; return the winner, the other one and the comparison as text."""
         names = first[0].variant, second[0].variant
         cases = first[0].goldens or second[0].goldens
         if not cases:
-            return first, second[1], f"{names[0]} and {names[1]} could not be timed because the archive has no goldens"
+            return first, second, f"{names[0]} and {names[1]} could not be timed because the archive has no goldens"
         signature = next(variant.signature for variant in self._variants)
         engines, settings = (first[1], second[1]), self._settings
         costs = foreign.outcome(
@@ -210,10 +210,10 @@ class Chooser:
         )
         if isinstance(costs, Exception):  # either can serve
             log.warning("model %s: %s and %s could not be timed: %s", self._model, *names, costs)
-            return first, second[1], f"{names[0]} and {names[1]} could not be timed"
+            return first, second, f"{names[0]} and {names[1]} could not be timed"
         if comparison.speed(costs[1], costs[0]) >= EQUAL:
-            return second, first[1], comparison.describe(names[1], costs[1], names[0], costs[0])
-        return first, second[1], comparison.describe(names[0], costs[0], names[1], costs[1])
+            return second, first, comparison.describe(names[1], costs[1], names[0], costs[0])
+        return first, second, comparison.describe(names[0], costs[0], names[1], costs[1])
 
     def _open(self, variant: Variant, *, timed: bool = False) -> tuple[LoadSpec, Engine] | None:
         """Return a variant's tested engine, or None. An engine that is to be timed is opened at full speed."""
@@ -243,6 +243,12 @@ class Chooser:
 
     def _reasons(self) -> str:
         return "; ".join(f"{name}: {reason}" for name, reason in self._left_out.items())
+
+
+def _close(spec: LoadSpec, engine: Engine) -> None:
+    engine.close()
+    if spec.placement is not None:  # or its plan would take memory from the next candidate
+        spec.placement.release()
 
 
 def devices_of(variant: Variant) -> set[str]:

@@ -17,6 +17,7 @@ from ingot.runtime.engines.loader import graphs_for, tensorrt_cache
 from ingot.runtime.gpu.graphs import GraphOptions
 from ingot.runtime.loading import comparison, warmup
 from ingot.runtime.loading.choice import Choice, Chooser, obstacle
+from ingot.runtime.loading.placement import Placement
 from ingot.runtime.machine import devices
 from ingot.tensors import Array
 from tests.runtime.fake_engines import FunctionEngine
@@ -84,11 +85,15 @@ def test_the_fastest_is_timed_and_the_others_are_closed(engines: Engines, times:
 
 
 def test_options_of_convolutions_are_measured_for_the_chosen_variant_alone(
-    engines: Engines, times: dict[str, float]
+    engines: Engines, times: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines.convolving = True
     times.update(a=0.002, b=0.001)
+    released: list[Placement] = []
+    monkeypatch.setattr(Placement, "release", lambda placement: released.append(placement))
     choice = choose(archive([Made("a"), Made("b", 2)]))
+    assert len(released) == 2  # so that the memory planned for closed engines is free for the next one
+    assert choice.spec.placement not in released
     opened = [(name, engine.settings["convolutions"]) for name, engine in engines.opened]
     assert opened == [("a", "default"), ("b", "default"), ("b", "auto")]
     assert (choice.engine, engines.open, engines.most) == (engines.opened[-1][1], ["b"], 2)
