@@ -1,10 +1,16 @@
-"""Parts of the reference that are written from the code when the site is built, as Markdown."""
+"""Parts of the reference that are written from the code, as Markdown, when the site is built.
+
+A page has them between ``<!-- generate: NAME -->`` and ``<!-- end -->``, where it otherwise says how to read them
+without the site. ``python scripts/reference_text.py`` writes the short ones, of metrics and errors, into the pages, so
+that they can be read in the repository too; a test checks that they are current.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +30,9 @@ from ingot.server.plane.operations import MANAGED, METHODS, OPERATIONS, Operatio
 
 _SETTINGS = "Every [setting](settings.md) of the server is an option too: `max_batch` is `--max-batch`."
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+PAGES = [Path(__file__).parent.parent / "docs" / "reference" / name for name in ("errors.md", "metrics.md")]
+_PART = re.compile(r"^<!-- generate: (\w+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 # The pages that explain metrics, by metric, each with the words of its help that lead there.
 _EXPLAINED = {
@@ -64,6 +73,16 @@ _EXPLAINED = {
     "ingot_cache_hits_total": ("response cache", "../guides/serve/response-cache.md"),
     "ingot_recorded_requests_total": ("recorded", "../guides/operate/management.md#recording-requests"),
 }
+
+
+def built(page: str) -> str:
+    """Return a page of the site: its generated parts in place of their markers."""
+    return _PART.sub(lambda part: globals()[part[1]](), page)
+
+
+def updated(page: str) -> str:
+    """Return a page of the repository with its generated parts as they are now, between their markers."""
+    return _PART.sub(lambda part: f"<!-- generate: {part[1]} -->\n\n{globals()[part[1]]()}\n\n<!-- end -->", page)
 
 
 def commands() -> str:
@@ -271,3 +290,8 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", r"\|").split())
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(updated(path.read_text()))

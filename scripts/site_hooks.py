@@ -1,8 +1,8 @@
 """Hooks of mkdocs: pages link to any file of the repository, and parts of the reference are written from the code.
 
 A link that leaves ``docs`` works on GitHub as it stands. On the site it leads to a copy under ``source/``: Markdown as
-a page, pictures as they are, other files as a page that shows them. ``<!-- generate: NAME -->`` in a page is replaced
-by the text that ``scripts/reference_text.py`` makes under this name.
+a page, pictures as they are, other files as a page that shows them. ``scripts/reference_text.py`` writes what stands
+between ``<!-- generate: NAME -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from scripts import reference_text
 
 ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)")
-_GENERATE = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
 _ROLE = re.compile(r":(?:func|class|meth|data|attr|mod):(?=<code>)")
 _PICTURES = {".svg", ".png"}
 
@@ -51,7 +50,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
 
     if here.endswith(".md") and (ROOT / here).is_file():
         markdown = _LINK.sub(moved, markdown)
-    return _GENERATE.sub(lambda match: getattr(reference_text, match[1])(), markdown)
+    return reference_text.built(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:

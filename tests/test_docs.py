@@ -143,6 +143,23 @@ def test_every_metric_is_in_the_reference_with_its_labels_and_a_page_that_explai
     assert [link for link in re.findall(r"\]\(([^)#]+)", page) if not (ROOT / "docs/reference" / link).is_file()] == []
 
 
+def test_the_lists_of_metrics_and_errors_in_the_repository_are_current() -> None:
+    for path in reference_text.PAGES:
+        page = path.read_text()
+        assert reference_text.updated(page) == page, "run python scripts/reference_text.py"
+        assert "<!--" not in reference_text.built(page)
+        assert len(page) > len(reference_text.built(page))  # which the page has, and its markers
+
+
+def test_every_generated_part_is_made_or_says_where_it_is() -> None:
+    pages = [path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md"))]
+    assert sum(page.count("<!-- generate: ") for page in pages) == 6
+    for page in pages:
+        parts = re.findall(r"<!-- generate: \w+ -->\n(.*?)<!-- end -->", page, re.DOTALL)
+        assert page.count("<!-- generate: ") == len(parts)
+        assert all(part.strip() for part in parts)
+
+
 def test_the_glossary_explains_a_term_once() -> None:
     terms = re.findall(r"^- ([^:]+):", (ROOT / "docs" / "reference" / "glossary.md").read_text(), re.MULTILINE)
     assert len(terms) > 60
