@@ -2,8 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.errors import Unavailable
-from ingot.server.net.limits import Budget
+from ingot.errors import TooLarge, Unavailable
+from ingot.server.net.limits import SMALL_BYTES, Budget, check_size
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [(1 << 20, r"1 MiB \(--max-body-mb\)$"), (min(SMALL_BYTES, 1 << 20), "1 MiB for this operation$")],
+)
+def test_a_body_over_the_limit_names_the_option_that_raises_it(limit: int, named: str) -> None:
+    """Also with ``--max-body-mb 1``, where both limits have the same value."""
+    check_size(1 << 20, limit)
+    with pytest.raises(TooLarge, match=f"has 1048577 bytes, over the limit of {named}"):
+        check_size((1 << 20) + 1, limit)
 
 
 def test_a_budget_is_shared_and_given_back() -> None:

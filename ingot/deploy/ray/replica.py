@@ -188,7 +188,7 @@ class Ingress(Replica):
 
     def _parse(self, kind: type[M], raw: bytes) -> M:
         most = self._server.config.max_body_bytes
-        check_size(len(raw), most if kind is pb.ModelInferRequest else min(most, SMALL_BYTES))
+        check_size(len(raw), most if kind is pb.ModelInferRequest else min(SMALL_BYTES, most))
         return proto_codec.parse(kind, raw)
 
 

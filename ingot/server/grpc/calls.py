@@ -226,7 +226,7 @@ class Calls:
     def _limit_of(self, call: Call) -> int:
         """Return the most bytes of a message of a call, before and after decompression."""
         large = call.method is not None and call.method.large
-        return self._limit if large else min(self._limit, SMALL_BYTES)
+        return self._limit if large else min(SMALL_BYTES, self._limit)
 
     def stalled(self, replies: Replies, call: Call) -> None:
         """End a call whose message stopped arriving."""

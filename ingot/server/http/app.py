@@ -196,7 +196,7 @@ class _Endpoints:
     async def _read(self, request: Request, reservation: Reservation, *, small: bool = False) -> bytes:
         """Return a request's body; a ``small`` one is decoded in the event loop, and has a lower limit."""
         most = self._service.max_body_bytes
-        check = functools.partial(check_size, limit=min(most, SMALL_BYTES) if small else most)
+        check = functools.partial(check_size, limit=min(SMALL_BYTES, most) if small else most)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal():
             check(int(declared))

@@ -7,13 +7,19 @@ import time
 from collections.abc import Callable
 
 from ingot.errors import TooLarge, TooManyRequests, Unavailable
+from ingot.report import units
 
 # Bytes that an incomplete body or message must bring per minute. Otherwise a few clients that never finish theirs could
 # hold the whole budget. This is 17 KiB/s, slower than any link that tensors are sent over.
 BODY_BYTES = 1 << 20
 BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
-SMALL_BYTES = 1 << 20
+
+class _Small(int):
+    """A limit that ``--max-body-mb`` does not raise, even where both have the same value."""
+
+
+SMALL_BYTES = _Small(1 << 20)
 """Most bytes of a body or message other than those of inference, which is converted in the event loop."""
 
 # Bytes that an open call costs in addition to its messages, rounded up: of a call of few messages, and of a stream,
@@ -33,15 +39,14 @@ _TIMES_FREE = 7
 
 
 def check_size(size: int, limit: int) -> None:
-    """Refuse a body over the limit.
+    """Refuse a body over the limit, which is that of ``--max-body-mb`` unless it is :data:`SMALL_BYTES`.
 
     Raises:
         TooLarge: names both sizes.
     """
     if size > limit:
-        small = limit == SMALL_BYTES
-        end = " for this operation; --max-body-mb is that of inference" if small else "; see --max-body-mb"
-        raise TooLarge(f"the request body has {size} bytes, over the limit of {limit}{end}")
+        which = "for this operation" if isinstance(limit, _Small) else "(--max-body-mb)"
+        raise TooLarge(f"the request body has {size} bytes, over the limit of {units.size(limit)} {which}")
 
 
 def bodies_budget(max_bodies_bytes: int) -> Budget:
