@@ -104,12 +104,21 @@ class Untrusted(InvalidArgument):
 class ExportError(InvalidArgument):
     """A model cannot be captured or lowered.
 
-    ``detail`` shows, over several lines, the user's code that causes this and how to edit it; it may be empty.
+    ``detail`` shows, over several lines, the cause, the user's code and how to edit it; it may be empty. ``headline``
+    is the part of the message that ``detail`` does not repeat.
     """
 
-    def __init__(self, message: str, detail: str = ""):
+    def __init__(self, message: str, detail: str = "", headline: str = ""):
         super().__init__(message)
         self.detail = detail
+        self.headline = headline
+
+    @property
+    def text(self) -> str:
+        """The message with the detail, over several lines; each fact once."""
+        if not self.detail:
+            return str(self)
+        return f"{self.headline}: {self.detail}" if self.headline else f"{self}\n\n{self.detail}"
 
 
 class RejectedInputs(ExportError):

@@ -18,6 +18,15 @@ def classes() -> list[type[IngotError]]:
     return sorted(found, key=lambda item: item.__name__)
 
 
+def test_the_text_of_a_refused_export_has_each_fact_once() -> None:
+    refused = ExportError(
+        "torch.export cannot capture the model: why; do it so (at a.py:1)", "why\n\na.py:1", "headline"
+    )
+    assert refused.text == "headline: why\n\na.py:1"
+    assert ExportError("why", "where").text == "why\n\nwhere"
+    assert ExportError("why").text == "why"
+
+
 def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
     """Each line's indentation gives its parent; the picture must hold every class once, under its real base."""
     drawn: dict[str, str] = {}

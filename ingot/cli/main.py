@@ -208,7 +208,7 @@ def run() -> None:
     except interrupts.Terminated as error:
         sys.exit(error.code)
     except IngotError as error:
-        _fail(str(error), 70 if error.code is Code.INTERNAL else 1, getattr(error, "detail", ""))
+        _fail(getattr(error, "text", str(error)), 70 if error.code is Code.INTERNAL else 1)
     except Exception as error:  # the process boundary: an unexpected error is a bug, reported in one line
         if isinstance(error, OSError) and (error.errno in FULL_DISK or _NO_FOLDER in str(error)):
             place = f" for {error.filename}" if error.filename else ""
@@ -231,9 +231,7 @@ def _set_up_packages() -> None:
     logging.getLogger("torchao").setLevel(logging.ERROR)
 
 
-def _fail(text: str, code: int, detail: str = "") -> None:
+def _fail(text: str, code: int) -> None:
     stderr().print("[bold red]error:[/]", end=" ")
     note(text)
-    if detail:
-        note(f"\n{detail}")
     sys.exit(code)

@@ -99,9 +99,11 @@ class TestRefusedExports:
         result = run_ingot("export", "branching:Net", "--input", "x:float32[batch,4]", "-o", "net.ingot")
         assert result.returncode == 1
         message, _, detail = result.stderr.partition("\n")
-        assert "torch.where" in message
-        assert message.endswith("branching.py:4 in forward)")
+        assert message.startswith("error: torch.export cannot capture the model: its code branches on the values")
+        assert "branching.py:4 in forward\n" in detail
+        assert "Remedy: use torch.where" in detail
         assert "    return torch.cond(x.sum() > 0, lambda: x.clone(), lambda: -x)" in detail
+        assert [result.stderr.count(text) for text in ("its code branches", "in forward", "torch.where")] == [1, 1, 1]
 
     def test_a_checkpoint_with_code_in_it(self, run_ingot: RunIngot, tmp_path: Path) -> None:
         (tmp_path / "c.pkl").write_bytes(pickle.dumps({"weight": Path}))

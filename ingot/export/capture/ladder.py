@@ -218,7 +218,8 @@ def _explained(failures: Sequence[Exception], task: Task, route: str) -> ExportE
     if isinstance(first, ExportError):
         return first
     explanation = explain(first, task.eager.module, others)
-    return ExportError(f"{_TITLES[route]} cannot capture the model: {explanation}", explanation.text())
+    headline = f"{_TITLES[route]} cannot capture the model"
+    return ExportError(f"{headline}: {explanation}", explanation.text(), headline)
 
 
 _TITLES = {
