@@ -207,6 +207,8 @@ def _print(archive: Archive, *, verbose: bool) -> None:
                 say(f"{title:>7}  {','.join(f'{name}={output}' for name, output in pairs.items())}")
         if defaults.labels:
             say(f" labels  {len(defaults.labels)} names of classes")
+    for line in _paddings(archive):
+        say(f"padding  {line}")
     table = Table("variant", "size", "latency by batch", "evidence")
     for variant in archive.variants:
         table.add_row(variant.name, size(variant.size), _latency(variant, archive), _evidence(variant, verbose=verbose))
@@ -215,6 +217,20 @@ def _print(archive: Archive, *, verbose: bool) -> None:
         say(f"signed by {claim['keyid']}, {claim['created']}, as {claim['name']} (not checked: ingot trust verify)")
     provenance = archive.variant().serving.provenance
     say(f"from {provenance.source}, {provenance.created}; preferred: {archive.variant().name}")
+
+
+def _paddings(archive: Archive) -> Iterator[str]:
+    """Yield how each dimension is padded, in the form of ``--pad``, with what a row or the graph restricts."""
+    # The original has the notes, its quantized variants come first.
+    tried = [note for variant in archive.variants for note in variant.serving.provenance.tried_paddings]
+    for dim, padding in archive.variants[0].serving.padding.items():
+        values = ",".join(f"{name}={value:g}" for name, value in padding.values.items())
+        facts = [f"{dim}:{values}" + (f"@{','.join(map(str, padding.buckets))}" if padding.buckets else "")]
+        if padding.masks:
+            facts.append(f"not of rows that {' or '.join(padding.masks)} hides whole")
+        if any(f"'{dim}'" in note for note in tried):
+            facts.append("shown by examples; its graph does not prove it for all values")
+        yield "; ".join(facts)
 
 
 def _latency(variant: Variant, archive: Archive) -> str:
@@ -250,7 +266,7 @@ def _evidence(variant: Variant, *, verbose: bool) -> str:
             lines.append(f"bound of a call's memory in bytes: {evidence.bounds.peak}")
     if evidence.memory is not None:
         fixed, row = size(evidence.memory.fixed), size(evidence.memory.per_row)
-        lines.append(f"memory plan of a call: {fixed}, {row} per sample")
+        lines.append(f"memory plan of a call on a GPU, at the examples' sizes: {fixed}, {row} per sample")
     lines += [f"stated bound: {deviation}" for deviation in evidence.deviations]
     needs = {name: variant.serving.requires.get(name, "") for name in ("device", "engine", "inference_precision")}
     lines += [f"{name.replace('_', ' ')}: {value}" for name, value in needs.items() if value not in ("", "onnxruntime")]

@@ -15,6 +15,7 @@ from ingot.errors import IngotError, ParityError
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import tolerance
+from ingot.model_store.format.evidence import TRIED_PADDING
 from ingot.tensors import Array, DType, Signature, arrays
 from ingot.tensors.padding import Padder, Padding
 
@@ -75,7 +76,7 @@ def prove(
         except_for = f", except for rows that {' or '.join(masks)} hides whole, which are not padded" if masks else ""
         remarks.append(
             f"padding along {shown} changes no output in {cases} cases, largest error {worst:.1e} "
-            f"(tolerance {limit:.0e}){except_for}; its graph does not prove it for all values"
+            f"(tolerance {limit:.0e}){except_for}{TRIED_PADDING}"
         )
     return found, remarks
 

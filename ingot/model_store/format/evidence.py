@@ -232,6 +232,10 @@ UNBATCHED = "served without batching: "
 """How the note begins that says why requests must not share a batch."""
 
 
+TRIED_PADDING = "; its graph does not prove it for all values"
+"""How the note ends that says in which cases padding changed no output, where only examples show it."""
+
+
 class Provenance(Record):
     """The origin of a variant."""
 
@@ -244,6 +248,11 @@ class Provenance(Record):
     def unbatched(self) -> str:
         """Why the export found that requests must not share a batch; empty if it did not."""
         return next((note.removeprefix(UNBATCHED) for note in self.notes if note.startswith(UNBATCHED)), "")
+
+    @property
+    def tried_paddings(self) -> tuple[str, ...]:
+        """The notes on paddings that only examples show to change no output."""
+        return tuple(note for note in self.notes if note.endswith(TRIED_PADDING))
 
     @classmethod
     def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from ingot.cli.main import application
 from ingot.errors import InvalidArgument, ParityError
 from ingot.export import export_model
+from ingot.model_store import Archive
 from ingot.tensors import Padding
 
 INPUTS = ["ids:int64[batch,seq=1..64]", "mask:int64[batch,seq=1..64]"]
@@ -44,16 +48,27 @@ class Mean(nn.Module):
         return (rows * weights).sum(1) / weights.sum(1).clamp(min=1), rows
 
 
-def test_a_masked_model_may_be_padded_and_the_archive_says_how() -> None:
+def inspected(archive: Archive, folder: Path) -> list[str]:
+    """Return the lines about padding that ``ingot inspect`` prints."""
+    archive.save(folder / "m.ingot")
+    result = CliRunner().invoke(application("inspect"), ["inspect", str(folder / "m.ingot")])
+    return [line for line in result.stdout.splitlines() if line.startswith("padding ")]
+
+
+def test_a_masked_model_may_be_padded_and_the_archive_says_how(tmp_path: Path) -> None:
     archive = export_model(Mean(), inputs=INPUTS, pad="seq")
     serving = archive.variant().serving
     assert serving.padding == {"seq": Padding({"ids": 0, "mask": 0})}
     assert any(note.startswith("padding along 'seq' changes no output in") for note in serving.provenance.notes)
+    shown = "padding  seq:ids=0,mask=0; shown by examples; its graph does not prove it for all values"
+    assert inspected(archive, tmp_path) == [shown]
 
 
 @pytest.mark.matrix
-def test_values_and_buckets_are_kept() -> None:
-    serving = export_model(Mean(), inputs=INPUTS, pad=["seq:ids=7@16,64"]).variant().serving
+def test_values_and_buckets_are_kept(tmp_path: Path) -> None:
+    archive = export_model(Mean(), inputs=INPUTS, pad=["seq:ids=7@16,64"])
+    serving = archive.variant().serving
+    assert inspected(archive, tmp_path)[0].startswith("padding  seq:ids=7,mask=0@16,64; ")
     assert serving.padding == {"seq": Padding({"ids": 7, "mask": 0}, (16, 64))}
 
 
@@ -78,18 +93,22 @@ def test_padding_that_only_some_sizes_or_values_show_is_refused(function: Callab
 
 
 @pytest.mark.matrix
-def test_rows_that_a_mask_hides_whole_are_not_padded() -> None:
+def test_rows_that_a_mask_hides_whole_are_not_padded(tmp_path: Path) -> None:
     def pooled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return (x * (x + (1 - mask) * -1e9).softmax(1)).sum(1)
 
-    serving = export_model(Pair(pooled), inputs=FLOATS, pad="seq").variant().serving
+    archive = export_model(Pair(pooled), inputs=FLOATS, pad="seq")
+    serving = archive.variant().serving
+    assert "; not of rows that mask hides whole; " in inspected(archive, tmp_path)[0]
     assert serving.padding["seq"].masks == ("mask",)
     assert any("except for rows that mask hides whole" in note for note in serving.provenance.notes)
 
 
 @pytest.mark.matrix
-def test_the_graph_proves_padding_where_positions_never_meet() -> None:
-    serving = export_model(Pair(lambda x, mask: x.exp() * mask), inputs=FLOATS, pad="seq").variant().serving
+def test_the_graph_proves_padding_where_positions_never_meet(tmp_path: Path) -> None:
+    archive = export_model(Pair(lambda x, mask: x.exp() * mask), inputs=FLOATS, pad="seq")
+    serving = archive.variant().serving
+    assert inspected(archive, tmp_path) == ["padding  seq:x=0,mask=0"]
     note = "padding along 'seq' changes no output: its positions never influence each other"
     assert note in serving.provenance.notes
 
