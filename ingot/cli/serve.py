@@ -165,7 +165,7 @@ def print_addresses(server: Any) -> None:
 def curl(url: str, model: Any) -> str:
     """Return a curl command that a model answers; empty if that would be too long, or needs a certificate.
 
-    The inputs have their smallest sizes and values. One large input is sent as raw bytes.
+    The inputs have their smallest sizes. One large input is sent as raw bytes.
     """
     signature, place = model.signature, f"{url}/v2/models/{quote(model.name, safe='')}/infer"
     if model.repeat is not None or model.sequential or not url.startswith("http:"):
@@ -192,8 +192,9 @@ def _smallest(shape: Sequence[int | str], signature: Signature) -> list[int]:
 
 
 def _value(spec: TensorSpec) -> Any:
-    """Return an allowed value: 1, which is also a divisor, unless a range begins elsewhere."""
+    """Return an allowed value: 1, which is also a divisor and the value of most masks that hides nothing, if it is."""
     if spec.dtype.value == "BYTES":
         return "1"
-    low = 1 if spec.values is None or spec.values.low is None else spec.values.low
-    return bool(low) if spec.dtype.value == "BOOL" else low
+    low, high = (None, None) if spec.values is None else (spec.values.low, spec.values.high)
+    nearest = max(1 if high is None else min(1, high), 1 if low is None else low)
+    return bool(nearest) if spec.dtype.value == "BOOL" else nearest

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from ingot.cli.serve import curl
 from ingot.errors import AlreadyExists, IngotError, InternalError, InvalidArgument, NotFound, Unavailable
 from ingot.protocol import json_codec
 from ingot.protocol.requests import InferRequest, Template
+from ingot.tensors import DType, Signature, TensorSpec
+from ingot.tensors.values import ValueRange
 from tests import onnx_models
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
@@ -387,6 +390,16 @@ def test_a_server_without_requests_in_flight_stops_after_its_delay(folder: Path)
     with running(model, "--ready-delay", "100ms", home=folder) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "sent"),
+    [(None, 1), (ValueRange(0, 1), 1), (ValueRange(0, 999), 1), (ValueRange(5), 5), (ValueRange(-3, -2), -2)],
+)
+def test_the_command_that_serve_prints_sends_a_mask_that_hides_nothing(values: ValueRange | None, sent: int) -> None:
+    signature = Signature((TensorSpec("mask", DType.INT64, ("batch", "seq"), values),), (), "batch")
+    model = SimpleNamespace(name="m", signature=signature, repeat=None, sequential=False)
+    assert f'"data":[{sent}]' in curl("http://localhost", model)
 
 
 @pytest.mark.matrix
