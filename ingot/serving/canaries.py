@@ -1,4 +1,4 @@
-"""Candidates that are tried while another model answers: judged, then rolled back or let take over."""
+"""Candidates that are tried while another model answers: judged, then rolled back or promoted."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ class Canaries:
         deployment = self._deployment(name)
         given = dict(parameters)
         source, shadow, weight = given.pop("source", None), given.pop("shadow", False), given.pop("weight", None)
-        passed = ""
+        skipped = ""
         if (version := given.pop("version", None)) is not None:
             if source is not None:
                 raise InvalidArgument("give a source or a version, not both")
-            source, passed = deployment.source_of(version_text(version)), await in_thread("look", deployment.wanted)
+            source, skipped = deployment.source_of(version_text(version)), await in_thread("look", deployment.wanted)
         if source is not None and (not isinstance(source, str) or not source):
             raise InvalidArgument(f"'source' is {quoted(source)}; it must be a reference such as digits:2")
         if not isinstance(shadow, bool):
@@ -123,7 +123,7 @@ class Canaries:
                 steps = plan.steps if "steps" in given or weight is None else ()
                 found, model = await self._changes.prepare(deployment, source)
                 weight = _WEIGHT if weight is None else weight
-                self.begin(deployment, model, dataclasses.replace(plan, steps=steps), found, weight, passed)
+                self.begin(deployment, model, dataclasses.replace(plan, steps=steps), found, weight, skipped)
             elif canary is not None:
                 canary.split.plan = changed(canary.plan, given)
                 if weight is not None:
@@ -155,7 +155,7 @@ class Canaries:
         plan: Plan,
         found: Deployment | None = None,
         weight: float = 0.0,
-        passed: str = "",
+        skipped: str = "",
     ) -> None:
         """Give a loaded candidate its first share of the requests; the caller holds ``deployment.changing``.
 
@@ -165,7 +165,7 @@ class Canaries:
             plan: the steps, which go before ``weight``, and the limits.
             found: see :class:`Canary`.
             weight: percent of the requests, if there are no steps.
-            passed: see :class:`Canary`.
+            skipped: the ``skipped_digest`` of :class:`Canary`.
 
         Raises:
             InvalidArgument: its inputs or outputs differ from those of the current model.
@@ -181,7 +181,7 @@ class Canaries:
             deployment=deployment,
             split=TrafficSplit(current, model, plan, self._metrics),
             found=found,
-            skipped_digest=passed,
+            skipped_digest=skipped,
         )
         self._last[deployment] = canary
         canary.enter(0, plan.steps[0] if plan.steps else weight)
@@ -243,9 +243,9 @@ class Canaries:
         deployment, plan = canary.deployment, canary.plan
         if fault := canary.fault():
             share = f"at {canary.split.weight:g} %" if canary.split.weight else "as a shadow"
-            reason = f"{canary.candidate.digest} was rolled back {share}: {fault}"
+            digest, reason = canary.candidate.digest, f"was rolled back {share}: {fault}"
             self.end(deployment, "rolled back", reason)
-            await self._changes.roll_back(deployment, canary.candidate.digest, reason)
+            await self._changes.roll_back(deployment, digest, f"{digest} {reason}")
         elif plan.steps and canary.passed:
             if canary.step + 1 < len(plan.steps) and plan.steps[canary.step + 1] < 100:
                 canary.enter(canary.step + 1, plan.steps[canary.step + 1])

@@ -229,14 +229,14 @@ class Rollouts:
         deployment = self.repository.one(name)
         async with deployment.changing:
             source = f"{deployment.name}={deployment.source_of(version)}"
-            passed = await in_thread("look", deployment.wanted)
+            skipped = await in_thread("look", deployment.wanted)
             opened = functools.partial(self.repository.open, source, deployment.settings, version=deployment.tag)
             model = (await in_thread("open", opened))[1]
             if model.digest != deployment.digest:
                 done = await self._change(deployment, model.digest, lambda: model, at_once=True)
                 if done.error is not None:
                     raise done.error
-            deployment.skipped_digest = passed if passed != model.digest else ""
+            deployment.skipped_digest = skipped if skipped != model.digest else ""
         return deployment
 
     async def unload(self, name: str, version: str = "", dependents: bool = False) -> list[Deployment]:

@@ -234,7 +234,9 @@ def test_a_client_stays_with_its_version(store: Store, run_ingot: RunIngot) -> N
 
 
 @pytest.mark.matrix
-def test_a_candidate_that_fails_costs_no_answer(store: Store, run_ingot: RunIngot) -> None:
+def test_a_candidate_that_fails_costs_no_answer(
+    store: Store, caplog: pytest.LogCaptureFixture, run_ingot: RunIngot
+) -> None:
     store.push(lookup(), "times:4")
     with ingot.serve("times:prod", store=store, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:
@@ -244,7 +246,12 @@ def test_a_candidate_that_fails_costs_no_answer(store: Store, run_ingot: RunIngo
         assert [client.seen for client in clients] == [[1]] * len(clients)
         assert canary(server)["requests"]["candidate"]["failed"] > 5
         assert "requests; 1 % are allowed" in canary(server)["reason"]
-        assert "was rolled back at 50 %" in server.status()[0]["update_failed"]
+        [status] = server.status()
+        assert "was rolled back at 50 %" in status["update_failed"]
+        digest = status["canary"]["digest"]
+        shown = [text for text in caplog.messages if "the canary of" in text]
+        assert [text.count(digest) for text in shown] == [1]
+        assert "was rolled back at 50 %" in shown[0]
 
 
 def test_errors_of_answers() -> None:
