@@ -14,8 +14,8 @@ from ingot import errors as errors
 from ingot._version import __version__
 
 if TYPE_CHECKING:
+    from ingot.client.asynchronous import AsyncClient as AsyncClient
     from ingot.client.blocking import Client as Client
-    from ingot.client.concurrent import AsyncClient as AsyncClient
     from ingot.config.keywords import ServerSettings as ServerSettings
     from ingot.errors import IngotError as IngotError
     from ingot.export import export_model as export_model
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Archive": "ingot.model_store",
-    "AsyncClient": "ingot.client.concurrent",
+    "AsyncClient": "ingot.client.asynchronous",
     "Client": "ingot.client.blocking",
     "DType": "ingot.tensors",
     "IngotError": "ingot.errors",

@@ -113,7 +113,7 @@ class Client:
         parameters: Mapping[str, str | float] | None = None,
         binary: bool = True,
     ) -> dict[str, Array]:
-        """Infer.
+        """Send a request and return its outputs.
 
         Args:
             model: its name on the server.
