@@ -156,7 +156,7 @@ class _Process:
             raise InternalError("the load generator ended; its error is above")
         report: dict[str, Any] = json.loads(line)
         if failed := report.get("failed"):
-            raise Unavailable(f"cannot load the server: {failed}")
+            raise Unavailable(f"cannot send load to the server: {failed}")
         return report
 
     def window(self) -> Window:

@@ -323,7 +323,7 @@ def _positive(name: str) -> bool:
 
 
 def _shared(large: Monomial, small: Monomial) -> Monomial | None:
-    """Return at least the quotient of two products; None if the divisor may be 0."""
+    """Return a product at least as large as the quotient of two; None if the divisor may be 0."""
     if not all(_positive(name) for name, _ in small):
         return None
     powers = dict(small)

@@ -124,7 +124,7 @@ def _print(title: str, profiles: Sequence[Profile], by: str) -> None:
         table.add_row(f"{len(rest)} others", "", *cells)
     table.add_section()
     table.add_row("in operators", "", *(cell for each in profiles for cell in (duration(each.in_operators), "")))
-    table.add_row("call, not profiled", "", *(cell for each in profiles for cell in (duration(each.seconds), "")))
+    table.add_row("whole call, profiler off", "", *(cell for each in profiles for cell in (duration(each.seconds), "")))
     table.add_row(
         "rows per second", "", *(cell for each in profiles for cell in (f"{each.rows / each.seconds:,.0f}", ""))
     )

@@ -96,7 +96,7 @@ def quantize(
         typer.Option(
             "--allow-code",
             envvar="INGOT_ALLOW_CODE",
-            help="Run the archive's PyTorch program, which pt2e-int8 and --option device=cpu compile.",
+            help="Allow the archive's PyTorch program to run, which pt2e-int8 and --option device=cpu compile.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -122,7 +122,7 @@ def quantize(
         check_suffix(report)
         check_apart(report, **given, archive=out)
     journal = out.with_name(f".{out.name}.search")
-    with progress("Importing", log=True) as step:
+    with progress("Loading", log=True) as step:
         from ingot.model_store import Store
         from ingot.model_store.places import locate
         from ingot.quant import QuantConfig, run

@@ -118,7 +118,7 @@ class Fields:
     )
     access_log: Literal["off", "sampled", "slow", "all"] = _field(
         "off",
-        "Which requests are logged: off, sampled (some), slow (those, and failed ones) or all",
+        "Which requests are logged: off, sampled (some), slow (slow and failed ones) or all",
         more="See [access log](../guides/operate/observability.md#access-log).",
         group=OBSERVATION,
     )
@@ -324,14 +324,14 @@ class Fields:
         "How ONNX Runtime computes convolutions on a GPU: auto (the fastest of the others, measured at load), default, "
         "nhwc (channels last) or heuristic (shorter planning)",
         more="See [convolutions](../guides/serve/gpu.md#convolutions).",
-        group=BATCHING,
+        group=EXPERT,
         per_model=True,
     )
     gpu_arena: Literal["doubled", "exact"] = _field(
         "doubled",
         "How ONNX Runtime's memory of a GPU grows: doubled, or exact (as much as a call needs)",
         more="See [memory](../guides/serve/gpu.md#memory).",
-        group=BATCHING,
+        group=EXPERT,
         per_model=True,
     )
     shards: int = _field(
@@ -448,8 +448,8 @@ class Fields:
     max_call_mb: int | None = _field(
         None,
         "Most memory of one engine call in MiB; requests that need more are refused",
-        more="Predicted from the sizes of the inputs; batches are not grown beyond it. Where values decide on the "
-        "memory, it limits what a call of the [engine process](../concepts/isolation.md) may add. "
+        more="Predicted from the sizes of the inputs; batches are not grown beyond it. Where values decide how much "
+        "memory is needed, it limits what a call of the [engine process](../concepts/isolation.md) may add. "
         "See [memory](../guides/serve/memory.md).",
         group=LIMITS,
         unset="three quarters of the memory of the process, and 2048 where it cannot be predicted",
@@ -572,7 +572,7 @@ class Fields:
     )
     canary_every: float = _field(
         60.0,
-        "How long a step takes at least",
+        "Least time of a step",
         group=CANARY,
         least=0,
         duration=True,

@@ -47,7 +47,7 @@ class ServerSettings(TypedDict, total=False):
     shared_memory: str | None
     """Names of POSIX shared memory that clients may register, as shell patterns separated by commas; * for all."""
     access_log: Literal["off", "sampled", "slow", "all"]
-    """Which requests are logged: off, sampled (some), slow (those, and failed ones) or all."""
+    """Which requests are logged: off, sampled (some), slow (slow and failed ones) or all."""
     access_log_share: float
     """Share of the requests in the access log with --access-log sampled."""
     access_log_slow: float | str
@@ -159,7 +159,7 @@ class ServerSettings(TypedDict, total=False):
     canary: str | None
     """Shares of the requests in percent that a new version gets, step by step, before it takes over: 5,25,50."""
     canary_every: float | str
-    """How long a step takes at least."""
+    """Least time of a step."""
     canary_errors: float | None
     """Percent of its requests that the new version may fail before it is rolled back."""
     canary_drift: float | None

@@ -27,7 +27,7 @@ Reason = Literal["start", "demand", "rollout"]
 _MEASURES: Mapping[str, Callable[[], int]] = {"cpu": memory.proportional, "cuda": nvml.memory_used}
 # Seconds after a failed load in which requests are refused instead of trying again.
 _PAUSE = 5.0
-# Seconds that a model which leaves waits for an engine call that no request waits for.
+# Seconds to wait for a leaving model's abandoned engine calls.
 _CLOSE_SECONDS = 5.0
 
 
@@ -41,7 +41,7 @@ class _Resident:
         since: when it was loaded.
         loaded: whether it is in memory.
         waiting: requests for it while it is not.
-        bringing: loads it.
+        bringing: the task that loads it.
         failed: when loading it failed last.
         failure: why.
     """
@@ -137,7 +137,7 @@ class Residency:
         await self._make_room({}, kept)
 
     def _known(self, model: Model, earlier: Model | None) -> dict[str, int]:
-        """Return what another model of the same archive took, or the one that it is to take over from."""
+        """Return the bytes of the model that it replaces, or of another of the same archive."""
         same = [one for one in self._residents if one is earlier or one.digest == model.digest]
         return next((self._residents[one].bytes for one in same if self._residents[one].bytes), {})
 

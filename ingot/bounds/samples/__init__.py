@@ -48,7 +48,7 @@ def mixing_of(path: Path, signature: Signature, dim: str) -> Mixing | None:
 
 
 def mixings(path: Path, signature: Signature, dim: str) -> Iterator[Mixing]:
-    """Yield for each output that may depend on several samples why it does; see :func:`mixing_of`."""
+    """Yield the reason for each output that may depend on several samples; see :func:`mixing_of`."""
     try:
         with opened(path) as model:
             yield from _mixings(model, signature, dim)

@@ -16,7 +16,7 @@ from ingot.bounds.samples.rules import MAKERS, RULES
 from ingot.bounds.samples.selecting import uncounted
 from ingot.bounds.samples.step import Step
 
-# How often a loop's body is followed until the flows of what it carries stay the same.
+# Most times a loop's body is followed until the flows of what it carries stay the same.
 _MOST_ROUNDS = 4
 _Run = Callable[[Graph, Sequence[Tensor], Poly], tuple[list[Tensor], Poly]]
 

@@ -187,7 +187,7 @@ class CanaryPlan:
 
     weight: Annotated[float | None, typer.Option(help="Percent of the requests; at 100 it takes over.")] = None
     steps: Annotated[str | None, typer.Option(help="Percentages, step by step, before it takes over: 5,25,50.")] = None
-    every: Annotated[str | None, typer.Option(help="How long a step takes at least: 60s.")] = None
+    every: Annotated[str | None, typer.Option(help="Least time of a step: 60s.")] = None
     errors: Annotated[float | None, typer.Option(help="Percent of its requests that it may fail.")] = None
     drift: Annotated[float | None, typer.Option(help="Percent of compared answers that may differ.")] = None
     latency: Annotated[float | None, typer.Option(help="Highest ratio of its p99 latency to the model's.")] = None

@@ -229,4 +229,4 @@ def _read(archive: Archive, layer: Descriptor) -> _Statements:
         digest = f"sha256:{subject.digest.get('sha256', '')}"
         signed = dsse.encoding(payload)
         return _Statements(signed, envelope.signed, subject.name, digest, statement.predicate_type)
-    raise InvalidArchive(f"a cosign signature has the type '{layer.media_type[:80]}'")
+    raise InvalidArchive(f"a cosign signature has the unknown type '{layer.media_type[:80]}'")

@@ -210,7 +210,7 @@ class Samples:
         return rows - rows % low
 
     def _step(self, rows: int, wanted: int) -> int:
-        """Return the largest batch size, at most ``wanted`` if the model allows it, that leaves no row over."""
+        """Return the largest batch size, up to ``wanted`` if allowed, that leaves no rest, or one the model accepts."""
         if self.signature.batch is None:
             return 1
         bounds = self.signature.range(self.signature.batch)

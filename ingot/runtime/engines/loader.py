@@ -1,4 +1,7 @@
-"""The choice of the engine for a model file, and of the process that it runs in."""
+"""Loads a model file, in this process or in an engine process, and answers what is known before: engine, precision.
+
+opening.py chooses the engine's class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a model file with the engine for its format, in this process."""
+"""Chooses the engine for a model file, and opens the file with it in this process."""
 
 from __future__ import annotations
 

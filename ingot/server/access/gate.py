@@ -1,4 +1,4 @@
-"""Decides what a request may do: from its key, to a client and its rights, or a refusal.
+"""Maps a request's key or certificate to a client and its rights, or to a refusal.
 
 A decision is remembered by the value of the header until the file changes or a key expires, so that a client's next
 requests cost one lookup; connections remember it with their request heads.
@@ -149,7 +149,7 @@ class Gate:
             return Refusal(Unauthenticated(text), "malformed")
         token = value.strip().decode("ascii")
         issuer = self._file.issuer
-        # An API key has no point.
+        # An API key contains no dot.
         return issuer.check(token) if issuer is not None and token.count(".") == 2 else self._key(token)
 
     def _key(self, token: str) -> Grant | Refusal:

@@ -154,7 +154,7 @@ def _unary(
         return await function(proto_codec.parse(kind, raw))
 
     async def handle(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
-        CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
+        CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number, since clients with keys are named by text
         request = _begin(plane, context, _path(name))
         outcome = await attempt_async(f"{name} failed", call(raw))
         request.finish(0 if not isinstance(outcome, IngotError) else proto_codec.STATUS[outcome.code])
@@ -190,7 +190,7 @@ def _path(method: str) -> str:
 
 def _infer_stream(plane: DataPlane, service: Service) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number: texts are names of keys
+        CLIENT.set(CLIENT.get() or hash(context.peer()))  # a number, since clients with keys are named by text
         request = _begin(plane, context, _path("ModelStreamInfer"))
         requests = (proto_codec.parse(pb.ModelInferRequest, data) async for data in messages)
         try:

@@ -1,4 +1,4 @@
-"""The FastAPI application: its routes are those of the table of operations."""
+"""The FastAPI application. Its routes are made from the table in ``server/plane/operations.py``; add one there."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 _LONG_LIFE = 30.0
-# Unexpected ends within this many seconds that make the model fail, and the seconds between starts from then on.
+# So many unexpected ends within so many seconds make the model fail; from then on a start every so many seconds.
 _MOST_ENDS = 5
 _ENDS_SECONDS = 60.0
 _FAILED_WAIT = 10.0
@@ -155,7 +155,7 @@ class Supervisor:
             ready.terminate(lane)
 
     def kill(self, why: str) -> None:
-        """End the process or, if none is ready, the waiting for one; ``why`` completes "the process ..."."""
+        """End the process; if none is ready, fail the calls that wait. ``why`` completes "the process ..."."""
         with self._changed:
             ready = self._ready
             self._given_up += 1
@@ -285,7 +285,7 @@ def _address_space() -> Iterator[None]:
     """Name the cause where there is no memory to map.
 
     Raises:
-        Unavailable: that is so.
+        Unavailable: there is no memory to map.
     """
     try:
         yield
