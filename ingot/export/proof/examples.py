@@ -153,6 +153,11 @@ class Examples:
         """Return examples of a model whose call at the default sizes takes ``work`` FLOPs."""
         return self._changed(_work=work)
 
+    @property
+    def work(self) -> float:
+        """The FLOPs of a call at the default sizes."""
+        return self._work
+
     def called(self, inputs: Sequence[TensorSpec]) -> Examples:
         """Return examples of the same inputs, whose dimensions have other names."""
         return self._changed(inputs=tuple(inputs), _signature=replace(self._signature, inputs=tuple(inputs)))
@@ -180,6 +185,10 @@ class Examples:
     def is_index(self, name: str) -> bool:
         """Return whether an input is known to be an index."""
         return name in self._limits
+
+    def is_given(self, name: str) -> bool:
+        """Return whether the user gave an input's values, or the model does, of a state."""
+        return name in self._given or name in self.states
 
     def is_limited(self, name: str) -> bool:
         """Return whether only some values of an input are valid: those of an index, or of a declared range."""

@@ -165,8 +165,13 @@ def failure(runner: Runner, examples: Examples, sizes: Mapping[str, int], seed: 
 
 
 def _failure(runner: Runner, inputs: Mapping[str, Array]) -> str | None:
+    return failure_of(lambda: runner.run(inputs))
+
+
+def failure_of(call: Callable[[], object]) -> str | None:
+    """Return the error of a call that runs the model, or None if it runs."""
     try:
-        runner.run(inputs)
+        call()
     except RejectedInputs as error:
         return " ".join(error.reason.split())[:200]
     except InvalidArgument as error:  # ExportError of a module

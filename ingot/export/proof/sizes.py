@@ -29,13 +29,18 @@ def stepped(runner: Runner, examples: Examples) -> Examples | None:
     return None
 
 
-def narrowed(runner: Runner, examples: Examples) -> tuple[Examples, list[str]]:
+def narrowed(runner: Runner, examples: Examples, *, strict: bool = True) -> tuple[Examples, list[str]]:
     """Return examples within the sizes that a model runs at, and a note on each dimension that it limits.
 
     The model must run at the examples' default sizes. Each dimension is tried at its smallest and largest case.
 
+    Args:
+        runner: the model.
+        examples: inputs that it runs on.
+        strict: refuse a declared end that the model rejects; otherwise it is lowered.
+
     Raises:
-        ExportError: the model runs at one size only of a dimension that is declared dynamic.
+        ExportError: the model runs at one size only of a dimension that is declared dynamic, or rejects a declared end.
     """
     notes = []
     for dim, size in itertools.product(examples.ranges, (0, LARGEST)):
@@ -53,10 +58,13 @@ def narrowed(runner: Runner, examples: Examples) -> tuple[Examples, list[str]]:
                 notes.append(f"not proved at {dim}={case[dim]} with {shown}, where the model does not run ({error})")
             else:
                 examples = examples.within({dim: _within(runner, examples, dim, case[dim], error)})
-                notes.append(
-                    f"the model does not run at {dim}={case[dim]} ({error}); the archive accepts "
-                    f"{declared(examples.ranges, [dim])}"
+                reason, shown = (
+                    f"the model does not run at {dim}={case[dim]} ({error})",
+                    declared(examples.ranges, [dim]),
                 )
+                if strict and size == LARGEST and bounds.high is not None:
+                    raise ExportError(f"{reason}; declare {shown}")
+                notes.append(f"{reason}; the archive accepts {shown}")
     return examples, notes
 
 

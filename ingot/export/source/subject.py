@@ -16,7 +16,7 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export import arguments
 from ingot.export.arguments import Arguments
 from ingot.export.program import Eager
-from ingot.export.proof import draws, indices, misdeclared, probe, sizes, states
+from ingot.export.proof import draws, indices, misdeclared, probe, sizes, states, tables
 from ingot.export.proof.examples import Examples, infer_specs
 from ingot.export.snapshot import Snapshot
 from ingot.export.source import defaults
@@ -43,13 +43,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Description:
-    """The description of a model's inputs, by the user or by the model itself, with ``notes`` on it."""
+    """The description of a model's inputs, by the user or, with ``own``, by the model, with ``notes`` on it."""
 
     example: Any
     inputs: tuple[TensorSpec, ...]
     ranges: Mapping[str, Range]
     constants: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    own: bool = False
 
 
 def describe(
@@ -65,6 +66,7 @@ def describe(
     """
     own = defaults.of(module)
     specs, ranges = parse_inputs(inputs)
+    by_user = bool(specs)
     if example_inputs is None and not specs:
         example_inputs = own.example
         specs, ranges = parse_inputs(own.inputs)
@@ -79,7 +81,7 @@ def describe(
         example_inputs, notes = arguments.inputs_among(example_inputs, known)
     if specs or isinstance(example_inputs, Mapping):
         notes = (*notes, *own.left_out([spec.name for spec in specs] or list(example_inputs)))
-    return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})}, notes)
+    return Description(example_inputs, specs, ranges, {**own.constants, **(constants or {})}, notes, own=not by_user)
 
 
 def parse_inputs(inputs: str | Sequence[str | TensorSpec]) -> tuple[tuple[TensorSpec, ...], dict[str, Range]]:
@@ -159,10 +161,12 @@ def prepare(
     eager = Eager(module, call, output_names, snapshot=snapshot)
     examples, notes = Examples(described, ranges, given), [*remarks]
     if given is None:
-        examples, more = _fitted(eager, examples)
+        examples, more = _fitted(eager, examples, strict=not description.own)
         notes += more
     else:  # first of all, so that a failure on the user's inputs is reported by itself
         examples = _weighed(eager, examples)
+    examples, more = tables.bounded(eager, examples, strict=not description.own)
+    notes += more
     calls = states.Calls(eager, examples)
     kept = states.find(calls)
     if kept.states and not lift_state:
@@ -215,11 +219,11 @@ def _called(module: nn.Module, description: Description, snapshot: Snapshot) -> 
     return call, (f"the model is called by position; by keyword it returns other values, for which {choice}",)
 
 
-def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
+def _fitted(eager: Eager, examples: Examples, *, strict: bool) -> tuple[Examples, list[str]]:
     """Return generated examples that a model runs on, and notes on its sizes.
 
     Raises:
-        ExportError: it runs on none of those tried.
+        ExportError: it runs on none of those tried, or with ``strict`` rejects a declared end.
     """
     notes: list[str] = []
     try:
@@ -240,7 +244,7 @@ def _fitted(eager: Eager, examples: Examples) -> tuple[Examples, list[str]]:
     indices.check_ranges(eager, examples)
     _check_flags(eager, examples)
     examples = draws.settled(eager, examples)
-    examples, more = sizes.narrowed(eager, examples)
+    examples, more = sizes.narrowed(eager, examples, strict=strict)
     return examples, [*notes, *more]
 
 

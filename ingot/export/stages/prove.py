@@ -153,7 +153,7 @@ def _with_indices(context: Context, packed: Packed, signature: Signature) -> Sig
         if node and spec.values is None and spec.name not in ranges:
             context.journal.note(
                 f"indices depend on the values of '{spec.name}' ({node}), and a GPU does not refuse an index out of "
-                f"range: declare which values are valid, such as --input '{spec}=0..100'"
+                f"range, nor a CPU a negative one: declare which values are valid, such as --input '{spec}=0..100'"
             )
     inputs = (replace(spec, values=spec.values or ranges.get(spec.name)) for spec in signature.inputs)
     return replace(signature, inputs=tuple(inputs))

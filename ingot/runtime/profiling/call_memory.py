@@ -33,7 +33,7 @@ def measured(path: Path, inputs: Mapping[str, Array]) -> int:
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         try:
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = ort_session.create(ort, path, options, ["CPUExecutionProvider"])
             session.run(None, dict(inputs))
         except ort_session.errors_of(ort) as error:
             raise InvalidArgument(f"{path.name} does not run: {ort_session.reason_of(error)}") from error

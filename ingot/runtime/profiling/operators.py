@@ -127,7 +127,7 @@ class Profiler:
                 options.enable_profiling = profiled
                 options.profile_file_prefix = str(Path(folder) / "profile")
                 try:
-                    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+                    session = ort_session.create(ort, path, options, ["CPUExecutionProvider"])
                     found = self._engine_seconds(run, lambda session=session: session.run(None, given))  # type: ignore[misc]
                 except ort_session.errors_of(ort) as error:
                     why = ort_session.reason_of(error)

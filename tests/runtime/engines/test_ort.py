@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.runtime import EngineSpec, load_engine
@@ -47,6 +48,29 @@ def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("hello")
     with pytest.raises(InvalidArgument, match=r"cannot load text\.onnx"):
         load_engine(EngineSpec(tmp_path / "text.onnx"))
+
+
+def test_positions_beyond_a_table_are_refused(tmp_path: Path) -> None:
+    """ONNX Runtime fuses a gather of consecutive positions to a slice, which ends with the table."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Squeeze", ["shape"], ["n"]),
+        helper.make_node("Range", ["zero", "n", "one"], ["positions"]),
+        helper.make_node("Gather", ["table", "positions"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["y"], keepdims=0),
+    ]
+    constants = [
+        numpy_helper.from_array(np.arange(8, dtype=np.float32), "table"),
+        numpy_helper.from_array(np.array(0), "zero"),
+        numpy_helper.from_array(np.array(1), "one"),
+    ]
+    path = onnx_models.save(
+        tmp_path / "m.onnx", nodes, [("x", TensorProto.FLOAT, ("n",))], [("y", TensorProto.FLOAT, ())], constants
+    )
+    with contextlib.closing(load_engine(EngineSpec(path))) as engine:
+        assert engine.run({"x": np.zeros(8, np.float32)})["y"] == 3.5
+        with pytest.raises(InvalidArgument, match="out of data bounds"):
+            engine.run({"x": np.zeros(9, np.float32)})
 
 
 def test_devices_that_cannot_be_had(tmp_path: Path) -> None:

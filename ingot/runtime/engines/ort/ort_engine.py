@@ -286,12 +286,11 @@ class OrtEngine(PipelinedEngine):
 
     def _open_session(self, ort: Any, path: Path, options: Any, *, graphs: bool = False) -> None:
         try:
-            # enable_fallback: on a damaged file ONNX Runtime would print to stdout and retry.
             providers = self._providers(ort, graphs=graphs)
             self._session = ort_session.create(ort, path, options, providers)
             if any("map(" in node.type for node in self._session.get_outputs()) and (cut := ort_zipmap.cut(path)):
                 log.info("%s: %s", path.name, "; ".join(cut.notes))
-                self._session = ort.InferenceSession(cut.graph, options, providers=providers, enable_fallback=0)
+                self._session = ort.InferenceSession(cut.graph, options, providers=providers, **ort_session.OPENED)
             self._inputs = tuple(spec_of(node) for node in self._session.get_inputs())
             self._outputs = tuple(spec_of(node) for node in self._session.get_outputs())
         except ort_session.errors_of(ort) as error:

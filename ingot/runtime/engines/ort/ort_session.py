@@ -24,6 +24,15 @@ _LOG_FATAL_ONLY = 4
 CUDA = "CUDAExecutionProvider"
 _NO_CUDA = "this onnxruntime lacks CUDA; ingot-serve[gpu] has it"
 _preloading = Lock()
+OPENED: Mapping[str, Any] = MappingProxyType(
+    {
+        # On a damaged file ONNX Runtime would print to stdout and retry.
+        "enable_fallback": 0,
+        # It makes a slice of a gather at consecutive positions: a slice ends with the table, where a gather refuses.
+        "disabled_optimizers": ["GatherToSliceFusion"],
+    }
+)
+"""How every session of a model is opened, in addition to its options."""
 
 
 def save_prepacked(path: Path, folder: Path, library: Path | None = None) -> Path:
@@ -96,14 +105,14 @@ def create(ort: Any, path: Path, options: Any, providers: Sequence[Provider]) ->
         Exception: one of :func:`errors_of`: ONNX Runtime cannot run the file.
     """
     try:
-        return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        return ort.InferenceSession(str(path), options, providers=providers, **OPENED)
     except errors_of(ort) as error:
         if "Attempt to replace the existing tensor" not in str(error):
             raise
     # The kernels without saturation replace 8-bit weights, and fail where two products share their weights.
     log.warning("%s: sums of its 8-bit products may saturate, since this processor lacks VNNI", path.name)
     options.add_session_config_entry("session.x64quantprecision", "0")
-    return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    return ort.InferenceSession(str(path), options, providers=providers, **OPENED)
 
 
 def package() -> Any:
