@@ -204,11 +204,14 @@ def _values(dtype: DType, shape: tuple[int, ...], values: str, random: np.random
 
 
 def _bounds(text: str) -> tuple[int, int]:
-    """Return a range that the server's metadata states as ``0..4096``; a missing end is 1,000 values away."""
+    """Return a range that the server's metadata states as ``0..4096``; a missing end is 1,000 values away.
+
+    It has no negative values if 0 is allowed: they may be indices that are counted from an end.
+    """
     match = _RANGE.fullmatch(text)
     if match is None:
         return _INTEGERS
     low, high = match.groups()
     first = int(low) if low else min(0, int(high or 0) - 1000)
     last = int(high) if high else first + 1000
-    return (first, last) if first <= last else _INTEGERS
+    return (max(first, 0) if last >= 0 else first, last) if first <= last else _INTEGERS

@@ -7,14 +7,14 @@ memory, depending on the operator, and PyTorch loses the GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import numpy as np
 
 from ingot.bounds.abstract import INT8, INT32, INT64, UINT8
-from ingot.bounds.analysis import uses
-from ingot.bounds.graph import Constant, Model, Node, opened
+from ingot.bounds.graph import Constant, Graph, Model, Node, opened
 from ingot.bounds.protobuf import DamagedError
 from ingot.report.text import one_line
 from ingot.tensors import DType
@@ -25,10 +25,16 @@ _LONGEST_NAME = 80
 _INTEGERS = (UINT8, INT8, 4, 5, INT32, INT64, 12, 13)
 # Operators with all values of their first input in their output, and no others.
 _SAME = frozenset(("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
-_GATHERS = ("Gather", "GatherBlockQuantized", "GatherElements", "GatherND")
-_SELECTS = frozenset((*_GATHERS, "Scatter", "ScatterElements", "ScatterND"))
 _MICROSOFT = "com.microsoft"
-_DOMAINS = ("", _MICROSOFT)
+_SELECTS = frozenset(
+    (
+        *(("", name) for name in ("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")),
+        *((_MICROSOFT, name) for name in ("GatherBlockQuantized", "GatherND")),
+    )
+)
+_CONSTANT = ("", "Constant")
+_GATHER = ("", "Gather")
+_MEAN = ("", "ReduceMean")
 _ROTARY = (_MICROSOFT, "RotaryEmbedding")
 # The positions of inputs with indices, and of the inputs in whose first dimension they select; none is negative.
 _ROWS = {
@@ -64,11 +70,20 @@ _PLACES = {
     (_MICROSOFT, "WhisperBeamSearch"): (0,),
 }
 # Their outputs do not depend on the values of their inputs.
-_OF_SHAPE = frozenset(("Shape", "Size"))
+_OF_SHAPE = frozenset((("", "Shape"), ("", "Size")))
 # The attribute with the dimension in which an operator selects; of those of ND, in which it begins to.
 _AXES = {"GatherBlockQuantized": "gather_axis", "GatherND": "batch_dims", "ScatterND": "batch_dims"}
-_SIZED = frozenset(("Cast", "DequantizeLinear", "Identity", "QuantizeLinear"))
-"""Operators whose output has the sizes of the first input."""
+# Their output has the sizes of the first input.
+_SIZED = frozenset(
+    (
+        *(("", name) for name in ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")),
+        *((_MICROSOFT, name) for name in ("DequantizeLinear", "QuantizeLinear")),
+    )
+)
+# ONNX Runtime fuses lookups whose sum is normalized into EmbedLayerNormalization, which refuses negative indices. It
+# also does so if single operators normalize: the first subtract the mean. These are numbers of inputs, by operator.
+_NORMALIZED = {("", "LayerNormalization"): 1, (_MICROSOFT, "SkipLayerNormalization"): 2}
+_SUMS = {("", "Add"): 2, ("", "Cast"): 1, ("", "Dropout"): 1, ("", "Identity"): 1}
 
 
 @dataclass(frozen=True)
@@ -112,131 +127,233 @@ class _Selection:
     negative: bool = True
 
 
+@dataclass(frozen=True)
+class _Allowed:
+    """The values of a tensor with which all that select by it find an element; ``selection`` is the narrowest of them.
+
+    ``most`` is the largest value of the narrowest datatype that they are cast to.
+    """
+
+    low: int
+    high: int
+    selection: _Selection
+    most: int = np.iinfo(np.int64).max
+
+    def within(self, kind: int) -> _Allowed | None:
+        """Return those of a datatype; None if all of its values are."""
+        limits = np.iinfo(DType.from_onnx(kind).numpy)
+        low, high = max(self.low, int(limits.min)), min(self.high, int(limits.max))
+        whole = low == limits.min and high == limits.max
+        return None if whole else replace(self, low=low, high=high, most=min(self.most, int(limits.max)))
+
+    def wraps(self, kind: int) -> bool:
+        """Return whether large numbers of a datatype without a sign are cast to negative ones that are allowed."""
+        limits = np.iinfo(DType.from_onnx(kind).numpy)
+        return self.low < 0 and limits.min == 0 and self.most < limits.max
+
+    def both(self, other: _Allowed | None) -> _Allowed:
+        if other is None:
+            return self
+        low, high, most = max(self.low, other.low), min(self.high, other.high), min(self.most, other.most)
+        return _Allowed(low, high, (self if self.high == high else other).selection, most)
+
+    @property
+    def span(self) -> ValueRange:
+        node, data, size = self.selection.node, self.selection.data, self.selection.size
+        source = one_line(f" of '{data}'" if data else "", _LONGEST_NAME)
+        text = f"it selects from {size}{source} in {one_line(str(node), 200)}"
+        return ValueRange(self.low, self.high, source=text)
+
+
 class _Reading:
+    """Finds the values of inputs backwards, from what selects, in one pass: files may come from anybody."""
+
     def __init__(self, model: Model, *, lenient: bool):
         graph = model.graph
         self._model, self._graph, self._lenient = model, graph, lenient
         self._described = graph.types() if lenient else {item.name: item for item in model.inputs}
         self._makers = {name: node for node in graph.nodes for name in node.outputs if name}
         self._inputs = {item.name: item.kind for item in model.inputs if item.kind in _INTEGERS}
+        self._constants: dict[str, Constant | None] = {}
+        self._numbers: dict[str, int | None] = {}
+        self._selecting = self._functions()
+        self._centred = {node.inputs[0] for node in graph.nodes if _kind(node) == ("", "Sub")}
+        # Of tensors: allowed values, a node that selects by what is computed from them, and whether their sum is
+        # normalized.
+        self._allowed: dict[str, _Allowed] = {}
+        self._unknown: dict[str, Node] = {}
+        self._normalized: set[str] = set()
 
     def indices(self) -> Indices:
-        found: dict[str, ValueRange] = {}
-        unknown: dict[str, str] = {}
-        for selection in (each for node in self._graph.nodes for each in self._selections(node)):
-            exact: set[str] = set()
-            for name, shift in self._sources(selection.indices) if selection.size else ():
-                span = self._span(name, selection, shift)
-                exact.add(name)
-                if span is not None:
-                    found[name] = span if name not in found else _both(found[name], span)
-            for name in self._ancestors([selection.indices]) - exact:
-                unknown.setdefault(name, str(selection.node))
-        for node in self._graph.nodes:
-            if any(map(_is_indexed, self._inner(node))):
-                for name in self._ancestors(uses(node)):
-                    unknown.setdefault(name, str(node))
-        ranges = {name: span for name, span in found.items() if (span.low or 0) <= (span.high or 0)}
-        return Indices(ranges, {name: node for name, node in unknown.items() if name not in ranges})
+        for node, reads in self._backwards():
+            self._follow(node, reads)
+            self._normalized.update(self._addends(node))
+            if node.graphs or _kind(node) in self._model.functions:
+                if self._hides(node):
+                    self._unknown |= dict.fromkeys(reads, node)
+                continue
+            for selection in self._selections(node):
+                self._select(selection)
+        ranges: dict[str, ValueRange] = {}
+        for name, kind in self._inputs.items():
+            allowed = self._allowed.get(name)
+            if allowed is not None and allowed.wraps(kind):
+                self._unknown[name] = allowed.selection.node
+            elif allowed is not None and (within := allowed.within(kind)) is not None and within.low <= within.high:
+                ranges[name] = within.span
+        unknown = self._unknown.items()
+        return Indices(ranges, {name: str(by) for name, by in unknown if name in self._inputs and name not in ranges})
+
+    def _backwards(self) -> Iterator[tuple[Node, set[str]]]:
+        """Yield each node after all that read its outputs, with the tensors that it reads.
+
+        Engines accept nodes in any order.
+        """
+        nodes = self._graph.nodes
+        reads = list(map(_reads, nodes))
+        places = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
+        before = {place: {places[name] for name in names if name in places} for place, names in enumerate(reads)}
+        for place in reversed(list(TopologicalSorter(before).static_order())):
+            yield nodes[place], reads[place]
+
+    def _select(self, selection: _Selection) -> None:
+        name, size = selection.indices, selection.size
+        if not size:
+            self._unknown[name] = selection.node
+            return
+        allowed = _Allowed(-size if selection.negative else 0, size - 1, selection)
+        self._allowed[name] = allowed.both(self._allowed.get(name))
+
+    def _follow(self, node: Node, reads: set[str]) -> None:
+        """Allow what a node reads, according to what its outputs may be."""
+        if _kind(node) in _OF_SHAPE:
+            return
+        by = next((self._unknown[name] for name in node.outputs if name in self._unknown), None)
+        followed: Mapping[str, _Allowed] = {}
+        for name in node.outputs:
+            if name in self._allowed:
+                allowed = self._allowed[name]
+                found = self._operands(node, allowed)
+                if found is None:
+                    by = allowed.selection.node
+                else:
+                    followed = found
+        for name, allowed in followed.items():
+            self._allowed[name] = allowed.both(self._allowed.get(name))
+        if by is not None:
+            self._unknown |= dict.fromkeys(reads, by)
+
+    def _operands(self, node: Node, allowed: _Allowed) -> Mapping[str, _Allowed] | None:
+        """Return the allowed values of the inputs that a node's output consists of; None if they are not known."""
+        if node.domain or _kind(node) in self._model.functions:
+            return None
+        if node.operator in _SAME:
+            return {node.inputs[0]: allowed}
+        if node.operator == "Concat":
+            return dict.fromkeys(node.inputs, allowed)
+        if node.operator == "Cast" and "to" in node.attributes:
+            # Numbers beyond 32 bits that wrap around to an index are refused.
+            to = node.attributes["to"].integer
+            if to not in (INT32, INT64):
+                return None
+            within = allowed.within(to)
+            return {} if within is None else {node.inputs[0]: within}
+        if node.operator in ("Add", "Sub"):
+            return self._shifted(node, allowed)
+        return None
+
+    def _shifted(self, node: Node, allowed: _Allowed) -> Mapping[str, _Allowed] | None:
+        """Return the allowed values of the operand to which a node adds one number, unless some wrap around."""
+        one, two = node.inputs
+        for name, other in ((one, two), (two, one)):
+            number, constant = self._number(other), self._constant(other)
+            if number is None or constant is None or (node.operator == "Sub" and name != one):
+                continue
+            within, limits = allowed.within(constant.kind), np.iinfo(DType.from_onnx(constant.kind).numpy)
+            if allowed.wraps(constant.kind):
+                return None
+            if within is None:
+                return {}
+            shift = number if node.operator == "Add" else -number
+            low, high = within.low - shift, within.high - shift
+            fits = limits.min <= low and high <= limits.max
+            return {name: replace(within, low=low, high=high)} if fits else None
+        return None
+
+    def _number(self, name: str) -> int | None:
+        """Return the integer that a constant consists of."""
+        if name not in self._numbers:
+            constant = self._constant(name)
+            values = None if constant is None else constant.values
+            found = [] if values is None or values.dtype.kind not in "iu" else np.unique(values).tolist()
+            self._numbers[name] = found[0] if len(found) == 1 else None
+        return self._numbers[name]
+
+    def _functions(self) -> set[tuple[str, str]]:
+        """Return the functions of the file that select, or call others that do."""
+        callers: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        left, found = list[tuple[str, str]](), set[tuple[str, str]]()
+        for name, function in self._model.functions.items():
+            for node in _within(function):
+                callers.setdefault(_kind(node), set()).add(name)
+                if _is_indexed(node):
+                    left.append(name)
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += callers.get(name, ())
+        return found
+
+    def _hides(self, node: Node) -> bool:
+        """Return whether the graphs or the function that a node runs select."""
+        inner = [node, *(each for graph in node.graphs for each in _within(graph))]
+        return any(_is_indexed(each) or _kind(each) in self._selecting for each in inner)
 
     def _selections(self, node: Node) -> Iterator[_Selection]:
         """Yield what a node of the graph selects; nothing if it does not select."""
-        inputs, kind = node.inputs, (node.domain, node.operator)
-        for ids, table in _ROWS.get(kind, ()):
+        inputs = node.inputs
+        for ids, table in _ROWS.get(_kind(node), ()):
             if _has(node, ids):
                 # A single position is that of the first element, so its limit depends on the length of the sequence.
-                single = kind == _ROTARY and len(self._dims(inputs[ids]) or ()) != 2
+                single = _kind(node) == _ROTARY and len(self._dims(inputs[ids]) or ()) != 2
                 size = None if single else self._size(inputs[table], 0)
                 yield _Selection(node, inputs[ids], inputs[table], size, negative=False)
-        for place in _PLACES.get(kind, ()):
+        for place in _PLACES.get(_kind(node), ()):
             if _has(node, place):
                 yield _Selection(node, inputs[place], "", None)
-        if kind == ("", "OneHot"):
+        if _kind(node) == ("", "OneHot"):
             depth = self._constant(inputs[1]) if self._lenient else None
-            if depth is not None and depth.values is not None and depth.values.size == 1:
-                yield _Selection(node, inputs[0], "", int(depth.values[0]))
-        elif _selects(node):
+            if depth is not None and (numbers := depth.numbers(1)):
+                yield _Selection(node, inputs[0], "", int(numbers[0]))
+        elif _kind(node) in _SELECTS:
             data, indices = inputs[:2]
             name = _AXES.get(node.operator, "axis")
             axis = node.attributes[name].integer if name in node.attributes else 0
             several = name == "batch_dims" and (self._dims(indices) or ())[-1:] != (1,)
-            yield _Selection(node, indices, data, None if several else self._size(data, axis))
+            size = None if several else self._size(data, axis)
+            yield _Selection(node, indices, data, size, negative=not self._may_be_fused(node))
 
-    def _inner(self, node: Node) -> Iterator[Node]:
-        """Yield the nodes of the graphs and of the function that a node runs."""
-        function = self._model.functions.get((node.domain, node.operator))
-        graphs = [*node.graphs, *([] if function is None else [function])]
-        seen: set[int] = set()
-        while graphs:
-            graph = graphs.pop()
-            if id(graph) in seen:
-                continue
-            seen.add(id(graph))
-            for inner in graph.nodes:
-                yield inner
-                called = self._model.functions.get((inner.domain, inner.operator))
-                graphs += [*inner.graphs, *([] if called is None else [called])]
+    def _addends(self, node: Node) -> Sequence[str]:
+        """Return the inputs of a node that a normalization, also of its output, normalizes as a sum, or may."""
+        kind = _kind(node)
+        if kind in self._model.functions or (kind == _MEAN and node.inputs[0] in self._centred):
+            return node.inputs
+        normalized = not self._normalized.isdisjoint(node.outputs)
+        return node.inputs[: max(_NORMALIZED.get(kind, 0), _SUMS.get(kind, 0) if normalized else 0)]
 
-    def _sources(self, name: str) -> Iterator[tuple[str, int]]:
-        """Yield the integer inputs whose values are all indices, each with what the graph adds to them."""
-        left, seen = [(name, 0)], set[tuple[str, int]]()
-        while left:
-            name, shift = left.pop()
-            if (name, shift) in seen:
-                continue
-            seen.add((name, shift))
-            node = self._makers.get(name)
-            if node is None:
-                if name in self._inputs:
-                    yield name, shift
-            elif node.domain:
-                continue
-            elif node.operator in _SAME or _widens(node):
-                left.append((node.inputs[0], shift))
-            elif node.operator == "Concat":
-                left += [(part, shift) for part in node.inputs]
-            elif node.operator in ("Add", "Sub"):
-                left += self._shifted(node, shift)
-
-    def _shifted(self, node: Node, shift: int) -> Iterator[tuple[str, int]]:
-        """Yield the operand to which a node adds one number, and the sum of all that is added."""
-        one, two = node.inputs
-        for name, other in ((one, two), (two, one)):
-            constant = self._constant(other)
-            if constant is None or constant.values is None or constant.values.dtype.kind not in "iu":
-                continue
-            numbers = np.unique(constant.values)
-            if len(numbers) == 1 and (node.operator == "Add" or name == one):
-                yield name, shift + int(numbers[0]) * (1 if node.operator == "Add" else -1)
-
-    def _span(self, name: str, selection: _Selection, shift: int) -> ValueRange | None:
-        """Return the values of an input that select; None if all values of its datatype do."""
-        limits, size = np.iinfo(DType.from_onnx(self._inputs[name]).numpy), selection.size or 0
-        first = -size if selection.negative else 0
-        low, high = max(first - shift, int(limits.min)), min(size - 1 - shift, int(limits.max))
-        if low == limits.min and high == limits.max:
-            return None
-        source = one_line(f" of '{selection.data}'" if selection.data else "", _LONGEST_NAME)
-        return ValueRange(low, high, source=f"it selects from {size}{source} in {one_line(str(selection.node), 200)}")
-
-    def _ancestors(self, names: object) -> set[str]:
-        """Return the integer inputs on whose values tensors depend."""
-        left, seen = list(names), set[str]()  # type: ignore[call-overload]
-        while left:
-            name = left.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            node = self._makers.get(name)
-            if node is not None and node.operator not in _OF_SHAPE:
-                left += uses(node)
-        return seen & self._inputs.keys()
+    def _may_be_fused(self, node: Node) -> bool:
+        data, indices = node.inputs[:2]
+        ranks = [len(dims) for dims in map(self._dims, (data, indices)) if dims is not None]
+        return _kind(node) == _GATHER and {2}.issuperset(ranks) and not self._normalized.isdisjoint(node.outputs)
 
     def _constant(self, name: str) -> Constant | None:
-        node = self._makers.get(name)
-        if node is None:
-            return self._graph.constants.get(name)
-        return node.attributes["value"].tensor if node.operator == "Constant" and "value" in node.attributes else None
+        if name not in self._constants:
+            node = self._makers.get(name)
+            value = None if node is None or _kind(node) != _CONSTANT else node.attributes.get("value")
+            made = None if value is None else value.tensor
+            self._constants[name] = self._graph.constants.get(name) if node is None else made
+        return self._constants[name]
 
     def _size(self, name: str, axis: int) -> int | None:
         """Return the size of a dimension of a tensor; None if it is not fixed."""
@@ -253,7 +370,7 @@ class _Reading:
             if described is not None:
                 return described.dims if described.ranked else None
             node = self._makers.get(name)
-            if node is None or node.operator not in _SIZED or node.domain not in _DOMAINS:
+            if node is None or _kind(node) not in _SIZED or _kind(node) in self._model.functions:
                 return None
             name = node.inputs[0]
         return None
@@ -263,20 +380,26 @@ def _has(node: Node, place: int) -> bool:
     return place < len(node.inputs) and bool(node.inputs[place])
 
 
-def _selects(node: Node) -> bool:
-    return node.operator in _SELECTS and node.domain in _DOMAINS
+def _kind(node: Node) -> tuple[str, str]:
+    return node.domain, node.operator
 
 
 def _is_indexed(node: Node) -> bool:
-    return _selects(node) or (node.domain, node.operator) in _ROWS or (node.domain, node.operator) in _PLACES
+    return any(_kind(node) in known for known in (_SELECTS, _ROWS, _PLACES))
 
 
-def _widens(node: Node) -> bool:
-    """Return whether a node casts to the types of indices. Values beyond 32 bits would wrap around, and are refused."""
-    return node.operator == "Cast" and "to" in node.attributes and node.attributes["to"].integer in (INT32, INT64)
+def _within(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes of a graph and of the graphs in it."""
+    for node in graph.nodes:
+        yield node
+        for inner in node.graphs:
+            yield from _within(inner)
 
 
-def _both(one: ValueRange, two: ValueRange) -> ValueRange:
-    """Return the values of both ranges, with the source of the one that ends first."""
-    low, high = max(one.low or 0, two.low or 0), min(one.high or 0, two.high or 0)
-    return ValueRange(low, high, source=(one if high == one.high else two).source)
+def _reads(node: Node) -> set[str]:
+    """Return the tensors that a node and its graphs read; they may have tensors of the same names inside."""
+    found = set(node.inputs)
+    for graph in node.graphs:
+        inner = set(graph.outputs).union(*map(_reads, graph.nodes))
+        found |= inner.difference(graph.inputs, graph.constants, *(each.outputs for each in graph.nodes))
+    return found - {""}

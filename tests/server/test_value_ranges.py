@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import RunningServer
+from ingot.bench.payload import payload
+from ingot.cli.serve import curl
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.tensors import Array
@@ -182,6 +184,15 @@ def test_metadata_states_the_ranges(served: RunningServer) -> None:
         )
         assert ask(pb.ModelMetadataRequest(name="counted"), timeout=60).properties["values.n"] == "0..4096"
     assert "values.NAME" in httpx.get(f"{served.http_url}/openapi.json", trust_env=False).text
+
+
+def test_the_command_that_serve_prints_and_bench_use_no_negative_index(served: RunningServer) -> None:
+    models = {model.name: model for model in served._server.repository}
+    for name in ("lookup", "bare"):
+        assert '"shape":[1,1],"data":[1]' in curl(served.http_url, models[name])
+        document = httpx.get(f"{served.http_url}/v2/models/{name}", trust_env=False).json()
+        made = payload(document, None, {"ids": (8, 8)}, 8, 0).requests
+        assert {int(value) for request in made for value in np.unique(request["ids"])} == set(range(10))  # type: ignore[call-overload]
 
 
 @pytest.mark.matrix

@@ -96,7 +96,9 @@ def proved(runner: Runner, examples: Examples, ranges: Mapping[str, ValueRange])
         low, high, limits = int(span.low or 0), int(span.high or 0), np.iinfo(spec.dtype.numpy)
         if low < 0 <= high and not runs(low):
             low = 0
-        beyond = [value for value in (low - 1, high + 1) if limits.min <= value <= limits.max]
+        # Of a range that begins at 0 an engine may refuse negative indices, also if the original does not.
+        beyond = [high + 1, *([] if span.low == 0 else [low - 1])]
+        beyond = [value for value in beyond if limits.min <= value <= limits.max]
         if runs(low) and runs(high) and not any(map(runs, beyond)):
             found[spec.name] = replace(span, low=low)
     return found

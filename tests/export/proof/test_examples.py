@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
-from ingot.errors import ExportError, InvalidArgument
+from ingot.errors import ExportError, InvalidArgument, RejectedInputs
 from ingot.export.proof.examples import Examples, infer_specs
-from ingot.tensors import DType, Range, parse_spec
+from ingot.export.proof.indices import proved
+from ingot.tensors import Array, DType, Range, parse_spec, values
 
 
 def examples(*texts: str, **given: object) -> Examples:
@@ -102,3 +105,19 @@ def test_further_cases_are_kept_when_more_come() -> None:
     sizes = list(more.cases())
     assert {"batch": 1, "seq": 1001} in sizes
     assert {"batch": 77, "seq": 1} in sizes
+
+
+class Row:
+    """Selects one of ten numbers; negative indices count from the end."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if not -10 <= int(inputs["i"]) <= 9:
+            raise RejectedInputs("it does not run", "out of range")
+        return {"y": inputs["i"]}
+
+
+@pytest.mark.parametrize(("derived", "kept"), [("-10..9", True), ("0..9", True), ("1..9", False), ("0..8", False)])
+def test_only_negative_indices_may_be_refused_that_the_original_accepts(derived: str, kept: bool) -> None:
+    """An engine that fuses operators may refuse them."""
+    found = proved(Row(), examples("i:int64[]"), {"i": values.parse(derived)})
+    assert {name: str(span) for name, span in found.items()} == ({"i": derived} if kept else {})
