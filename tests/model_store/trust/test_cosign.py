@@ -371,7 +371,7 @@ class TestCheck:
             (lambda: attached(b"[]"), "is not in cosign's format"),
             (lambda: attached(payload(), signature="!"), "'annotation' is not base64"),
             (lambda: attached(b" " * (65 << 10)), "over the 64 KiB limit"),
-            (lambda: attached(b"{}", "text/plain"), "has the type 'text/plain'"),
+            (lambda: attached(b"{}", "text/plain"), "has the unknown type 'text/plain'"),
             (lambda: attached(dump(envelope(dump(statement(ANOTHER)))), DSSE), "signed for another archive"),
             (lambda: attached(dump(envelope(dump(statement(MODEL, "other")))), DSSE), "another name, 'other'"),
             (

@@ -229,11 +229,11 @@ class Opened:
         self.failing = ""
         open_session = onnxruntime.InferenceSession
 
-        def opened(path: str, options: Any, *, providers: list[Any], enable_fallback: int) -> Any:
+        def opened(path: str, options: Any, *, providers: list[Any], **how: Any) -> Any:
             self.providers.append(providers)
             if self.failing and "enable_cuda_graph" in str(providers):
                 raise RuntimeError(self.failing)
-            session = open_session(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            session = open_session(path, options, providers=["CPUExecutionProvider"], **how)
             names = [each if isinstance(each, str) else each[0] for each in providers]
             monkeypatch.setattr(session, "get_providers", lambda: [name for name in names if name != lacking])
             for kind in ("input", "output"):
