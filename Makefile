@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
 	@echo "make test [ARGS=...]     lint, type-check and test; ARGS go to pytest"
-	@echo "make test-matrix         the tests on further servers and routes, and of compiled models"
+	@echo "make test-matrix         the slower tests, further servers and routes, compiled models"
 	@echo "make test-long           the tests that take minutes: compiling, chaos"
 	@echo "make gpu [ARGS=...]      on a machine with an NVIDIA GPU: its tests and figures, into the docs"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"

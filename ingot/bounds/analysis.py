@@ -132,10 +132,10 @@ class Analysis:
                     need[name] = tensor.nbytes
             needs.append(need)
             spaces.append(workspace)
-        used = [uses(node) for node in graph.nodes]
+        uses = [_uses(node) for node in graph.nodes]
         # Other engines run the nodes as they come.
-        orders = [range(len(used)), depth_first(graph, used)]
-        peak = reduce(Poly.upper, (peak_of(graph, used, needs, spaces, order) for order in orders))
+        orders = [range(len(uses)), depth_first(graph, uses)]
+        peak = reduce(Poly.upper, (peak_of(graph, uses, needs, spaces, order) for order in orders))
         return [self._found(scope, name) for name in graph.outputs], peak
 
     def _found(self, scope: Scope, name: str) -> Tensor | None:
@@ -320,11 +320,11 @@ def _joined(one: Tensor, two: Tensor) -> Tensor:
     return Tensor.of(kind, dims, count=count, each=one.bounds.joined(two.bounds), text=text)
 
 
-def uses(node: Node) -> set[str]:
+def _uses(node: Node) -> set[str]:
     """Return the tensors that a node and its inner graphs read."""
     found = set(node.inputs)
     for graph in node.graphs:
-        found.update(graph.outputs, *map(uses, graph.nodes))
+        found.update(graph.outputs, *map(_uses, graph.nodes))
     return found
 
 

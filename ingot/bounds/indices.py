@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.bounds.abstract import INT8, INT32, INT64, UINT8
+from ingot.bounds.abstract import INT32, INT64
 from ingot.bounds.graph import Constant, Graph, Model, Node, opened
 from ingot.bounds.protobuf import DamagedError
 from ingot.report.text import one_line
@@ -22,7 +22,7 @@ from ingot.tensors.values import ValueRange
 
 _LONGEST_NAME = 80
 # Of inputs.
-_INTEGERS = (UINT8, INT8, 4, 5, INT32, INT64, 12, 13)
+_INTEGERS = frozenset(dtype.onnx for dtype in DType if dtype.is_integer)
 # Operators with all values of their first input in their output, and no others.
 _SAME = frozenset(("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
 _MICROSOFT = "com.microsoft"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -58,21 +59,17 @@ def version(tensor: torch.Tensor) -> int:
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/__init__.py
 def forget_compiled() -> None:
     """Forget what torch.cond has compiled: after a run under a dispatch mode, torch.export fails on that."""
-    from torch._dynamo import convert_frame
-
-    if convert_frame.FRAME_COUNTER:
+    if "torch._dynamo" in sys.modules:  # otherwise it has compiled nothing, and takes seconds to import
         torch._dynamo.reset()
 
 
-# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_device.py
 def remember_constructors() -> None:
-    """Fill PyTorch's cache of the functions that ``with torch.device(...)`` applies to.
-
-    Source: ``torch/utils/_device.py``, 2.13.
-    """
+    """Fill PyTorch's cache of the functions that ``with torch.device(...)`` applies to."""
     _device._device_constructors()
 
 
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
 def memory(tensor: torch.Tensor) -> int:
     """Return what identifies a tensor's memory, which its views share; fake tensors have no address."""
     return int(tensor.untyped_storage()._cdata)

@@ -17,6 +17,7 @@ from ingot.errors import Code, InvalidArgument, quoted
 from ingot.protocol import json_data, json_large
 from ingot.protocol.regions import EXTRA, Delivery, Place, Read, refuse
 from ingot.protocol.requests import (
+    MAX_PARAMETERS,
     MAX_TENSORS,
     InferRequest,
     InferResponse,
@@ -98,7 +99,8 @@ def decode_request(
     else:
         raise InvalidArgument(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
     given, wanted = _list(header, "inputs"), _list(header, "outputs", required=False)
-    check_parameters(sum(len(_dict(item, "parameters")) for item in (header, *given, *wanted)))
+    if (header_length or len(body)) > MAX_PARAMETERS:  # a shorter text cannot hold more
+        check_parameters(sum(len(_dict(item, "parameters")) for item in (header, *given, *wanted)))
     inputs = named([_input(item, buffers, read) for item in given])
     buffers.check_empty()
     parameters = _dict(header, "parameters")

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from ingot.config import ServerConfig
@@ -305,13 +304,13 @@ def _current(deployment: Deployment) -> Model:
     return deployment.current
 
 
-def _stated(signature: Signature) -> list[Sequence[TensorSpec]]:
+def _stated(signature: Signature) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
     """Return inputs and outputs without the ranges that a graph shows, such as that of a table of another size."""
-    derived = [spec.values is not None and spec.values.source is not None for spec in signature.inputs]
     inputs = [
-        replace(spec, values=None) if each else spec for spec, each in zip(signature.inputs, derived, strict=True)
+        spec if spec.values is None or spec.values.source is None else dataclasses.replace(spec, values=None)
+        for spec in signature.inputs
     ]
-    return [inputs, [*signature.outputs]]
+    return inputs, signature.outputs
 
 
 def _check(current: Model, candidate: Model) -> None:

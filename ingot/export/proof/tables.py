@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from ingot.export.explain.places import Place, innermost
 from ingot.export.program import Eager
 from ingot.export.proof.examples import LARGEST, MOST_WORK, Examples
 from ingot.export.proof.indices import failure_of
-from ingot.export.torch_internals import TorchDispatchMode, pytree
+from ingot.export.torch_internals import TorchDispatchMode, forget_compiled, pytree
 from ingot.tensors import Array, Range
 
 # Pairs of sizes at which reads are compared, in steps: the first that a call can afford.
@@ -215,8 +214,8 @@ class _Search:
         run = _Run(size)
         inputs = self._inputs({**self._others, self._dim: size})
         run.error = failure_of(lambda: self._eager.run(inputs, within=lambda tensors: _Reads(run, self._names)))
-        if run.error is not None and "torch._dynamo" in sys.modules:
-            torch.compiler.reset()  # torch.cond does not run while it is observed, and keeps that for later calls
+        if run.error is not None:  # torch.cond does not run while it is observed
+            forget_compiled()
         return run
 
     def _inputs(self, sizes: Mapping[str, int]) -> dict[str, Array]:

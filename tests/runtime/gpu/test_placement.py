@@ -365,6 +365,13 @@ def test_products_in_32_bits_beside_convolutions_in_half_precision_are_found(tmp
     assert convolutions.convolutions_of(path) == convolutions.Convolutions(any=True, half=False)
 
 
+def test_a_file_with_a_node_without_inputs_has_no_known_convolutions(tmp_path: Path) -> None:
+    """Engines refuse it, by a clear error."""
+    model = helper.make_model(helper.make_graph([helper.make_node("Transpose", [], ["y"])], "g", [], []))
+    (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
+    assert convolutions.convolutions_of(tmp_path / "odd.onnx") == convolutions.Convolutions()
+
+
 def test_a_gpu_that_cannot_be_used_does_not_decide_the_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:

@@ -57,7 +57,7 @@ def convolutions_of(path: Path) -> Convolutions:
             kinds = [*_kinds(model.graph)]
             for function in model.functions.values():
                 kinds += _kinds(function)
-    except DamagedError:
+    except (DamagedError, LookupError):  # a node may lack inputs
         return Convolutions()
     convolving = any(operator in _CONVOLUTIONS for operator, _ in kinds)
     # A product of two results has the precision of its neighbours; a convolution whose weights are computed may not.

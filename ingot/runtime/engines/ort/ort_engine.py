@@ -206,11 +206,12 @@ class OrtEngine(PipelinedEngine):
         except TooLarge:  # for the inputs
             self._give_back()
             raise
-        self._runs += 1
-        # They name a graph, or this run waited, or the next one does.
-        if self._shrinks or self._graphs is not None or self._runs % _WAITING < 2:
-            self._shrinks = False
-            self._run_options = self._new_options()
+        if self._lane is not None:
+            self._runs += 1
+            # They name a graph, or this run waited, or the next one does.
+            if self._shrinks or self._graphs is not None or self._runs % _WAITING < 2:
+                self._shrinks = False
+                self._run_options = self._new_options()
         return {spec.name: from_ort(spec, value) for spec, value in zip(self._outputs, outputs, strict=True)}
 
     def deliver(self, inputs: Mapping[str, Array], targets: Mapping[str, Sequence[Range]]) -> dict[str, Array]:
