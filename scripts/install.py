@@ -3,7 +3,7 @@
 Usage: python scripts/install.py EXTRAS
 
 pip prints several lines for each of some hundred packages; of these, only large downloads are shown, and all of them if
-it fails.
+it fails. pip runs twice before that: an index that does not answer for one package looks like a conflict of versions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,27 @@ def shown(line: str) -> str | None:
 
 
 def main(extras: str) -> int:
-    """Run pip, and return its exit code."""
+    """Run pip, a second time if it fails, and return its exit code."""
+    code, lines = _install(extras)
+    if code:
+        print("  pip failed; it runs once more", flush=True)
+        code, lines = _install(extras)
+    if code:
+        sys.stderr.writelines(lines)
+    return code
+
+
+def _install(extras: str) -> tuple[int, list[str]]:
+    """Return the exit code of pip and the lines that it printed."""
     options = ["--disable-pip-version-check", "--progress-bar", "off", "-c", "constraints.txt"]
     command = [sys.executable, "-m", "pip", "install", *options, "-e", f".[{extras}]"]
-    printed: list[str] = []
+    lines: list[str] = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         for line in pip.stdout or ():
-            printed.append(line)
+            lines.append(line)
             if (text := shown(line)) is not None:
                 print(text, flush=True)
-    if pip.returncode:
-        sys.stderr.writelines(printed)
-    return pip.returncode
+    return pip.returncode, lines
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import ingot
-from scripts import audit
-from scripts.install import shown
+from scripts import audit, install
 from tests.support import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -142,18 +141,18 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest(tmp_path: Path) 
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
 
-    def install(target: str) -> list[str]:
+    def extras_of(target: str) -> list[str]:
         return re.findall(r"scripts/install\.py (\S+)", commands(target))
 
     assert re.search(r"60 packages, 1\.4 GB, .* 2 to 3 minutes", commands("demo"))
-    assert install("demo") == ["cpu,export,demo"]
+    assert extras_of("demo") == ["cpu,export,demo"]
     (tmp_path / ".demo").touch()
-    assert install("demo") == []
-    (everything,) = install("lint")
+    assert extras_of("demo") == []
+    (everything,) = extras_of("lint")
     assert {"cpu", "export", "demo", "dev"} <= set(everything.split(","))
     (tmp_path / ".installed").touch()
     (tmp_path / ".demo").unlink()
-    assert install("demo") == install("lint") == []
+    assert extras_of("demo") == extras_of("lint") == []
 
 
 def test_of_pips_output_large_downloads_are_shown() -> None:
@@ -165,5 +164,25 @@ def test_of_pips_output_large_downloads_are_shown() -> None:
         "Requirement already satisfied: numpy": None,
     }
     for line, expected in lines.items():
-        text = shown(line)
+        text = install.shown(line)
         assert text is None if expected is None else expected in str(text)
+
+
+def test_an_installation_that_fails_is_tried_a_second_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The index may not answer for one package, which pip reports as a conflict."""
+    count = tmp_path / "count"
+    pip = tmp_path / "python"
+    pip.write_text(
+        f"#!/bin/sh\necho run >> {count}\necho 'ERROR: ResolutionImpossible'\n[ $(wc -l < {count}) -ge $RUNS ]\n"
+    )
+    pip.chmod(0o755)
+    for runs, code in ((1, 0), (2, 0), (3, 1)):
+        count.unlink(missing_ok=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(pip))
+            patch.setenv("RUNS", str(runs))
+            assert install.main("cpu") == code
+        assert len(count.read_text().split()) == min(runs, 2)
+        output = capfd.readouterr()
+        assert ("pip failed; it runs once more" in output.out) == (runs > 1)
+        assert ("ResolutionImpossible" in output.err) == (code == 1)
