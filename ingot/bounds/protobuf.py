@@ -10,6 +10,7 @@ import mmap
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_TAG_BYTES, _MAX_VARINT_BYTES = 5, 10
 
 Buffer = mmap.mmap | bytes
 Span = tuple[int, int]
@@ -24,10 +25,15 @@ def fields(content: Buffer, span: Span) -> Iterator[tuple[int, Value]]:
     """Yield the number and value of each field, whose type is that on the wire.
 
     These are an integer, the place of a message, text or packed list, or the bytes of a floating-point number.
+
+    Raises:
+        DamagedError: the encoding is not one that protobuf's own parsers accept, or has groups, which ONNX does not.
     """
     at, end = span
     while at < end:
-        tag, at = _varint(content, at, end)
+        tag, at = _varint(content, at, end, _MAX_TAG_BYTES)
+        if not 8 <= tag < 1 << 32:  # field 0, or a tag over 32 bits
+            raise _damaged(at)
         kind = tag & 7
         if kind == _VARINT:
             value, at = _varint(content, at, end)
@@ -38,9 +44,9 @@ def fields(content: Buffer, span: Span) -> Iterator[tuple[int, Value]]:
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
-            raise DamagedError("its encoding is damaged")
-        if at + size > end or tag >> 32:
-            raise DamagedError("its encoding is damaged")
+            raise DamagedError(f"it has a field of wire type {kind} at byte {at}, which ONNX does not use")
+        if at + size > end:
+            raise _damaged(at)
         yield tag >> 3, (at, at + size) if kind == _BYTES else content[at : at + size]
         at += size
 
@@ -59,18 +65,22 @@ def _varints(content: Buffer, span: Span) -> Iterator[int]:
         yield value
 
 
-def _varint(content: Buffer, at: int, end: int) -> tuple[int, int]:
+def _varint(content: Buffer, at: int, end: int, limit: int = _MAX_VARINT_BYTES) -> tuple[int, int]:
+    """Return an integer in base 128, lowest digit first, of at most ``limit`` bytes, and the position after it."""
     if at < end and (byte := content[at]) < 0x80:  # as most are
         return byte, at + 1
     value = shift = 0
-    while at < end and shift < 70:
-        byte = content[at]
-        at += 1
+    for position in range(at, min(end, at + limit)):
+        byte = content[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, position + 1
         shift += 7
-    raise DamagedError("its encoding is damaged")
+    raise _damaged(at)
+
+
+def _damaged(at: int) -> DamagedError:
+    return DamagedError(f"its encoding is damaged at byte {at}")
 
 
 def signed(value: int) -> int:

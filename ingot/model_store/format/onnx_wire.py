@@ -1,23 +1,22 @@
 """The external files that an ONNX graph names, found in the encoded graph without the onnx package.
 
 Engines open the files named in the ``external_data`` of a graph's tensors, so every graph is checked before it is
-pushed or served. The encoding is protobuf (https://protobuf.dev/programming-guides/encoding): a message is a sequence
-of fields, each a tag with number and wire type, and a value. Engines differ in which tensors they read, so every tensor
-counts, wherever it is, and even if a later field replaces it.
+pushed or served. Engines differ in which tensors they read, so every tensor counts, wherever it is, and even if a later
+field replaces it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ingot.bounds.protobuf import DamagedError, Span, Value, fields
 from ingot.errors import InvalidArchive
 
 MAX_DEPTH = 100  # nested messages; protobuf itself reads no more
 MAX_FIELDS = 5_000_000  # bounds the work to a few seconds
 # No other key names files, and strings are contiguous: a message without these bytes names no file.
 _KEY = b"location"
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MAX_TAG_BYTES, _MAX_VARINT_BYTES = 5, 10
 
 
 @dataclass
@@ -54,7 +53,10 @@ def locations(graph: bytes) -> tuple[bytes, ...]:
         InvalidArchive: where files are named, it is damaged, too complex, or has fields that ONNX does not define.
     """
     walk = _Walk(graph)
-    walk.message(MODEL, 0, len(graph), 1)
+    try:
+        walk.message(MODEL, (0, len(graph)), 1)
+    except DamagedError as error:
+        raise InvalidArchive(str(error)) from error
     return tuple(walk.found)
 
 
@@ -67,72 +69,45 @@ class _Walk:
         self._key = -1  # position of the next key, if known
         self._fields = 0
 
-    def message(self, kind: Message, start: int, end: int, depth: int) -> None:
+    def message(self, kind: Message, span: Span, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise InvalidArchive(f"it has more than {MAX_DEPTH} nested messages")
-        at = start
-        while at < end and self._names_file(at, end):
-            tag, at = self._varint(at, end, _MAX_TAG_BYTES)
-            begin, at = self._value(tag, at, end)
-            if tag & 7 == _BYTES and self._names_file(begin, at):
-                self._inner(kind, tag >> 3, begin, at, depth)
+        if not self._names_file(*span):
+            return
+        for number, value in self._read(span):
+            if isinstance(value, tuple):
+                if self._names_file(*value):
+                    self._inner(kind, number, value, depth)
+                if not self._names_file(value[1], span[1]):
+                    return
 
-    def _inner(self, kind: Message, number: int, start: int, end: int, depth: int) -> None:
+    def _inner(self, kind: Message, number: int, span: Span, depth: int) -> None:
         inner = kind.messages.get(number)
         if inner is ENTRY:
-            self._entry(start, end)
+            self._entry(span)
         elif inner is not None:
-            self.message(inner, start, end, depth + 1)
+            self.message(inner, span, depth + 1)
         elif number not in kind.others:
             raise InvalidArchive(
-                f"field {number} of a {kind.name}, at byte {start}, is unknown to this version of Ingot, "
+                f"field {number} of a {kind.name}, at byte {span[0]}, is unknown to this version of Ingot, "
                 "and may name files; update Ingot, or remove the field"
             )
 
-    def _entry(self, start: int, end: int) -> None:
+    def _entry(self, span: Span) -> None:
         # Either field may occur repeatedly, and parsers differ in which one counts: collect all.
         texts: dict[int, list[bytes]] = {1: [], 2: []}
-        at = start
-        while at < end:
-            tag, at = self._varint(at, end, _MAX_TAG_BYTES)
-            begin, at = self._value(tag, at, end)
-            if tag & 7 == _BYTES and tag >> 3 in texts:
-                texts[tag >> 3].append(self._graph[begin:at])
+        for number, value in self._read(span):
+            if isinstance(value, tuple) and number in texts:
+                texts[number].append(self._graph[slice(*value)])
         if _KEY in texts[1]:
             self.found.update(dict.fromkeys(texts[2] or [b""]))
 
-    def _value(self, tag: int, at: int, end: int) -> tuple[int, int]:
-        """Return the start and end of a field's value."""
-        self._fields += 1
-        if self._fields > MAX_FIELDS:
-            raise InvalidArchive(f"it has more than {MAX_FIELDS} fields before the last file name")
-        wire = tag & 7
-        begin = after = at
-        if wire == _BYTES:
-            size, begin = self._varint(at, end, _MAX_VARINT_BYTES)
-            after = begin + size
-        elif wire == _VARINT:
-            _, after = self._varint(at, end, _MAX_VARINT_BYTES)
-        elif wire in (_FIXED32, _FIXED64):
-            after = at + (4 if wire == _FIXED32 else 8)
-        else:
-            raise InvalidArchive(f"it has a field of wire type {wire} at byte {at}, which ONNX does not use")
-        if not 8 <= tag < 1 << 32 or after > end:
-            raise InvalidArchive(f"its encoding is damaged at byte {at}")
-        return begin, after
-
-    def _varint(self, at: int, end: int, limit: int) -> tuple[int, int]:
-        """Return an integer in base 128, lowest digit first, and the position after it."""
-        if at < end and self._graph[at] < 0x80:  # as most are
-            return self._graph[at], at + 1
-        value = shift = 0
-        for position in range(at, min(end, at + limit)):
-            byte = self._graph[position]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, position + 1
-            shift += 7
-        raise InvalidArchive(f"its encoding is damaged at byte {at}")
+    def _read(self, span: Span) -> Iterator[tuple[int, Value]]:
+        for number, value in fields(self._graph, span):
+            self._fields += 1
+            if self._fields > MAX_FIELDS:
+                raise InvalidArchive(f"it has more than {MAX_FIELDS} fields before the last file name")
+            yield number, value
 
     def _names_file(self, start: int, end: int) -> bool:
         """Return whether the key occurs in a range. ``start`` never decreases, so the graph is searched once."""
