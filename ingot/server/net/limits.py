@@ -15,11 +15,7 @@ BODY_BYTES = 1 << 20
 BODY_PACE = f"send at least {BODY_BYTES >> 20} MiB a minute"
 
 
-class _Small(int):
-    """A limit that ``--max-body-mb`` does not raise, even where both have the same value."""
-
-
-SMALL_BYTES = _Small(1 << 20)
+SMALL_BYTES = 1 << 20
 """Most bytes of a body or message other than those of inference, which is converted in the event loop."""
 
 # Bytes that an open call costs in addition to its messages, rounded up: of a call of few messages, and of a stream,
@@ -39,14 +35,14 @@ _TIMES_FREE = 7
 
 
 def check_size(size: int, limit: int) -> None:
-    """Refuse a body over the limit, which is that of ``--max-body-mb`` unless it is :data:`SMALL_BYTES`.
+    """Refuse a body over the limit: that of ``--max-body-mb``, or :data:`SMALL_BYTES`, which may be equal.
 
     Raises:
         TooLarge: names both sizes.
     """
     if size > limit:
-        which = "for this operation" if isinstance(limit, _Small) else "(--max-body-mb)"
-        raise TooLarge(f"the request body has {size} bytes, over the limit of {units.size(limit)} {which}")
+        which = ", which --max-body-mb raises for inference only" if limit == SMALL_BYTES else " (--max-body-mb)"
+        raise TooLarge(f"the request body has {size} bytes, over the limit of {units.size(limit)}{which}")
 
 
 def bodies_budget(max_bodies_bytes: int) -> Budget:

@@ -220,7 +220,7 @@ def test_messages_other_than_inference_are_small(channel: grpc.Channel, encoding
             with pytest.raises(grpc.RpcError) as caught:
                 stub(unknown, timeout=30, compression=encoding)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, name
-            assert "over the limit of 1 MiB for this operation" in str(caught.value.details())
+            assert "over the limit of 1 MiB, which --max-body-mb raises for inference" in str(caught.value.details())
     assert infer(channel, affine()).outputs
 
 

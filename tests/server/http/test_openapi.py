@@ -63,7 +63,7 @@ def test_bodies_of_settings_are_small(server: RunningServer) -> None:
         for path in [route.removeprefix("POST ") for operation in small for route in operation.http]:
             answer = client.post(path.format(model="m", region="r", repository="r"), content=bytes((1 << 20) + 1))
             assert answer.status_code == 413, path
-            assert "over the limit of 1 MiB for this operation" in answer.json()["error"]
+            assert "over the limit of 1 MiB, which --max-body-mb raises for inference only" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.long)])
