@@ -221,14 +221,14 @@ def _print(archive: Archive, *, verbose: bool) -> None:
 
 def _paddings(archive: Archive) -> Iterator[str]:
     """Yield how each dimension is padded, in the form of ``--pad``, with what a row or the graph restricts."""
-    # The original has the notes, its quantized variants come first.
-    tried = [note for variant in archive.variants for note in variant.serving.provenance.tried_paddings]
+    # The original has this evidence, its quantized variants come first.
+    tried = {dim for variant in archive.variants for dim in variant.serving.evidence.tried_paddings}
     for dim, padding in archive.variants[0].serving.padding.items():
         values = ",".join(f"{name}={value:g}" for name, value in padding.values.items())
         facts = [f"{dim}:{values}" + (f"@{','.join(map(str, padding.buckets))}" if padding.buckets else "")]
         if padding.masks:
             facts.append(f"not of rows that {' or '.join(padding.masks)} hides whole")
-        if any(f"'{dim}'" in note for note in tried):
+        if dim in tried:
             facts.append("shown by examples; its graph does not prove it for all values")
         yield "; ".join(facts)
 

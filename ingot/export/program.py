@@ -25,6 +25,9 @@ from ingot.export.torch_internals import pytree
 from ingot.runtime.engines.pytorch.torch_arrays import from_torch
 from ingot.tensors import Array, Signature
 
+# Seconds after which a call may be endless, and how many times as long as an ordinary one it may take.
+_ENDLESS, _SLOWER = 5.0, 100
+
 NEXT = "_next"
 """The suffix of a state's new value: the input ``count`` has the output ``count_next``."""
 
@@ -51,12 +54,19 @@ class Stoppable(Protocol):
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float, runner: Runner) -> Iterator[None]:
-    """End the call of a runner that takes longer than this in the block, if the runner can be stopped."""
+def ended_if_endless(runner: Runner, ordinary: float) -> Iterator[None]:
+    """End the call of a runner in the block if it seems to be endless, and the runner can be stopped.
+
+    A loop whose condition is decided by chosen values may never end.
+
+    Args:
+        runner: makes the call, which raises EngineTimeout if it is ended.
+        ordinary: the seconds of a call on ordinary values.
+    """
     if not isinstance(runner, Stoppable):
         yield
         return
-    timer = threading.Timer(seconds, runner.terminate)
+    timer = threading.Timer(max(_ENDLESS, _SLOWER * ordinary), runner.terminate)
     timer.start()
     try:
         yield

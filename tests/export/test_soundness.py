@@ -15,7 +15,8 @@ import ingot
 from ingot.errors import ExportError, ParityError
 from ingot.export import export_model
 from ingot.export.proof.examples import Examples
-from ingot.export.proof.parity import prove, unbatchable
+from ingot.export.proof.independence import unbatchable
+from ingot.export.proof.parity import prove
 from ingot.runtime import EngineSpec, load_engine
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests.export.models import Function

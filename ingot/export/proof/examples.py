@@ -46,8 +46,9 @@ class Edge:
     Attributes:
         inputs: the inputs by name.
         numbers: constants of the model that are among the values, as the model has them.
-        ordered: whether the model defines its outputs; False if it sorts values, of which some may be equal.
-        extreme: whether the values are at the ends of their datatype, where a difference is noted and refuses nothing.
+        ordered: whether the model defines its outputs; False if it sorts values that may be equal.
+        extreme: whether the values are at the ends of their datatype, where a difference is noted but does not
+            fail the export.
     """
 
     inputs: Mapping[str, Array]
@@ -187,7 +188,7 @@ class Examples:
         return name in self._limits
 
     def is_given(self, name: str) -> bool:
-        """Return whether the user gave an input's values, or the model does, of a state."""
+        """Return whether an input has values: the user's, or the initial ones of a state."""
         return name in self._given or name in self.states
 
     def is_limited(self, name: str) -> bool:
@@ -200,7 +201,8 @@ class Examples:
         return bool(self._given) or self._related
 
     def affordable(self, sizes: Mapping[str, int], most: float | None = None) -> bool:
-        """Return whether a call needs at most ``most`` FLOPs, :data:`MOST_WORK` by default, if they grow linearly."""
+        """Return whether a call needs at most ``most`` FLOPs, :data:`MOST_WORK` by default, assuming that
+        they grow linearly."""
         shares = (sizes[symbol] / size for symbol, size in self.default_sizes.items())
         return self._work * math.prod(shares) <= (MOST_WORK if most is None else most)
 

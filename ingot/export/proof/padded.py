@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from ingot.errors import IngotError, ParityError
 from ingot.export.program import Runner
 from ingot.export.proof.examples import Examples
 from ingot.export.proof.parity import tolerance
-from ingot.model_store.format.evidence import TRIED_PADDING
 from ingot.tensors import Array, DType, Signature, arrays
 from ingot.tensors.padding import Padder, Padding
 
@@ -27,9 +27,23 @@ _MORE = (1, 7)
 _TIMES = (2, 4)
 
 
+class Neutral(NamedTuple):
+    """Paddings that change no output.
+
+    Attributes:
+        paddings: by dimension, with the masks of which a row that hides everything prevents padding.
+        tried: the dimensions that only examples show, not the graph.
+        remarks: a sentence on each proof.
+    """
+
+    paddings: dict[str, Padding]
+    tried: tuple[str, ...]
+    remarks: list[str]
+
+
 def prove(
     runner: Runner, signature: Signature, paddings: Mapping[str, Padding], examples: Examples, graph: Path | None
-) -> tuple[dict[str, Padding], list[str]]:
+) -> Neutral:
     """Prove that padding along each dimension, alone and together with the others, changes no output.
 
     The graph proves it where positions along a dimension never influence each other. Otherwise examples are padded:
@@ -41,9 +55,6 @@ def prove(
         paddings: the declared paddings, by dimension.
         examples: the source of the cases.
         graph: the packed ONNX graph, if there is one.
-
-    Returns:
-        The paddings, with the masks of which a row that hides everything prevents padding; and remarks.
 
     Raises:
         ParityError: an output changes, or the model fails on padded inputs; the message names dimension and output.
@@ -76,9 +87,9 @@ def prove(
         except_for = f", except for rows that {' or '.join(masks)} hides whole, which are not padded" if masks else ""
         remarks.append(
             f"padding along {shown} changes no output in {cases} cases, largest error {worst:.1e} "
-            f"(tolerance {limit:.0e}){except_for}{TRIED_PADDING}"
+            f"(tolerance {limit:.0e}){except_for}; its graph does not prove it for all values"
         )
-    return found, remarks
+    return Neutral(found, tuple(left), remarks)
 
 
 def _cases(padder: Padder, examples: Examples, numbers: Sequence[int]) -> Iterator[dict[str, Array]]:

@@ -14,7 +14,8 @@ from ingot.errors import ExportError, InvalidArgument
 from ingot.export.explain.places import frames_in, innermost
 from ingot.export.lower.packed import Packed
 from ingot.export.proof import extremes, indices, misdeclared, padded
-from ingot.export.proof.parity import tolerance, unbatchable
+from ingot.export.proof.independence import unbatchable
+from ingot.export.proof.parity import tolerance
 from ingot.export.source.subject import check_batch_dim
 from ingot.export.stages.context import Context
 from ingot.model_store import BoundsEvidence, CallBytes, Evidence, Golden
@@ -61,8 +62,8 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
             stage.parity, goldens = context.prove(engine, signature)
             signature = _with_indices(context, packed, signature)
             graph = context.blobs.path(packed.graph) if packed.format == "onnx" else None
-            paddings, remarks = padded.prove(engine, signature, paddings, examples, graph)
-            journal.note(*remarks)
+            padding = padded.prove(engine, signature, paddings, examples, graph)
+            journal.note(*padding.remarks)
         journal.note(*extremes.remarks(context.reference, engine, examples, tolerance(signature, examples.computed)))
         with journal.stage("measure", "Measuring"):
             batches = [rows for rows in profile.BATCHES if _affordable(context, signature, rows)]
@@ -76,9 +77,10 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
         memory=context.memory,
         bounds=bounds,
         deviations=context.deviations,
+        tried_paddings=padding.tried,
     )
     # Another processor rounds differently: goldens may differ by 10 times what this one showed.
-    return Proved(signature, paddings, evidence, goldens, min(10 * worst, 1))
+    return Proved(signature, padding.paddings, evidence, goldens, min(10 * worst, 1))
 
 
 def _measured_bounds(context: Context, packed: Packed, signature: Signature, golden: Golden) -> BoundsEvidence | None:

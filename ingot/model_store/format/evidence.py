@@ -184,7 +184,8 @@ class Evidence(Record):
     ``baseline`` is the latency of the variant's origin, measured in the same run. ``holds`` is whether the requested
     accuracy budget was kept; None if none was requested. ``bounds`` is None for other formats than ONNX, and ``memory``
     where the model does not run without data. ``deviations`` are operators whose ONNX form differs from PyTorch
-    within a stated bound, one line for each with its place in the code.
+    within a stated bound, one line for each with its place in the code. ``tried_paddings`` are the dimensions along
+    which only examples show that padding changes no output.
     """
 
     machine: str = ""
@@ -197,6 +198,7 @@ class Evidence(Record):
     bounds: BoundsEvidence | None = None
     memory: MemoryEvidence | None = None
     deviations: tuple[str, ...] = ()
+    tried_paddings: tuple[str, ...] = ()
 
     def speedups(self) -> dict[int, float]:
         """Return the speed-up over the baseline for each batch size."""
@@ -232,10 +234,6 @@ UNBATCHED = "served without batching: "
 """How the note begins that says why requests must not share a batch."""
 
 
-TRIED_PADDING = "; its graph does not prove it for all values"
-"""How the note ends that says in which cases padding changed no output, where only examples show it."""
-
-
 class Provenance(Record):
     """The origin of a variant."""
 
@@ -248,11 +246,6 @@ class Provenance(Record):
     def unbatched(self) -> str:
         """Why the export found that requests must not share a batch; empty if it did not."""
         return next((note.removeprefix(UNBATCHED) for note in self.notes if note.startswith(UNBATCHED)), "")
-
-    @property
-    def tried_paddings(self) -> tuple[str, ...]:
-        """The notes on paddings that only examples show to change no output."""
-        return tuple(note for note in self.notes if note.endswith(TRIED_PADDING))
 
     @classmethod
     def of(cls, source: str, packages: Iterable[str], notes: Iterable[str] = ()) -> Provenance:

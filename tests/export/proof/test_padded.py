@@ -60,6 +60,7 @@ def test_a_masked_model_may_be_padded_and_the_archive_says_how(tmp_path: Path) -
     serving = archive.variant().serving
     assert serving.padding == {"seq": Padding({"ids": 0, "mask": 0})}
     assert any(note.startswith("padding along 'seq' changes no output in") for note in serving.provenance.notes)
+    assert serving.evidence.tried_paddings == ("seq",)
     shown = "padding  seq:ids=0,mask=0; shown by examples; its graph does not prove it for all values"
     assert inspected(archive, tmp_path) == [shown]
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 
-from ingot.errors import ParityError
+from ingot.errors import EngineTimeout, ParityError
+from ingot.export import program
+from ingot.export.proof import extremes
 from ingot.export.proof.examples import Edge, Examples
-from ingot.export.proof.parity import prove, tolerance, unbatchable, unrepeated
+from ingot.export.proof.independence import unbatchable
+from ingot.export.proof.parity import prove, tolerance, unrepeated
 from ingot.tensors import Array, DType, Range, Shape, Signature, TensorSpec, ValueRange
 
 
@@ -19,6 +23,23 @@ class Function:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"y": self._function(inputs["x"])}
+
+
+class Endless(Function):
+    """A graph whose call on large values ends only if it is terminated."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x)
+        self._terminated = threading.Event()
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if np.abs(inputs["x"]).max() > 30:
+            self._terminated.wait()
+            raise EngineTimeout("the call was terminated")
+        return super().run(inputs)
+
+    def terminate(self) -> None:
+        self._terminated.set()
 
 
 def signature(
@@ -45,6 +66,13 @@ def test_equal_models_give_evidence_and_two_goldens() -> None:
     for golden in goldens:
         assert np.array_equal(golden.outputs["y"], golden.inputs["x"] * 2)
     assert len({golden.inputs["x"].shape for golden in goldens}) == 2
+
+
+def test_a_call_on_extreme_values_that_does_not_end_is_ended_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_ENDLESS", 0.01)
+    of = signature()
+    notes = extremes.remarks(Function(lambda x: x), Endless(), Examples(of.inputs, of.ranges), 1e-4)
+    assert next(notes) == "at inputs 50 times as large, the graph does not end where the model does"
 
 
 def test_rounding_passes_and_more_does_not() -> None:
