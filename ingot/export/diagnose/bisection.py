@@ -11,7 +11,7 @@ from ingot.errors import ExportError
 from ingot.export.capture import ladder
 from ingot.export.diagnose.divergence import Divergence, find_divergence
 from ingot.export.lower import onnx as lower_onnx
-from ingot.export.lower.translations import TRANSLATIONS
+from ingot.export.lower.forms.translations import TRANSLATIONS
 from ingot.export.pipeline import evaluating
 from ingot.export.program import Program
 from ingot.export.proof.parity import tolerance

@@ -18,8 +18,8 @@ from ingot.export.estimate import cost
 from ingot.export.estimate.cost import Cost
 from ingot.export.explain import explain
 from ingot.export.lower import program as lower_program
+from ingot.export.lower.forms.translations import TRANSLATIONS
 from ingot.export.lower.onnx import outside
-from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Program
 from ingot.export.snapshot import untouched
 from ingot.export.source.subject import Subject, bind, describe

@@ -80,7 +80,7 @@ def _cast(value: ir.Value, kind: ir.DataType) -> ir.Node:
 
 
 def _rounded(graph: ir.Graph, node: ir.Node, value: ir.Value) -> ir.Value:
-    """Convert an output, which has become one in single precision, back; the result takes its name and place."""
+    """Convert an output that is now in single precision back to bfloat16; the result has its name and place."""
     cast = _cast(value, _NARROW)
     (made,) = cast.outputs
     replace_all_uses_with(value, made, replace_graph_outputs=True)

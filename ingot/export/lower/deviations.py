@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ingot.export.explain import places
-from ingot.export.lower.integers import MOST_FACTORS
+from ingot.export.lower.forms.integers import MOST_FACTORS
 from ingot.export.torch_internals import OpOverload
 
 _SIGMOID = "within 1e-7, not relative to small results"

@@ -19,7 +19,8 @@ from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export import torch_internals
 from ingot.export.explain import places
-from ingot.export.lower import bfloat16, complex_numbers, exact_math, optimizer, sigmoids, size_arithmetic
+from ingot.export.lower import bfloat16, optimizer, sigmoids
+from ingot.export.lower.forms import complex_numbers, exact_math, size_arithmetic
 from ingot.export.program import Program, quiet, user_path
 from ingot.export.rewrite.ops import functions
 from ingot.export.torch_internals import Registry
@@ -43,7 +44,7 @@ _DECOMPOSED_WRONGLY = (
 )
 _NUMBERED = re.compile(r"val_\d+")
 # Second names of operators. The exporter does not promote the types of their tensors, and does not use the forms of
-# :mod:`ingot.export.lower.translations` for them, so they are replaced by the operators.
+# :mod:`ingot.export.lower.forms.translations` for them, so they are replaced by the operators.
 _ALIASES = re.compile(
     r"aten::(divide|multiply|subtract|greater|greater_equal|less|less_equal|concat|concatenate"
     r"|special_(erf|erfc|expm1|sinc|softmax|log_softmax))(\..*)?"

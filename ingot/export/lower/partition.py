@@ -106,7 +106,7 @@ def _no_pending_sizes(exported: torch.export.ExportedProgram) -> Iterator[None]:
 
 
 def _is_translatable(node: fx.Node, module: fx.GraphModule, registry: torch_internals.Registry) -> bool:
-    """Return whether a node has an ONNX form, and so have all nodes in the branches that it selects from."""
+    """Return whether a node and all nodes in the branches that it selects from have an ONNX form."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
     held = [getattr(module, str(source.target)) for source in node.all_input_nodes if source.op == "get_attr"]

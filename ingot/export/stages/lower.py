@@ -13,8 +13,8 @@ from ingot.export.explain import places
 from ingot.export.lower import aoti, deviations, optimizer, partition
 from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower import program as lower_program
+from ingot.export.lower.forms.translations import TRANSLATIONS
 from ingot.export.lower.packed import Packed
-from ingot.export.lower.translations import TRANSLATIONS
 from ingot.export.program import Program
 from ingot.export.report import Attempt
 from ingot.export.source.subject import Subject
@@ -58,7 +58,7 @@ def lower_to_onnx(context: Context, program: Program, subject: Subject, *, rewri
 
 
 def _with_earlier(error: ExportError, attempts: Sequence[Attempt]) -> ExportError:
-    """Return an error that also says why the graph is not that of the first route, which may lack the operator."""
+    """Return an error that also says why the first route, whose graph may not have the operator, was not taken."""
     if len(attempts) < 2:
         return error
     first, last = attempts[0], attempts[-1]

@@ -23,7 +23,7 @@ from ingot.bounds.poly import Poly
 from ingot.bounds.samples import mixings
 from ingot.bounds.samples.tracing import Tracing
 from ingot.export.lower import onnx as lower_onnx
-from ingot.export.lower.translations import TRANSLATIONS
+from ingot.export.lower.forms.translations import TRANSLATIONS
 from ingot.tensors import DType, Range, Signature, TensorSpec
 from tests.bounds.samples.cases import APART, MIXING, Function
 from tests.bounds.test_random_graphs import Graph, run

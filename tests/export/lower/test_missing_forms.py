@@ -18,8 +18,8 @@ from torch.onnx._internal.exporter._building import OpRecorder
 
 from ingot.errors import ExportError
 from ingot.export import export_model
-from ingot.export.lower import missing_forms
 from ingot.export.lower import onnx as lower
+from ingot.export.lower.forms import missing_forms
 from ingot.runtime import EngineSpec, load_engine
 from tests.export.models import Function
 

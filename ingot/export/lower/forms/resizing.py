@@ -12,8 +12,8 @@ import torch
 from onnxscript import ir, opset18, opset20
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.exact_math import like
-from ingot.export.lower.size_arithmetic import named, to_double
+from ingot.export.lower.forms.exact_math import like
+from ingot.export.lower.forms.size_arithmetic import named, to_double
 
 aten = torch.ops.aten
 op: Any = opset18

@@ -16,9 +16,9 @@ from onnxscript.function_libs.torch_lib.ops import core
 from torch import fx
 
 from ingot.export import torch_internals
-from ingot.export.lower import missing_forms
-from ingot.export.lower.exact_math import atan2, like
-from ingot.export.lower.tails import hypotenuse
+from ingot.export.lower.forms import missing_forms
+from ingot.export.lower.forms.exact_math import atan2, like
+from ingot.export.lower.forms.tails import hypotenuse
 from ingot.export.program import quiet
 
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from onnxscript import ir, opset18
 
-from ingot.export.lower.exact_math import in_single, like
-from ingot.export.lower.integers import converted
-from ingot.export.lower.size_arithmetic import named, to_double
+from ingot.export.lower.forms.exact_math import in_single, like
+from ingot.export.lower.forms.integers import converted
+from ingot.export.lower.forms.size_arithmetic import named, to_double
 
 aten = torch.ops.aten
 op: Any = opset18

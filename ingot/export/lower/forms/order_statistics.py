@@ -13,7 +13,7 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import linalg
 
-from ingot.export.lower.exact_math import ints, like
+from ingot.export.lower.forms.exact_math import ints, like
 
 aten = torch.ops.aten
 op: Any = opset18

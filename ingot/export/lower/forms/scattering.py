@@ -10,7 +10,7 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.exact_math import ints, like
+from ingot.export.lower.forms.exact_math import ints, like
 
 aten = torch.ops.aten
 op: Any = opset18

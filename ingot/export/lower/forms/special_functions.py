@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from onnxscript import opset18
 
-from ingot.export.lower.size_arithmetic import to_double
+from ingot.export.lower.forms.size_arithmetic import to_double
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -14,7 +14,7 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
 from ingot.export.capture import recurrent
-from ingot.export.lower import (
+from ingot.export.lower.forms import (
     exact_math,
     integers,
     missing_forms,
@@ -26,8 +26,8 @@ from ingot.export.lower import (
     special_functions,
     tails,
 )
-from ingot.export.lower.exact_math import like
-from ingot.export.lower.size_arithmetic import is_integer
+from ingot.export.lower.forms.exact_math import like
+from ingot.export.lower.forms.size_arithmetic import is_integer
 from ingot.export.rewrite.rules.fx import onnx_forms
 
 aten = torch.ops.aten

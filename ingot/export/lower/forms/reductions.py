@@ -10,9 +10,9 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import nn, prims
 
-from ingot.export.lower.exact_math import in_single, like
-from ingot.export.lower.integers import axes_of, converted
-from ingot.export.lower.size_arithmetic import to_double
+from ingot.export.lower.forms.exact_math import in_single, like
+from ingot.export.lower.forms.integers import axes_of, converted
+from ingot.export.lower.forms.size_arithmetic import to_double
 
 aten = torch.ops.aten
 op: Any = opset18

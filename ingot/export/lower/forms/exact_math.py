@@ -16,7 +16,7 @@ from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 from torch import fx
 
-from ingot.export.lower.size_arithmetic import is_integer
+from ingot.export.lower.forms.size_arithmetic import is_integer
 
 aten = torch.ops.aten
 op: Any = opset18

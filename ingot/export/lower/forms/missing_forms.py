@@ -13,8 +13,8 @@ from onnx.defs import OpSchema
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.exact_math import ints
-from ingot.export.lower.integers import converted, running_products
+from ingot.export.lower.forms.exact_math import ints
+from ingot.export.lower.forms.integers import converted, running_products
 
 aten = torch.ops.aten
 op: Any = opset18
