@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["ingot.protocol", "ingot.server.grpc"])
     from ingot.protocol import open_inference_pb2 as pb
     from ingot.protocol import proto_codec
     from ingot.protocol.requests import InferRequest
-    from ingot.server.grpc.wire import Codec
+    from ingot.server.grpc.protobuf_memo import Codec
     from tests.server.echo_peer import request
 
 

@@ -5,7 +5,7 @@ Start in model.py: loading/ prepares a model, dispatch/ and scheduling/ batch it
 
 from ingot.runtime.dispatch.acceptor import State
 from ingot.runtime.dispatch.batch_run import BatchRunner
-from ingot.runtime.dispatch.pending import Cancellable
+from ingot.runtime.dispatch.pending import Submitted
 from ingot.runtime.dispatch.signature_check import CheckedInputs
 from ingot.runtime.engines.engine import BaseEngine, Capabilities, Engine
 from ingot.runtime.engines.loader import load_engine
@@ -24,7 +24,6 @@ from ingot.runtime.settings.settings import Settings
 __all__ = [
     "BaseEngine",
     "BatchRunner",
-    "Cancellable",
     "Capabilities",
     "CheckedInputs",
     "Engine",
@@ -42,6 +41,7 @@ __all__ = [
     "ServingTerms",
     "Settings",
     "State",
+    "Submitted",
     "load_engine",
     "single_variant",
 ]

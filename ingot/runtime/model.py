@@ -16,7 +16,7 @@ from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
 from ingot.runtime.dispatch.acceptor import Acceptor, State
 from ingot.runtime.dispatch.dispatcher import Dispatcher
-from ingot.runtime.dispatch.pending import Accepts, Cancellable
+from ingot.runtime.dispatch.pending import Accepts, Submitted
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
@@ -206,7 +206,7 @@ class Model:
         self._gauges.withdraw(*gauges)
 
     def succeed(self, earlier: Model) -> None:
-        """Leave the open sequences of a model that this one replaces to it until they end."""
+        """Let the model that this one replaces keep its open sequences until they end."""
         if self._sequences is not None and earlier._sequences is not None:
             self._sequences.succeed(earlier._sequences)
 
@@ -329,7 +329,7 @@ class Model:
         """Whether a canary's traffic split accepts its requests; see :meth:`split`."""
         return self.acceptor.split_up
 
-    def submit(self, request: Request) -> Cancellable:
+    def submit(self, request: Request) -> Submitted:
         """Accept a request and return at once; see :meth:`Dispatcher.submit`.
 
         Raises:
@@ -337,7 +337,7 @@ class Model:
         """
         return self.acceptor.accepting.submit(request)
 
-    def submit_alone(self, request: Request) -> Cancellable:
+    def submit_alone(self, request: Request) -> Submitted:
         """Accept a request for this model, not its canary, and not for its cache; errors as for :meth:`submit`."""
         dispatcher = self._dispatcher
         if dispatcher is None or self.state is not State.READY:
@@ -408,7 +408,7 @@ class Model:
         """The last batch that ran; None before the first."""
         return None if (dispatcher := self._dispatcher) is None else dispatcher.last_batch
 
-    def submit_step(self, step: Step, request: Request) -> Cancellable:
+    def submit_step(self, step: Step, request: Request) -> Submitted:
         """Submit a request of a sequence; see :meth:`Sequences.submit`."""
         if self._sequences is None:
             raise self.acceptor.unavailable()

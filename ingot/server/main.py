@@ -259,7 +259,7 @@ class RunningServer:
             del future  # its error has this frame: a cycle would keep the inputs until it is collected
 
     def reload(self, name: str | None = None) -> list[Rollout]:
-        """Load what the sources of models mean now, if that differs; see :meth:`Rollouts.reload`.
+        """Reload the models whose source has changed; see :meth:`Rollouts.reload`.
 
         Args:
             name: ``name`` or ``name:version``; None for all that are loaded.

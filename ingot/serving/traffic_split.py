@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DeadlineExceeded, IngotError
-from ingot.runtime.dispatch.pending import Cancellable
+from ingot.runtime.dispatch.pending import Submitted
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
@@ -65,7 +65,7 @@ class TrafficSplit:
         for counter in (*self._counts.values(), *self._compared.values()):
             counter.reset()  # from the previous candidate
 
-    def submit(self, request: Request) -> Cancellable:
+    def submit(self, request: Request) -> Submitted:
         """Accept a request for one of the models; errors as for :meth:`Model.submit`."""
         shared = _SharedRequest(self, request)
         if random.random() * 100 < self.plan.compare:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ingot.errors import InternalError, Unavailable
-from ingot.runtime import Cancellable, Request, State
+from ingot.runtime import Request, State, Submitted
 from ingot.runtime.dispatch.acceptor import Acceptor
 from ingot.runtime.scheduling.entry import OVER
 
@@ -43,7 +43,7 @@ class Accepting:
     def __init__(self, name: str):
         self.name = name
 
-    def submit(self, request: Request) -> Cancellable:
+    def submit(self, request: Request) -> Submitted:
         raise LookupError(self.name)
 
 

@@ -13,7 +13,7 @@ from ingot.protocol.keys import BoundedCache
 from ingot.server.access.gate import Gate
 from ingot.server.http.admission import Admission, Cors
 from ingot.server.http.connection import Connection, Connections
-from ingot.server.http.exchange import Shared
+from ingot.server.http.exchange import HttpState
 from ingot.server.http.listener import HttpListener
 from ingot.server.http.parser import PREFLIGHT, Parser, RequestHead
 from ingot.server.plane.dataplane import DataPlane
@@ -23,7 +23,7 @@ from ingot.serving import Repository
 class AppConnection(Connection):
     """Passes all requests to the application."""
 
-    def __init__(self, shared: Shared, connections: Connections):
+    def __init__(self, shared: HttpState, connections: Connections):
         super().__init__(shared, connections)
         self._known = BoundedCache(1)  # remains empty, so that no head is looked up
         self._parser = Parser(BoundedCache(1), 0, None if shared.admission is None else self._admit)

@@ -16,7 +16,7 @@ from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.requests import InferRequest, Template
 from ingot.server.grpc.service import Service
 from ingot.server.http.connection import Connection, Connections
-from ingot.server.http.exchange import Shared
+from ingot.server.http.exchange import HttpState
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
 from tests import onnx_models
@@ -105,7 +105,7 @@ def test_a_request_that_cannot_be_started_ends_its_connection() -> None:
     exchange.start.side_effect = ZeroDivisionError
 
     async def test() -> None:
-        connection = Connection(Shared(DataPlane(Repository()), 1, 1), Connections())
+        connection = Connection(HttpState(DataPlane(Repository()), 1, 1), Connections())
         connection.connection_made(mock.MagicMock(is_closing=lambda: False))
         connection._queue += [exchange, exchange]
         with pytest.raises(ZeroDivisionError):

@@ -10,7 +10,7 @@ import pytest
 from hpack import Encoder
 
 from ingot.server.http2 import frames
-from ingot.server.http2.allowance import Allowance
+from ingot.server.http2.abuse_budget import AbuseBudget
 from ingot.server.http2.connection import Http2Connection
 from ingot.server.http2.frames import ErrorCode, Fault
 from ingot.server.http2.headers import HeaderDecoder, fault_of
@@ -151,14 +151,14 @@ def test_a_reset_stops_and_releases_the_stream() -> None:
 
 def test_the_allowance_refills_with_time() -> None:
     server = Server()
-    allowance = Allowance(server.http2.sender, lambda: server.now)
-    allowance.spend(1000)
+    abuse_budget = AbuseBudget(server.http2.sender, lambda: server.now)
+    abuse_budget.spend(1000)
     with pytest.raises(Fault):
-        allowance.spend(1)
+        abuse_budget.spend(1)
     server.now = 1.0
-    allowance.spend(99)
+    abuse_budget.spend(99)
     with pytest.raises(Fault):
-        allowance.spend(1)
+        abuse_budget.spend(1)
 
 
 def test_the_messages_of_a_stream_earn_allowance_even_if_they_share_a_frame() -> None:

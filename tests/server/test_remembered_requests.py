@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ingot.errors import InvalidArgument
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.requests import InferRequest
-from ingot.server.grpc import wire
-from ingot.server.http.decoder import Decoder
+from ingot.server.grpc import protobuf_memo
+from ingot.server.http.json_memo import Decoder
 from ingot.tensors import DType
 
 Decode = Callable[[bytes], tuple[InferRequest, Any]]
@@ -35,7 +35,7 @@ def raw_decoder(header_length: int) -> Decode:
 
 def message_decoder() -> Decode:
     """Return the decoder of one server's messages."""
-    codec = wire.Codec(lambda name, version: None)
+    codec = protobuf_memo.Codec(lambda name, version: None)
 
     def decode(data: bytes) -> tuple[InferRequest, Any]:
         found = codec.decode(data)

@@ -33,7 +33,7 @@ MOST = {
     (True, "grpc"): 26,
 }
 # Entered for the PING and WINDOW_UPDATE that grpcio sends with a request.
-CONTROL = ("server/http2/control.py", "server/http2/allowance.py", "server/http2/sender.py")
+CONTROL = ("server/http2/control.py", "server/http2/abuse_budget.py", "server/http2/sender.py")
 CODECS = ("protocol/json_codec.py", "protocol/proto_codec.py")
 PACKAGE = str(ROOT / "ingot")
 

@@ -7,7 +7,7 @@ from enum import Enum
 from threading import RLock
 
 from ingot.errors import InternalError, Unavailable
-from ingot.runtime.dispatch.pending import Accepts, Cancellable
+from ingot.runtime.dispatch.pending import Accepts, Submitted
 from ingot.runtime.scheduling.entry import Request
 
 
@@ -193,7 +193,7 @@ class _Closed:
     def __init__(self, acceptor: Acceptor):
         self._acceptor = acceptor
 
-    def submit(self, request: Request) -> Cancellable:
+    def submit(self, request: Request) -> Submitted:
         """Refuse a request.
 
         Raises:

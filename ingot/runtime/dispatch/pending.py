@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _PURGE_ABOVE = 64
 
 
-class Cancellable(Protocol):
+class Submitted(Protocol):
     """A submitted request."""
 
     done: bool
@@ -37,7 +37,7 @@ class Cancellable(Protocol):
 class Accepts(Protocol):
     """A component that accepts requests: a dispatcher, or one in front of it."""
 
-    def submit(self, request: Request) -> Cancellable:
+    def submit(self, request: Request) -> Submitted:
         """Accept a request and return at once; see :meth:`ingot.runtime.dispatch.dispatcher.Dispatcher.submit`."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.protocol.keys import InputKey, key_of
-from ingot.runtime.dispatch.pending import Accepts, Cancellable
+from ingot.runtime.dispatch.pending import Accepts, Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import Outcome, Reply, Request, size_of
@@ -54,7 +54,7 @@ class ResponseCache:
         self._misses = metrics.cache_misses.labels(*labels)
         self._evictions = metrics.cache_evictions.labels(*labels)
 
-    def submit(self, request: Request) -> Cancellable:
+    def submit(self, request: Request) -> Submitted:
         """Accept a request; errors as for :meth:`Dispatcher.submit`."""
         began = time.perf_counter()
         digest = digest_of(request.inputs, request.key)

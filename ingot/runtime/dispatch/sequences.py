@@ -15,7 +15,7 @@ from ingot import tensors
 from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, TooLarge, Unavailable
 from ingot.protocol.keys import Step
 from ingot.report.units import size, written
-from ingot.runtime.dispatch.pending import Accepts, Cancellable
+from ingot.runtime.dispatch.pending import Accepts, Submitted
 from ingot.runtime.dispatch.states import Arrays, States
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.entry import OVER, Outcome, Reply, Request, size_of
@@ -75,14 +75,14 @@ class Sequences:
         nbytes.set_function(lambda: sum(each._nbytes for each in (self, *self._earlier)))
 
     def succeed(self, earlier: Sequences) -> None:
-        """Leave the open sequences of a model that was replaced to it until they end; new ones begin here."""
+        """Let the model that was replaced keep its open sequences until they end; new ones begin here."""
         self._earlier = [each for each in (earlier, *earlier._earlier) if each]
 
     def __bool__(self) -> bool:
         """Return whether a sequence is open."""
         return bool(self._open)
 
-    def submit(self, step: Step, request: Request) -> Cancellable:
+    def submit(self, step: Step, request: Request) -> Submitted:
         """Accept a request and return at once; see :meth:`Dispatcher.submit`.
 
         Raises:
@@ -283,7 +283,7 @@ class _Turn:
         self.request = request
         self.deadline: float | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.work: Cancellable | None = None
+        self.work: Submitted | None = None
         self.done = False
 
     def finish(self) -> Reply:

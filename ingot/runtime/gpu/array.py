@@ -21,7 +21,7 @@ from ingot.tensors import Array
 
 
 class _Described:
-    """What arrays say of themselves, as numpy's do. All are contiguous."""
+    """The attributes that describe an array, named as numpy's. All arrays are contiguous."""
 
     __slots__ = ()
     flags = np.empty(0).flags
@@ -145,7 +145,7 @@ class JoinedArray(_Described):
 
 
 class Direct(NamedTuple):
-    """The tensors of a model that need not leave a device: its name, by the tensors that may be in its memory."""
+    """The tensors of a model that need not leave a device: the device's name, by the name of the tensor."""
 
     inputs: Mapping[str, str] = {}
     outputs: Mapping[str, str] = {}

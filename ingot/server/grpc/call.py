@@ -25,7 +25,8 @@ Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 class Method:
     """A method of a service, unary or streaming.
 
-    ``many``: it accepts more than one message. ``large``: of more than 1 MiB each, as only those of inference are.
+    ``many``: it accepts more than one message. ``large``: a message may
+    exceed 1 MiB, as only those of inference may.
     """
 
     unary: Unary | None = None

@@ -20,9 +20,9 @@ from ingot.server.grpc.call import Call, Method
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.health import scope_of
 from ingot.server.grpc.messages import PREFIX, Messages, pieces
+from ingot.server.grpc.protobuf_memo import Codec, Decoded
 from ingot.server.grpc.replies import Replies, StreamCleanup
-from ingot.server.grpc.wire import Codec, Decoded
-from ingot.server.http2.allowance import COST_OF_REFUSAL
+from ingot.server.http2.abuse_budget import COST_OF_REFUSAL
 from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.net import compression
@@ -94,7 +94,7 @@ class Calls:
             self._plane.observer.begin(call.context, GRPC, head.path)
         if head.refusal:
             replies.refuse(call, head.refusal)
-            replies.http2.allowance.spend(COST_OF_REFUSAL, "too many refused calls")
+            replies.http2.abuse_budget.spend(COST_OF_REFUSAL, "too many refused calls")
             return
         method = call.method = self._methods.get(head.path)
         if method is None:
@@ -154,7 +154,7 @@ class Calls:
     def _turn_away(self, replies: Replies, call: Call, status: int, text: str) -> None:
         """Refuse a call because of its headers."""
         replies.fail(call, status, text)
-        replies.http2.allowance.spend(COST_OF_REFUSAL, "too many refused calls")
+        replies.http2.abuse_budget.spend(COST_OF_REFUSAL, "too many refused calls")
 
     def expect(self, replies: Replies, call: Call) -> None:
         """Count a call whose request is not complete after the read that brought its headers, and set its timer."""

@@ -1,4 +1,4 @@
 """HTTP/1.1 on httptools: the connection serves inference and health checks, FastAPI the rest.
 
-Start with connection.py (bytes in, responses out), then exchange.py (one request) and decoder.py (its body).
+Start with connection.py (bytes in, responses out), then exchange.py (one request) and json_memo.py (its body).
 """

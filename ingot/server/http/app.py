@@ -20,7 +20,7 @@ from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsup
 from ingot.protocol import json_codec
 from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http import page as page_module
-from ingot.server.http.decoder import Decoder
+from ingot.server.http.json_memo import Decoder
 from ingot.server.http.parser import InferHead
 from ingot.server.net.limits import SMALL_BYTES, Budget, Reservation, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane

@@ -13,7 +13,7 @@ from ingot.errors import IngotError, PermissionDenied, Unavailable
 from ingot.faults import attempt_async
 from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.server.http import responses
-from ingot.server.http.exchange import Carrier, Service
+from ingot.server.http.exchange import ConnectionApi, Service
 from ingot.server.http.parser import RequestHead
 from ingot.server.http.responses import HttpResponse
 from ingot.serving.loading import in_thread
@@ -28,7 +28,7 @@ _FAILED = HttpResponse(500, b"Internal Server Error", media_type="text/plain; ch
 Message = Mapping[str, Any]
 
 
-class AsgiCarrier(Carrier, Protocol):
+class AsgiConnectionApi(ConnectionApi, Protocol):
     """The part of a connection that an exchange of the application uses.
 
     ``write_paused`` is whether its client has much of the response to read.
@@ -84,7 +84,7 @@ class AsgiExchange:
         head: the request's head.
     """
 
-    def __init__(self, connection: AsgiCarrier, head: RequestHead):
+    def __init__(self, connection: AsgiConnectionApi, head: RequestHead):
         self.head = head
         self.keep_alive = head.keep_alive
         self.done = False
@@ -146,7 +146,7 @@ class AsgiExchange:
         if self._task is not None:
             self._task.cancel()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Drop the request, as its connection is lost."""
         self.disconnected = True
         self._changed.set()

@@ -12,7 +12,7 @@ from ingot.server.access.peers import Peer, peer_of
 from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
 from ingot.server.http.disconnect import DisconnectProbe
-from ingot.server.http.exchange import Arriving, Exchange, Shared
+from ingot.server.http.exchange import Exchange, HttpState, PendingBody
 from ingot.server.http.over_limit import RefusedConnection
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, shared: Shared, connections: Connections):
+    def __init__(self, shared: HttpState, connections: Connections):
         self.shared = shared
         self.loop = asyncio.get_running_loop()
         self._connections = connections
@@ -52,8 +52,8 @@ class Connection(asyncio.Protocol):
         admit = None if admission is None else self._admit
         self._parser = Parser(self._known, shared.service.max_body_bytes, admit)
         self._current: Exchange | AsgiExchange | None = None  # started and unanswered
-        self._queue: deque[Arriving | AsgiExchange] = deque()  # behind it
-        self._arriving: Arriving | AsgiExchange | None = None  # the one whose body is arriving
+        self._queue: deque[PendingBody | AsgiExchange] = deque()  # behind it
+        self._arriving: PendingBody | AsgiExchange | None = None  # the one whose body is arriving
         self._advancing = False
         self._stopping = False
         self.write_paused = False
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
             self._probe.cancel()
         for exchange in {self._current, self._arriving, *self._queue}:
             if exchange is not None:
-                exchange.leave()
+                exchange.disconnect()
         self._current = self._arriving = None
         self._queue.clear()
         self._connections.remove(self)
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         """Put a request behind those that are unanswered."""
         self._timeouts.begin_body()
         ours = head.fault is not None or head.infer is not None or head.probe is not None
-        self._arriving = exchange = Arriving(self, head) if ours else AsgiExchange(self, head)
+        self._arriving = exchange = PendingBody(self, head) if ours else AsgiExchange(self, head)
         self._queue.append(exchange)
         self._advance()
 
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
         exchange = self._arriving
         if exchange is not None and not exchange.done:
             self.transport.write(response)
-            exchange.leave()  # at once, even if the client is slow to read this
+            exchange.disconnect()  # at once, even if the client is slow to read this
         self._timeouts.close()
 
     def end_slow_body(self) -> None:

@@ -18,7 +18,7 @@ from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, me
 from ingot.server.http import responses
 from ingot.server.http.admission import Admission
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
-from ingot.server.http.decoder import Decoder
+from ingot.server.http.json_memo import Decoder
 from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.net import compression
@@ -217,7 +217,7 @@ async def infer(service: Service, head: InferHead, body: bytes, hold: Hold, clie
     return await outcome_of(functools.partial(begin, service, head, body, hold, client=client))
 
 
-class Shared:
+class HttpState:
     """What all HTTP connections of a server share.
 
     Args:
@@ -250,10 +250,10 @@ class Shared:
         self.tasks: set[asyncio.Task[None]] = set()
 
 
-class Carrier(Protocol):
+class ConnectionApi(Protocol):
     """The part of a connection that its exchanges use. ``share``: of a client without a name."""
 
-    shared: Shared
+    shared: HttpState
     share: Share
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
@@ -275,7 +275,7 @@ class Exchange:
 
     __slots__ = ("_connection", "_held", "_share", "_work", "context", "disconnected", "done", "head", "keep_alive")
 
-    def __init__(self, connection: Carrier, head: RequestHead):
+    def __init__(self, connection: ConnectionApi, head: RequestHead):
         self.head = head
         self.keep_alive = head.keep_alive
         self.done = False
@@ -353,7 +353,7 @@ class Exchange:
         error = Unavailable("the server is stopping; ask again elsewhere or later")
         self.answer(responses.refusal(self._connection.shared.service.plane, error))
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Drop the request, as its connection is lost."""
         if not (self.done or self.disconnected):
             self.disconnected = True
@@ -376,12 +376,12 @@ class Exchange:
             work.cancel()
 
 
-class Arriving(Exchange):
+class PendingBody(Exchange):
     """A request that arrives in parts, or behind unanswered ones."""
 
     __slots__ = ("_complete", "_parts", "_refusal", "_started")
 
-    def __init__(self, connection: Carrier, head: RequestHead):
+    def __init__(self, connection: ConnectionApi, head: RequestHead):
         super().__init__(connection, head)
         self._parts: list[bytes | bytearray] = []
         self._complete = False
@@ -455,6 +455,6 @@ class Arriving(Exchange):
         self._parts.clear()
         self._begin(self.head.infer, body)
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._parts.clear()
-        super().leave()
+        super().disconnect()

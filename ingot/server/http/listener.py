@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ingot.server.http.admission import Admission
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
-from ingot.server.http.exchange import Shared
+from ingot.server.http.exchange import HttpState
 from ingot.server.net import listening
 from ingot.server.net.limits import ClientLimits
 from ingot.server.net.listening import BACKLOG, listen
@@ -54,7 +54,7 @@ class HttpListener:
     ):
         self._share_port = share_port
         self._tls = None if tls is None else tls.context(["http/1.1"])
-        self._shared = Shared(plane, max_body_bytes, max_bodies_bytes, admission, limits)
+        self._shared = HttpState(plane, max_body_bytes, max_bodies_bytes, admission, limits)
         self._app = self._shared.app = LazyApp(self._shared.service, control, page=page)
         self._connections = connections = Connections()
         if control is None:

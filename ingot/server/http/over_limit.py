@@ -6,7 +6,7 @@ import asyncio
 
 from ingot.errors import IngotError
 from ingot.server.http import responses
-from ingot.server.http.exchange import Shared
+from ingot.server.http.exchange import HttpState
 from ingot.server.http.parser import LIVE
 
 # How long the client may send nothing.
@@ -24,7 +24,7 @@ class RefusedConnection(asyncio.Protocol):
         error: why it is refused.
     """
 
-    def __init__(self, shared: Shared, transport: asyncio.Transport, error: IngotError):
+    def __init__(self, shared: HttpState, transport: asyncio.Transport, error: IngotError):
         self._shared = shared
         self._transport = transport
         self._error = error

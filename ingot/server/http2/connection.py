@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from ingot.server.http2 import frames
-from ingot.server.http2.allowance import Allowance
+from ingot.server.http2.abuse_budget import AbuseBudget
 from ingot.server.http2.control import Control, check_dependency
 from ingot.server.http2.frames import (
     CONTINUATION,
@@ -35,7 +35,7 @@ from ingot.server.http2.stream import Handler, S
 STREAM_WINDOW = 4 << 20
 _WINDOW = 16 << 20
 _MAX_STREAMS = 1024
-# Bytes of a header block; the allowance bounds its number of frames.
+# Bytes of a header block; the abuse budget bounds its number of frames.
 _MAX_BLOCK = 32 << 10
 # A DATA frame below this size is charged: it cannot hold even a message's shortest header.
 _SMALL_DATA = 16
@@ -70,7 +70,7 @@ class Http2Connection(Generic[S]):
         "_rest",
         "_streams",
         "_taken",
-        "allowance",
+        "abuse_budget",
         "control",
         "sender",
     )
@@ -78,8 +78,8 @@ class Http2Connection(Generic[S]):
     def __init__(self, handler: Handler[S], clock: Callable[[], float]):
         self._handler = handler
         self.sender: Sender[S] = Sender(handler)
-        self.allowance = Allowance(self.sender, clock)
-        self.control: Control[S] = Control(handler, self.sender, self.allowance)
+        self.abuse_budget = AbuseBudget(self.sender, clock)
+        self.control: Control[S] = Control(handler, self.sender, self.abuse_budget)
         self._streams = self.sender.streams
         self._heads = HeaderDecoder(handler.parse)
         self._rest = b""
@@ -177,7 +177,7 @@ class Http2Connection(Generic[S]):
         elif length is not None and stream.total > length:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "content-length differs from the data", stream_id)
         elif stop - start < _SMALL_DATA:
-            self.allowance.spend(1, "too many small DATA frames")
+            self.abuse_budget.spend(1, "too many small DATA frames")
         stream.received += size
         if stream.received > STREAM_WINDOW:
             raise Fault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the stream's window", stream_id)
@@ -186,7 +186,7 @@ class Http2Connection(Generic[S]):
     def _stray(self, stream_id: int, size: int) -> None:
         """Handle DATA of a stream that is not open."""
         if size < _SMALL_DATA:
-            self.allowance.spend(1, "too many small DATA frames")
+            self.abuse_budget.spend(1, "too many small DATA frames")
         if stream_id == 0 or stream_id > self.control.last_id:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was never opened")
         if not self.sender.was_ended_first(stream_id):
@@ -209,7 +209,7 @@ class Http2Connection(Generic[S]):
 
     def _continue(self, flags: int, part: bytes) -> None:
         self._block += part
-        self.allowance.spend(1)
+        self.abuse_budget.spend(1)
         if len(self._block) > _MAX_BLOCK:
             raise Fault(ErrorCode.ENHANCE_YOUR_CALM, "the headers are too large")
         if flags & END_HEADERS:
@@ -224,7 +224,7 @@ class Http2Connection(Generic[S]):
         self.control.last_id = stream_id
         head = self._heads(block)  # decode even if refused: both sides keep a table
         if self._heads.cost:
-            self.allowance.spend(self._heads.cost, "too many headers that are expensive to decode")
+            self.abuse_budget.spend(self._heads.cost, "too many headers that are expensive to decode")
         if head.fault:
             raise Fault(ErrorCode.PROTOCOL_ERROR, head.fault, stream_id)
         if self.control.leaving or len(self._streams) >= _MAX_STREAMS or self.sender.queued > _MAX_QUEUED:
@@ -238,12 +238,12 @@ class Http2Connection(Generic[S]):
 
     def _trailers(self, flags: int, stream_id: int, block: bytes) -> None:
         headers = self._heads.decode(block)
-        self.allowance.spend(self._heads.cost, "too many headers that are expensive to decode")
+        self.abuse_budget.spend(self._heads.cost, "too many headers that are expensive to decode")
         stream = self._streams.get(stream_id)
         if stream is None:
             if not self.sender.was_ended_first(stream_id):
                 raise Fault(ErrorCode.STREAM_CLOSED, "HEADERS on a stream that is closed")
-            self.allowance.spend(1)
+            self.abuse_budget.spend(1)
             return
         if stream.ended:
             raise Fault(ErrorCode.STREAM_CLOSED, "HEADERS after the end of a request", stream_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic
 
-from ingot.server.http2.allowance import COST_OF_RESET, Allowance
+from ingot.server.http2.abuse_budget import COST_OF_RESET, AbuseBudget
 from ingot.server.http2.frames import (
     ACK,
     DEFAULT_FRAME,
@@ -47,12 +47,12 @@ class Control(Generic[S]):
     closed.
     """
 
-    __slots__ = ("_allowance", "_handler", "_sender", "last_id", "leaving", "over", "settled", "stops")
+    __slots__ = ("_abuse_budget", "_handler", "_sender", "last_id", "leaving", "over", "settled", "stops")
 
-    def __init__(self, handler: Handler[S], sender: Sender[S], allowance: Allowance):
+    def __init__(self, handler: Handler[S], sender: Sender[S], abuse_budget: AbuseBudget):
         self._handler = handler
         self._sender = sender
-        self._allowance = allowance
+        self._abuse_budget = abuse_budget
         self.last_id = 0
         self.leaving = self.settled = self.stops = self.over = False
 
@@ -66,7 +66,7 @@ class Control(Generic[S]):
         if handle is None:
             if kind <= 9:
                 raise Fault(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} is not allowed here")
-            self._allowance.spend(1)  # an unknown extension
+            self._abuse_budget.spend(1)  # an unknown extension
         else:
             handle(self, flags, stream_id, payload)
 
@@ -75,7 +75,7 @@ class Control(Generic[S]):
         self._handler.faulted(fault.code)
         sender = self._sender
         try:
-            self._allowance.spend(COST_OF_RESET)
+            self._abuse_budget.spend(COST_OF_RESET)
         except Fault as flood:
             fault = flood
         if fault.stream_id:
@@ -105,7 +105,7 @@ class Control(Generic[S]):
             raise Fault(ErrorCode.PROTOCOL_ERROR, "SETTINGS came on a stream")
         if len(payload) % 6 or (flags & ACK and payload):
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
-        self._allowance.spend(1)
+        self._abuse_budget.spend(1)
         if flags & ACK:
             return
         if len(payload) > _MOST_SETTINGS * SETTING.size:
@@ -126,7 +126,7 @@ class Control(Generic[S]):
         """Change the initial window, also for open streams."""
         if window == self._sender.initial:
             return
-        self._allowance.spend(len(self._sender.streams) // _STREAMS_PER_FRAME)
+        self._abuse_budget.spend(len(self._sender.streams) // _STREAMS_PER_FRAME)
         if any(window + stream.credit > LARGEST_WINDOW for stream in self._sender.streams.values()):
             raise Fault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE makes a window too large")
         self._sender.initial = window
@@ -138,7 +138,7 @@ class Control(Generic[S]):
             raise Fault(ErrorCode.PROTOCOL_ERROR, "PING came on a stream")
         if len(payload) != 8:
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
-        self._allowance.spend(1, "too_many_pings")
+        self._abuse_budget.spend(1, "too_many_pings")
         if not flags & ACK:
             self._sender.write(frame(PING, ACK, 0, payload))
         elif payload == _DRAINING and not self.leaving:
@@ -156,7 +156,7 @@ class Control(Generic[S]):
         if size == 0:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing", stream_id)
         if not self._sender.queued or size < _SMALL_UPDATE:
-            self._allowance.spend(1)
+            self._abuse_budget.spend(1)
         if stream_id == 0:
             if self._sender.window + size > LARGEST_WINDOW:
                 raise Fault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
@@ -174,7 +174,7 @@ class Control(Generic[S]):
         if stream_id == 0 or stream_id > self.last_id:
             raise Fault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that was never opened")
         stream = self._sender.streams.get(stream_id)
-        self._allowance.spend(1 if stream is None else COST_OF_RESET, "too many calls that were cancelled")
+        self._abuse_budget.spend(1 if stream is None else COST_OF_RESET, "too many calls that were cancelled")
         if stream is not None:
             self._sender.forget(stream)
 
@@ -183,7 +183,7 @@ class Control(Generic[S]):
             raise Fault(ErrorCode.PROTOCOL_ERROR, "PRIORITY came on stream 0")
         if len(payload) != 5:
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes", stream_id)
-        self._allowance.spend(1)
+        self._abuse_budget.spend(1)
         check_dependency(stream_id, stream_id, payload)
 
     def _goaway(self, _: int, stream_id: int, payload: bytes) -> None:
@@ -191,7 +191,7 @@ class Control(Generic[S]):
             raise Fault(ErrorCode.PROTOCOL_ERROR, "GOAWAY came on a stream")
         if len(payload) < 8:
             raise Fault(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
-        self._allowance.spend(1)  # the client closes the connection once its streams are answered
+        self._abuse_budget.spend(1)  # the client closes the connection once its streams are answered
 
 
 def _check_setting(key: int, value: int) -> None:

@@ -1,4 +1,4 @@
-// Prometheus' text format: samples, differences between two looks, and quantiles of histograms.
+// Prometheus' text format: samples, differences between two polls, and quantiles of histograms.
 const SAMPLE = /^([a-z_:][\w:]*)(?:\{(.*)\})? (\S+)/i, LABEL = /([a-z_]\w*)="((?:[^"\\]|\\.)*)"/gi;
 const INFINITE = {"+Inf": Infinity, "-Inf": -Infinity};
 const ESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"};
@@ -26,7 +26,7 @@ export function difference(now, before, name, labels) {
   return Math.max(0, total(now, name, labels) - total(before, name, labels));
 }
 
-// The counts of a histogram between two looks: [upper bound, count], of each bucket alone.
+// The counts of a histogram between two polls: [upper bound, count], of each bucket alone.
 export function buckets(now, before, name, labels) {
   const below = new Map();
   for (const sample of now) {

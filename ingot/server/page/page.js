@@ -3,7 +3,7 @@ import {series, quantile, difference} from "/ui/metrics.js";
 import {chart, bars, stages, make, time, count} from "/ui/draw.js";
 import {form, ask, copied} from "/ui/try.js";
 
-const PERIOD = 1000; // ms between two looks
+const PERIOD = 1000; // ms between two polls
 const KEPT = 120; // looks in a chart
 const RECENT = 10; // looks that a latency is computed of
 const find = (id) => document.getElementById(id);

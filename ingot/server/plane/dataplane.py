@@ -24,7 +24,7 @@ from ingot.protocol.requests import (
     step_of,
     timeout_of,
 )
-from ingot.runtime import Cancellable, Metrics, Model
+from ingot.runtime import Metrics, Model, Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.machine import devices
@@ -33,8 +33,8 @@ from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.server.net import compression
 from ingot.server.observation.observer import Observer
 from ingot.server.plane.recorder import Recorder
-from ingot.server.triton.delivery import AT_ONCE, Deliveries
 from ingot.server.triton.logs import LogSettings
+from ingot.server.triton.outputs import AT_ONCE, Deliveries
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.serving import Catalog
 from ingot.tensors import Array, Signature, TensorSpec
@@ -175,7 +175,7 @@ class DataPlane:
             counters = self._counters[model, protocol] = _Counters(self.metrics, model, protocol)
         try:
             route = template.route
-            if not isinstance(route, _Route) or route.model is not model:
+            if not isinstance(route, _ModelRoute) or route.model is not model:
                 route = template.route = self._route(model, request)
             timeout = route.timeout
             if request.left is not None and (timeout is None or request.left < timeout):
@@ -202,17 +202,17 @@ class DataPlane:
         """Report requests to an observer from now on."""
         self.observer = observer
 
-    def _route(self, model: Model, request: InferRequest) -> _Route:
+    def _route(self, model: Model, request: InferRequest) -> _ModelRoute:
         template = request.template
         on_device = any(isinstance(array, DeviceArray) for array in request.inputs.values())
         if not on_device and not template.deliveries:
-            return _Route(model, template)
+            return _ModelRoute(model, template)
         # Templates with either are not remembered, so all of this concerns this request.
         direct = model.direct if self.recorder is None else Direct()
         if on_device:
             request.inputs = reachable(request.inputs, direct.inputs)
         if not template.deliveries:
-            return _Route(model, template)
+            return _ModelRoute(model, template)
         route = _DeliveryRoute(model, template, self._memory, request.client)
         # The calls of a request with several answers have one route.
         if not template.repeated and (targets := route.deliveries.targets(direct.outputs)):
@@ -220,7 +220,7 @@ class DataPlane:
         return route
 
 
-class _Route(Route):
+class _ModelRoute(Route):
     """What the data plane has resolved for the requests of one template.
 
     Raises:
@@ -252,11 +252,17 @@ class Ticket:
 
     __slots__ = ("_began", "_counters", "_plane", "_reply", "_request", "_route", "pending")
 
-    pending: Cancellable
-    _route: _Route
+    pending: Submitted
+    _route: _ModelRoute
 
     def __init__(
-        self, plane: DataPlane, request: InferRequest, route: _Route, counters: _Counters, began: float, reply: Reply
+        self,
+        plane: DataPlane,
+        request: InferRequest,
+        route: _ModelRoute,
+        counters: _Counters,
+        began: float,
+        reply: Reply,
     ):
         self._plane = plane
         self._request = request
@@ -295,8 +301,8 @@ class Ticket:
             context.observer.answered(context, route.model.last_batch, failed=failed)
 
 
-class _DeliveryRoute(_Route):
-    """The route of one request that wants other things of its outputs than their values."""
+class _DeliveryRoute(_ModelRoute):
+    """The route of one request whose outputs are returned as classes or in shared memory."""
 
     __slots__ = ("deliveries",)
 
@@ -349,7 +355,7 @@ class _DeliveryTicket(Ticket):
             self._reply(InferResponse(self._route, self._request.id, outcome))
 
 
-_Route.ticket = Ticket
+_ModelRoute.ticket = Ticket
 _DeliveryRoute.ticket = _DeliveryTicket
 
 

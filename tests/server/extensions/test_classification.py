@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 import ingot
 from ingot import RunningServer
 from ingot.errors import InvalidArgument
-from ingot.server.triton.delivery import best_classes
+from ingot.server.triton.outputs import best_classes
 from ingot.tensors import DType
 from tests import onnx_models
 from tests.server.extensions.conftest import Triton, clients

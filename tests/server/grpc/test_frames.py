@@ -20,7 +20,7 @@ from ingot.server.grpc.call import Call
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.messages import Messages
 from ingot.server.grpc.replies import integer
-from ingot.server.http2 import allowance, frames, sender
+from ingot.server.http2 import abuse_budget, frames, sender
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.http2.headers import HeaderDecoder
 from ingot.server.net.limits import CALL_BYTES, STREAM_BYTES, Budget
@@ -246,11 +246,11 @@ def test_headers_that_are_slow_to_read_use_up_the_limit(costs: str) -> None:
 
     async def test() -> None:
         peer = Peer()
-        before = peer.connection.http2.allowance._left
+        before = peer.connection.http2.abuse_budget._left
         for stream_id in (1, 3, 5, 7):
             peer.send(huffman(stream_id, 14_000) if costs != "many" else literal_call(stream_id, many))
         assert len(peer.connection.http2.sender.streams) == 4
-        assert peer.connection.http2.allowance._left <= before - 4 * 4
+        assert peer.connection.http2.abuse_budget._left <= before - 4 * 4
 
     run(test)
 
@@ -260,7 +260,7 @@ def test_headers_that_are_slow_to_read_use_up_the_limit(costs: str) -> None:
 def test_calls_do_not_earn_back_what_decoding_their_huffman_code_costs(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(allowance, "_PER_SECOND", 0)
+    monkeypatch.setattr(abuse_budget, "_PER_SECOND", 0)
 
     async def test() -> None:
         peer = Peer()

@@ -20,7 +20,7 @@ import pytest
 import ingot
 from ingot import RunningServer
 from ingot.server.http import timeouts
-from ingot.server.http.exchange import Arriving, Shared
+from ingot.server.http.exchange import HttpState, PendingBody
 from ingot.server.http.parser import InferHead, RequestHead
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import Repository
@@ -275,9 +275,9 @@ def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.matrix
 def test_a_body_in_tiny_chunks_needs_little_more_memory_than_its_length() -> None:
-    connection = SimpleNamespace(shared=Shared(DataPlane(Repository()), 1 << 24, 1 << 24))
+    connection = SimpleNamespace(shared=HttpState(DataPlane(Repository()), 1 << 24, 1 << 24))
     head = RequestHead(b"POST", PATH, "1.1", (), True, None, infer=InferHead("affine", "", None, "", None))
-    arriving = Arriving(cast(Any, connection), head)
+    arriving = PendingBody(cast(Any, connection), head)
     tracemalloc.start()
     for number in range(50_000):
         arriving.take(struct.pack("<H", number % 65536))

@@ -19,8 +19,8 @@ import ingot
 from ingot import RunningServer
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.protocol import json_codec, json_data, json_large
-from ingot.server.http.decoder import Decoder
 from ingot.server.http.exchange import Service, begin
+from ingot.server.http.json_memo import Decoder
 from ingot.server.http.parser import InferHead
 from ingot.server.net import compression
 from ingot.server.net.limits import Budget

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # Seconds in which a process that has closed its connection must end, before it is killed.
 _END_SECONDS = 2.0
-# Seconds between two looks at whether a process that does not answer is stopped.
+# Seconds between two checks of whether a process that does not answer is stopped.
 _STOPPED_SECONDS = 1.0
 # Limits of texts that a process sends, which its model may have written: in bytes, characters and records of its log.
 _MOST_STDERR = 1 << 16
@@ -67,7 +67,7 @@ class _Channel:
 class EngineProcess:
     """A running engine process.
 
-    It ends with the thread that starts it, so that must be one that stays.
+    The kernel ends it with the thread that started it, so start it in a thread that lives as long as the engine.
 
     Args:
         spec: the engine, and the limits of the process.

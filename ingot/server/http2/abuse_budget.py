@@ -1,4 +1,4 @@
-"""The allowance for frames that advance no call: a limit on floods of control frames, resets and refusals."""
+"""The abuse budget for frames that advance no call: a limit on floods of control frames, resets and refusals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COST_OF_RESET = 2
 COST_OF_REFUSAL = _PER_CALL + 1
 
 
-class Allowance:
+class AbuseBudget:
     """Limits the frames of one connection that advance no call.
 
     Args:
-        sender: counts the answers that earn allowance.
+        sender: counts the answers that earn budget.
         clock: returns seconds.
     """
 
@@ -39,7 +39,7 @@ class Allowance:
         """Charge a frame.
 
         Raises:
-            Fault: the allowance is used up.
+            Fault: the abuse budget is used up.
         """
         self._left -= cost
         if self._left < 0:
