@@ -46,7 +46,8 @@ _ROWS = {
     ("", "RoiAlign"): ((2, 0),),
     ("", "RotaryEmbedding"): ((3, 1),),
 }
-# The positions of inputs with lengths, places or ids, whose limit no single size gives; a GPU refuses none.
+# The positions of inputs with lengths, places or ids, whose limit does not follow from a single size; a GPU
+# refuses none.
 _PLACES = {
     ("", "Attention"): (6,),
     ("", "NegativeLogLikelihoodLoss"): (1,),
@@ -71,7 +72,7 @@ _PLACES = {
 }
 # Their outputs do not depend on the values of their inputs.
 _OF_SHAPE = frozenset((("", "Shape"), ("", "Size")))
-# The attribute with the dimension in which an operator selects; of those of ND, in which it begins to.
+# The attribute with the dimension in which an operator selects; of the ND operators, the first such dimension.
 _AXES = {"GatherBlockQuantized": "gather_axis", "GatherND": "batch_dims", "ScatterND": "batch_dims"}
 # Their output has the sizes of the first input.
 _SIZED = frozenset(
@@ -140,14 +141,14 @@ class _Allowed:
     most: int = np.iinfo(np.int64).max
 
     def within(self, kind: int) -> _Allowed | None:
-        """Return those of a datatype; None if all of its values are."""
+        """Return the allowed values of a datatype; None if all of its values are allowed."""
         limits = np.iinfo(DType.from_onnx(kind).numpy)
         low, high = max(self.low, int(limits.min)), min(self.high, int(limits.max))
         whole = low == limits.min and high == limits.max
         return None if whole else replace(self, low=low, high=high, most=min(self.most, int(limits.max)))
 
     def wraps(self, kind: int) -> bool:
-        """Return whether large numbers of a datatype without a sign are cast to negative ones that are allowed."""
+        """Return whether large numbers of an unsigned datatype are cast to negative ones that are allowed."""
         limits = np.iinfo(DType.from_onnx(kind).numpy)
         return self.low < 0 and limits.min == 0 and self.most < limits.max
 
@@ -166,7 +167,7 @@ class _Allowed:
 
 
 class _Reading:
-    """Finds the values of inputs backwards, from what selects, in one pass: files may come from anybody."""
+    """Derives the values of inputs backwards, from the nodes that select, in one pass: a file may come from anyone."""
 
     def __init__(self, model: Model, *, lenient: bool):
         graph = model.graph
@@ -225,7 +226,7 @@ class _Reading:
         self._allowed[name] = allowed.both(self._allowed.get(name))
 
     def _follow(self, node: Node, reads: set[str]) -> None:
-        """Allow what a node reads, according to what its outputs may be."""
+        """Limit what a node reads to the values that its outputs may have."""
         if _kind(node) in _OF_SHAPE:
             return
         by = next((self._unknown[name] for name in node.outputs if name in self._unknown), None)
@@ -335,7 +336,7 @@ class _Reading:
             yield _Selection(node, indices, data, size, negative=not self._may_be_fused(node))
 
     def _addends(self, node: Node) -> Sequence[str]:
-        """Return the inputs of a node that a normalization, also of its output, normalizes as a sum, or may."""
+        """Return the inputs of a node whose sum a normalization, also of its output, normalizes or may normalize."""
         kind = _kind(node)
         if kind in self._model.functions or (kind == _MEAN and node.inputs[0] in self._centred):
             return node.inputs

@@ -77,7 +77,7 @@ _NAMES = [name for commands in _COMMANDS.values() for name in commands]
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands; errors for former ones, former options, and commands without their group have the new words."""
+    """The commands; errors name the successor of a former command or option, and the group that a command is in."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, new = args[0], RENAMED.get(args[0])

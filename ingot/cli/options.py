@@ -55,7 +55,7 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     for field in fields(kind):
         if field.default_factory is not MISSING:
             raise TypeError(
-                f"{kind.__name__}.{field.name} has a default_factory, which an option has not; use a default"
+                f"{kind.__name__}.{field.name} has a default_factory, which options do not support; use a default"
             )
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         yield inspect.Parameter(

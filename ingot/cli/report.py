@@ -1,4 +1,4 @@
-"""``--report`` of ``ingot inspect``, ``compare`` and ``diff``: records, checked and shown as the file's suffix says."""
+"""``--report`` of ``ingot inspect``, ``compare`` and ``diff``: a record, written in the format of the file's suffix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUANTIZATION = "quantization.json"
 
 
 def write(archive: Archive, path: Path, name: str | None = None) -> str:
-    """Write an archive's report as the file's suffix says, and return the name of the variant that carries it.
+    """Write an archive's report in the format of the file's suffix, and return the name of the variant that carries it.
 
     Only the report's data is read from the archive. The page and the text are rendered here: those in the archive could
     run scripts, or control a terminal.
@@ -30,7 +30,7 @@ def write(archive: Archive, path: Path, name: str | None = None) -> str:
     Args:
         archive: the archive.
         path: the file.
-        name: the variant whose report is meant; by default the first that carries one.
+        name: the variant whose report is written; by default the first that carries one.
 
     Raises:
         InvalidArgument: the suffix is not one of :data:`SUFFIXES`.
@@ -64,7 +64,7 @@ def check_suffix(path: Path) -> None:
 
 
 def save(path: Path, record: Record) -> None:
-    """Write a record as the file's suffix says. The file appears whole or not at all."""
+    """Write a record in the format of the file's suffix. The file appears whole or not at all."""
     put(path, _show(record, path.suffix))
 
 

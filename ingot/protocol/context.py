@@ -47,7 +47,7 @@ class BatchTimes:
 
 
 class Reporter(Protocol):
-    """Reports requests; that is :class:`ingot.server.observation.observer.Observer`."""
+    """Reports requests; implemented by :class:`ingot.server.observation.observer.Observer`."""
 
     def answered(self, context: RequestContext, batch: BatchTimes | None, *, failed: bool) -> None:
         """Note that the model answered an inference of a request."""
@@ -66,7 +66,7 @@ class RequestContext:
         traceparent: the W3C trace context that the request came with, or that of its span here; empty for none.
         observer: reports the request when it is over; None if requests are not observed.
         target: the method and the URL; for a call, ``gRPC`` and the path of its method.
-        arrived: when its head was there.
+        arrived: when its head had arrived.
         submitted: when its last inference was handed to the model; 0 if none was.
         answered: when the model's answer came; 0 if none did.
         model, version: that its last inference used; the names asked for if there is no such model.

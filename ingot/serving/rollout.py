@@ -429,14 +429,14 @@ class Rollouts:
         log.info("model %s version %s: %s is unloaded", model.name, model.version, model.digest)
 
     async def _on_change(self, deployment: Deployment) -> None:
-        """Renew a deployment that follows its alias; let the others have the aliases that mean them."""
+        """Reload a deployment that follows its alias; publish the aliases of the others."""
         if deployment.follows:
             await self.renew(deployment, watched=True)
         else:
             await self._name(deployment)
 
     async def _name(self, deployment: Deployment) -> None:
-        """Let clients use the aliases that mean what answers; they stay as they are if the store cannot be read."""
+        """Publish the aliases that resolve to the served archive; they stay as they are if the store cannot be read."""
         found = await attempt_async("aliases could not be read", in_thread("look", deployment.others))
         if not isinstance(found, IngotError):
             self.repository.name(deployment, found)

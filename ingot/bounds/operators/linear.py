@@ -312,7 +312,7 @@ def norm(op: Op) -> list[Tensor]:
 
 
 def skip_norm(op: Op) -> list[Tensor]:
-    """SkipLayerNormalization and alike: the second input, which is added, repeats along the first."""
+    """SkipLayerNormalization and similar operators: the second input, which is added, repeats along the first."""
     refuse_empty(op[1].shape())
     return norm(op)
 

@@ -64,7 +64,7 @@ def _constant(out: Tensor) -> int | None:
 
 
 def _sum(texts: Sequence[Text]) -> Text:
-    """Return the bounds of elements that are each of one of several tensors."""
+    """Return the bounds of elements that each come from one of several tensors."""
     return Text(sum((text.sent for text in texts), ZERO), max(text.width for text in texts))
 
 
@@ -95,7 +95,7 @@ def _concatenated(op: Op, out: Tensor) -> Text:
 
 
 def _gathered(op: Op, out: Tensor) -> Text:
-    """Gather and alike: each index names every element of the data at most once."""
+    """Gather and similar operators: each index names every element of the data at most once."""
     return _repeated(op[0], op[1].length if _constant(out) is None else _constant(out))
 
 

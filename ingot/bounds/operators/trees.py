@@ -28,7 +28,7 @@ def regressor(op: Op) -> list[Tensor]:
 
 
 def floats(op: Op) -> list[Tensor]:
-    """Scaler, Normalizer, Imputer and alike: the shape is the input's."""
+    """Scaler, Normalizer, Imputer and similar operators: the shape is the input's."""
     keeps = op.node.operator in ("Binarizer", "Imputer") and op[0].kind in (INT64, 11)
     return [Tensor(op[0].kind if keeps else FLOAT, op[0].dims, op[0].count)]
 

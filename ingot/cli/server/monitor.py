@@ -44,7 +44,7 @@ class Monitor:
             self._server.close()
             self._server = None
 
-    def look(self) -> ServerLoad:
+    def poll(self) -> ServerLoad:
         """Read the server, and return its load since the last reading.
 
         Raises:

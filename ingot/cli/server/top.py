@@ -27,7 +27,7 @@ _BAR = 20
 _COLOURS = ("yellow", "magenta", "green", "blue")
 _TITLES = ("model", "state", "variant", "device", "req/s", "rows/s", "p50", "p99", "queue", "batch")
 _TEXTS = 4  # columns that are not numbers
-# The columns that a terminal of fewer columns has no room for.
+# The columns of the table that are left out on a terminal of fewer characters.
 _WIDE = 110
 _LEFT_OUT = ("variant", "device", "rows/s")
 
@@ -72,10 +72,10 @@ def top(
 
     monitor = Monitor(connect)
     try:
-        monitor.look()
+        monitor.poll()
         if once:
             time.sleep(every)
-            found = monitor.look()
+            found = monitor.poll()
             if as_json:
                 print_json({"url": monitor.place, "version": monitor.version, **asdict(found)})
             else:
@@ -94,12 +94,12 @@ def top(
 def _follow(
     monitor: Monitor, every: float, show: Callable[[ServerLoad], None], complain: Callable[[str], None]
 ) -> None:
-    """Show the load again and again; if no server answers, complain and try again."""
+    """Show the load repeatedly; if no server answers, show the error and try again."""
     while True:
         time.sleep(every)
         try:
-            found = monitor.look()
-        except IngotError as error:  # that of a server that stops, too
+            found = monitor.poll()
+        except IngotError as error:  # also while a server stops
             complain(f"{error}\nTrying again every {every:g} s.")
         else:
             show(found)

@@ -125,7 +125,7 @@ class Replica:
 
 
 class _Load:
-    """The share of the highest throughput that is used, between two looks at the counts of models."""
+    """The share of the highest throughput that is used, between two readings of the counters of models."""
 
     def __init__(self) -> None:
         self._seen: dict[Model, int] = {}

@@ -23,9 +23,9 @@ from ingot.model_store.blobs.files import open_plain, sync_folder
 from ingot.model_store.blobs.transfer import Transfer
 
 STALLED_SECONDS = 60.0
-"""How long another process may write nothing of a blob before it is copied twice rather than never; a registry must
-send 1 MiB in that time."""
-_LOOK_SECONDS = 0.05
+"""How long another process that copies a blob may write nothing before this one copies it too; a registry must send 1
+MiB in that time."""
+_POLL_SECONDS = 0.05
 
 
 _removals: list[weakref.finalize[..., Any]] = []
@@ -250,7 +250,7 @@ def _wait_for_lock(stream: BinaryIO, path: Path, transfer: Transfer) -> bool:
             size, since = found, time.monotonic()
         if not _is_at(stream, path) or time.monotonic() - since > STALLED_SECONDS:
             return False
-        transfer.pause(_LOOK_SECONDS)
+        transfer.pause(_POLL_SECONDS)
         transfer.check()
 
 

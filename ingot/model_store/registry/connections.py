@@ -1,4 +1,4 @@
-"""The open connections of a client: a cancelled transfer does not wait for them, nor any transfer for slow ones."""
+"""The open connections of a client: a cancelled transfer does not wait for them, and slow ones are given up."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 _OPENED = (".connect_tcp.complete", ".start_tls.complete")
 _RESPONSE = ".receive_response_headers.started"
 
-# Bytes that a response must bring in so many seconds of waiting for it, as the server asks of request bodies. The time
-# to the first byte is limited separately, as a registry may have to check what it received.
+# The least bytes of a response per this many seconds of waiting; the server requires the same of request bodies. The
+# time to the first byte is limited separately, as a registry may have to check what it received.
 PACE_BYTES = 1 << 20
 PACE_SECONDS = 60.0
 
@@ -91,7 +91,7 @@ class Connections:
     def _paced(self, read: Callable[..., bytes], peer: Any) -> Callable[..., bytes]:
         """Return a stream's ``read`` that limits how slowly a response arrives.
 
-        A limit for each read would be kept by a server that sends one byte a minute.
+        A server that sends one byte a minute would stay within a limit for each read.
         """
         where = f"{self._registry} (at {peer[0]})" if peer else self._registry
         pace = _Pace(where)
@@ -154,7 +154,7 @@ def _trusted(file: str | None, folder: str | None) -> ssl.SSLContext:
 
 
 def network_error(address: RegistryAddress, error: httpx.TransportError) -> IngotError:
-    """Return the error of a registry for one of the network, with its cause and the remedy."""
+    """Return the error to raise for a failed connection to a registry, with its cause and the remedy."""
     if isinstance(error, httpx.TimeoutException):
         return Transient(f"{address} does not answer; check the network, or try later")
     for cause in foreign.causes(error):
