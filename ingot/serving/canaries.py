@@ -134,7 +134,7 @@ class Canaries:
         return canary.content
 
     async def stop(self, name: str) -> dict[str, Any]:
-        """Stop a canary; the current model gets all requests.
+        """Stop a canary; the current model gets all requests, and an alias that means the candidate is moved back.
 
         Raises:
             NotFound: there is no such model, or no canary.
@@ -145,6 +145,9 @@ class Canaries:
             if canary is None:
                 raise NotFound(f"no candidate is tried for model '{name}'")
             self.end(deployment, "stopped")
+            if canary.found is None:  # otherwise the next look at the alias begins it again
+                digest = canary.candidate.digest
+                await self._changes.roll_back(deployment, digest, f"{digest} was stopped by an operator")
         return canary.content
 
     def begin(

@@ -152,9 +152,11 @@ class Deployment:
         Raises:
             IngotError: the store cannot be written, or the alias was moved meanwhile.
         """
-        reference = self.located.reference if self.located is not None else None
-        if reference is None or not self.follows or self.wanted() != digest:
+        if self.located is None or self.wanted() != digest:
             return ""
+        reference = self.located.reference
+        if reference is None or not self.follows:
+            return "; a restart serves it, as the model's source still has it: put the earlier one back there"
         again = f"ingot store promote {replace(reference, tag=None, digest=digest)} {reference.tag}"
         if self.store is None:
             back = f"ingot store promote {replace(reference, tag=None, digest=self.digest)} {reference.tag}"

@@ -123,6 +123,32 @@ def test_a_good_candidate_takes_over_step_by_step(store: Store) -> None:
 
 
 @pytest.mark.matrix
+def test_a_candidate_of_an_alias_that_is_stopped_stays_so(store: Store, run_ingot: RunIngot) -> None:
+    """Otherwise the next look at the store begins its canary again, and a restart serves it."""
+    with ingot.serve("times:prod", store=store, canary="0,50", canary_every="1h", **FREE) as server:
+        store.promote("times:3", "prod")
+        wait_until(lambda: server.status()[0]["canary"] is not None)
+        assert "stopped" in succeeded(run_ingot("server", "canary", "times", "--stop"))
+        [status] = server.status()
+        assert store.digest_of("times", "prod") == status["digest"]
+        assert "was stopped by an operator; 'times:prod' means " in status["update_failed"]
+        store.promote("times:1", "seen")
+        wait_until(lambda: "seen" in server.status()[0]["aliases"])
+        assert canary(server)["state"] == "stopped"
+
+
+@pytest.mark.matrix
+def test_a_file_that_still_has_a_wrong_candidate_is_named(tmp_path: Path, run_ingot: RunIngot) -> None:
+    path = tmp_path / "times.ingot"
+    times(1.0).save(path)
+    with ingot.serve(str(path), **POLICY, **FREE) as server, load([server.http_url], version=""):
+        times(1.1).save(path)
+        assert run_ingot("server", "reload").returncode == 0
+        wait_until(lambda: bool(server.status()[0]["update_failed"]))
+        assert "; a restart serves it, as the model's source still has it" in server.status()[0]["update_failed"]
+
+
+@pytest.mark.matrix
 def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
     with ingot.serve("times:prod", store=store, **FREE) as server:
         with load([server.http_url, server.grpc_url]) as clients:

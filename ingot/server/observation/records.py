@@ -141,6 +141,7 @@ def configure(level: int | str, form: Format = "human") -> None:
     handler.addFilter(_Request())
     handler.setFormatter(JsonFormatter() if form == "json" else HumanFormatter())
     logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)  # otherwise the thread of a warning writes it to stderr, and waits
     # Changes of what is served are shown, whatever the level of other records is, and are not warnings.
     logging.getLogger(CHANGES).setLevel(logging.INFO)
 
