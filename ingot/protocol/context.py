@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 REQUEST_ID = "X-Request-Id"
@@ -24,7 +23,6 @@ _PREFIX = os.urandom(6).hex().encode()
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
 class BatchTimes:
     """One batch: its times in seconds of ``time.perf_counter``, its size, and why it left the queue.
 
@@ -37,13 +35,18 @@ class BatchTimes:
         reason: see :attr:`ingot.runtime.scheduling.scheduler.Scheduler.reason`.
     """
 
-    started: float
-    began: float
-    ran: float
-    ended: float
-    requests: int
-    samples: int
-    reason: str
+    __slots__ = ("began", "ended", "ran", "reason", "requests", "samples", "started")
+
+    def __init__(
+        self, started: float, began: float, ran: float, ended: float, requests: int, samples: int, reason: str
+    ):
+        self.started = started
+        self.began = began
+        self.ran = ran
+        self.ended = ended
+        self.requests = requests
+        self.samples = samples
+        self.reason = reason
 
 
 class Reporter(Protocol):
@@ -78,9 +81,13 @@ class RequestContext:
 
     observer: Reporter | None = None
     target = b"", b""
-    model = version = ""
-    arrived = submitted = answered = 0.0
-    rows = inferences = 0
+    model = ""
+    version = ""
+    arrived = 0.0
+    submitted = 0.0
+    answered = 0.0
+    rows = 0
+    inferences = 0
     batch: BatchTimes | None = None
     span: Any = None
 

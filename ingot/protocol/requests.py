@@ -11,7 +11,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -129,7 +128,6 @@ CLIENT: ContextVar[Hashable] = ContextVar("client", default=None)
 """The client whose call a coroutine answers, as in :class:`InferRequest`."""
 
 
-@dataclass(slots=True, eq=False)
 class InferRequest:
     """One decoded inference request.
 
@@ -138,22 +136,34 @@ class InferRequest:
     names instead, for the choice of a version and the share of the engines. ``context`` is the protocol's request.
     """
 
-    template: Template
-    inputs: Mapping[str, Array]
-    id: str = ""
-    left: float | None = None
-    client: Hashable = None
-    sticky: str = ""
-    context: RequestContext | None = None
+    __slots__ = ("client", "context", "id", "inputs", "left", "sticky", "template")
+
+    def __init__(
+        self,
+        template: Template,
+        inputs: Mapping[str, Array],
+        identifier: str = "",
+        left: float | None = None,
+        client: Hashable = None,
+    ):
+        self.template = template
+        self.inputs = inputs
+        self.id = identifier
+        self.left = left
+        self.client = client
+        self.sticky = ""
+        self.context: RequestContext | None = None
 
 
-@dataclass(slots=True, eq=False)
 class InferResponse:
     """One response; ``arrays`` may hold more outputs than its route has."""
 
-    route: Route
-    id: str
-    arrays: Mapping[str, Array]
+    __slots__ = ("arrays", "id", "route")
+
+    def __init__(self, route: Route, identifier: str, arrays: Mapping[str, Array]):
+        self.route = route
+        self.id = identifier
+        self.arrays = arrays
 
     @property
     def outputs(self) -> list[tuple[str, DType, Array]]:

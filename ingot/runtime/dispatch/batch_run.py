@@ -57,20 +57,19 @@ class AnswerLimit:
         )
 
 
-@dataclass(slots=True)
 class BatchTimings:
     """Cost of one batch: seconds by stage, engine calls, and input elements before and after padding.
 
     ``unfit`` is the number of samples of the smallest call for several requests for which there was too little memory.
     """
 
-    joining: float = 0.0
-    running: float = 0.0
-    splitting: float = 0.0
-    calls: int = 0
-    elements: int = 0
-    padded: int = 0
-    unfit: int = 0
+    __slots__ = ("calls", "elements", "joining", "padded", "running", "splitting", "unfit")
+
+    def __init__(self) -> None:
+        self.joining = self.running = self.splitting = 0.0
+        self.calls = 0
+        self.elements = self.padded = 0
+        self.unfit = 0
 
 
 class Buffers:

@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -57,68 +56,28 @@ class Owner(Protocol):
         """Release bytes of a client's parts that are not queued yet."""
 
 
-class Pending(ABC):
-    """One submitted request. All of it belongs to one event loop.
-
-    Attributes:
-        done: whether it is answered or cancelled.
-        waiting: whether no part of it runs yet.
-        arrived: when it was submitted.
-        reply: called once with the answer or the error, unless the request is cancelled before.
-        owner: the component that accepted it.
-    """
-
-    __slots__ = ()
-
-    done: bool
-    waiting: bool
-    arrived: float
-    reply: Reply
-    owner: Owner
-
-    def settle(self, outcome: Outcome) -> None:
-        """Reply, unless the request is over already. A failing reply affects only its own client."""
-        if self.done:
-            return
-        self.done = True  # type: ignore[misc]  # subclasses have the slot
-        # Drop all references: replies lead back here, and a reference cycle would keep the request's bytes until the
-        # garbage collector runs.
-        reply, self.reply = self.reply, ignore
-        self.owner.left(self, outcome)
-        try:
-            reply(outcome)
-        except Exception:  # the same callback answers other requests
-            log.exception("a reply failed")
-
-    def cancel(self) -> None:
-        """Cancel the request, as its client left; its reply is not called any more."""
-        if not self.done:
-            self.done = True  # type: ignore[misc]  # as above
-            self.reply = ignore
-            self.owner.left(self, None)
-            self._drop()
-
-    def fail(self, error: IngotError) -> None:
-        """Reply with an error and drop what is still queued."""
-        if not self.done:
-            self.settle(error)
-            self._drop()
-
-    @abstractmethod
-    def _drop(self) -> None:
-        """Remove queued entries from the queue."""
-
-
-class Single(Pending, Entry):
-    """A request that is one entry, as almost all are."""
+class Single(Entry):
+    """A request that is one entry, as almost all are. ``owner``: the component that accepted it."""
 
     __slots__ = ("owner",)
 
-    def _drop(self) -> None:
+    owner: Owner
+
+    def settle(self, outcome: Outcome) -> None:
+        _settle(self, outcome)
+
+    def cancel(self) -> None:
+        _cancel(self)
+
+    def fail(self, error: IngotError) -> None:
+        _fail(self, error)
+
+    def drop(self) -> None:
+        """Remove the request from the queue."""
         self.owner.discard(self)
 
 
-class Parts(Pending):
+class Parts:
     """A request that is too large for one batch.
 
     Only a few of its parts are queued at once: when one is answered, the owner queues the next. The outputs are joined
@@ -135,6 +94,7 @@ class Parts(Pending):
         client: who sent it.
 
     Attributes:
+        done: whether it is answered or cancelled.
         entries: the parts that wait or run, by index.
         rest: bytes of parts that are still to be queued and count as waiting.
     """
@@ -186,8 +146,18 @@ class Parts(Pending):
         self._nbytes = 0
 
     @property
-    def waiting(self) -> bool:  # type: ignore[override]  # computed from its entries
+    def waiting(self) -> bool:
+        """Whether no part of it runs yet."""
         return self._left == self._count and all(entry.waiting for entry in self.entries.values())
+
+    def settle(self, outcome: Outcome) -> None:
+        _settle(self, outcome)
+
+    def cancel(self) -> None:
+        _cancel(self)
+
+    def fail(self, error: IngotError) -> None:
+        _fail(self, error)
 
     def next_part(self) -> Entry | None:
         """Return the next part to queue, or None."""
@@ -231,7 +201,8 @@ class Parts(Pending):
                 "send fewer samples per request"
             )
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Remove the queued parts from the queue."""
         for entry in self._forget():
             self.owner.discard(entry)
         self.owner.release(self.rest, self.client)
@@ -240,6 +211,41 @@ class Parts(Pending):
         """Drop all references and return the entries: they lead back here, and the timer may hold this for long."""
         entries, self.entries, self._outcomes, self._make = [*self.entries.values()], {}, [], None
         return entries
+
+
+Pending = Single | Parts
+"""One submitted request, which belongs to one event loop. The methods of both are the functions below."""
+
+
+def _settle(pending: Pending, outcome: Outcome) -> None:
+    """Reply, unless the request is over already. A failing reply affects only its own client."""
+    if pending.done:
+        return
+    pending.done = True
+    # Drop all references: replies lead back here, and a reference cycle would keep the request's bytes until the
+    # garbage collector runs.
+    reply, pending.reply = pending.reply, ignore
+    pending.owner.left(pending, outcome)
+    try:
+        reply(outcome)
+    except Exception:  # the same callback answers other requests
+        log.exception("a reply failed")
+
+
+def _cancel(pending: Pending) -> None:
+    """Cancel the request, as its client left; its reply is not called any more."""
+    if not pending.done:
+        pending.done = True
+        pending.reply = ignore
+        pending.owner.left(pending, None)
+        pending.drop()
+
+
+def _fail(pending: Pending, error: IngotError) -> None:
+    """Reply with an error and drop what is still queued."""
+    if not pending.done:
+        _settle(pending, error)
+        pending.drop()
 
 
 class Expiry:

@@ -136,7 +136,7 @@ class Clients:
         entry = ticket[3]
         client = self._known[entry.client]
         tickets = client.tickets
-        del tickets[0 if tickets[0] is ticket else bisect_left(tickets, ticket)]
+        del tickets[0 if tickets[0][2] == ticket[2] else bisect_left(tickets, ticket)]
         before = client.samples
         client.samples = after = before - entry.samples
         if after <= self._few < before:
@@ -269,7 +269,7 @@ class Queue:
         group.samples += entry.samples
         self.count += 1
         self.nbytes += entry.nbytes
-        if tickets[0] is ticket:
+        if tickets[0][2] == ticket[2]:  # numbers are unique; the identity of a tuple is not kept when compiled
             self._put_head(group)
 
     def first(self) -> GroupQueue | None:

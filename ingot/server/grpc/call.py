@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ingot.protocol.context import RequestContext
 from ingot.server.grpc.head import Head
@@ -21,8 +21,7 @@ Unary = Callable[[bytes], Awaitable[bytes]]
 Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(NamedTuple):
     """A method of a service, unary or streaming.
 
     ``many``: it accepts more than one message. ``large``: a message may
@@ -42,8 +41,11 @@ class Call(Stream):
     that the call uses. ``working``: the size of each message that was read and not yet answered.
     """
 
-    held = counted = 0
-    looks = mark = number = 0  # of stalls()
+    held = 0
+    counted = 0
+    looks = 0  # of stalls(), as the next two
+    mark = 0
+    number = 0
     method: Method | None = None
     messages: Messages | None = None
     working: deque[int] | None = None

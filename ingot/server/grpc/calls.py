@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
@@ -22,8 +20,8 @@ from ingot.server.grpc.health import scope_of
 from ingot.server.grpc.messages import PREFIX, Messages, pieces
 from ingot.server.grpc.protobuf_memo import Codec, Decoded
 from ingot.server.grpc.replies import Replies, StreamCleanup
+from ingot.server.grpc.streams import Streams
 from ingot.server.http2.abuse_budget import COST_OF_REFUSAL
-from ingot.server.http2.connection import STREAM_WINDOW
 from ingot.server.http2.frames import ErrorCode
 from ingot.server.net import compression
 from ingot.server.net.compression import decompress
@@ -82,6 +80,7 @@ class Calls:
         self._codec = Codec(plane.repository.get, plane.reader)
         self.count_fault = count_fault
         self.cleanup = StreamCleanup()
+        self._streams = Streams(budget, limits, self._decompressed)
 
     def begin(self, replies: Replies, call: Call) -> None:
         """Accept a call after its headers.
@@ -191,7 +190,7 @@ class Calls:
                 # Only now: a task for each call that waits for its first message would be expensive.
                 self._open_calls.change(STREAM_BYTES, call.counted)
                 call.counted += STREAM_BYTES
-                self._run(replies, call, partial(self._stream, replies, call, call.method))
+                self._run(replies, call, partial(self._streams.run, replies, call, call.method))
         except IngotError as error:
             self._refuse(replies, call, error)
             call.stop()  # otherwise its task would wait for more messages forever
@@ -209,7 +208,7 @@ class Calls:
         method = call.method
         if method is None or method.streaming is not None:
             if method is not None and call.task is None:  # it ends at once, without a message
-                self._run(replies, call, partial(self._stream, replies, call, method))
+                self._run(replies, call, partial(self._streams.run, replies, call, method))
             call.wake()
             return
         if call.messages is None or not call.messages.ready():
@@ -344,53 +343,6 @@ class Calls:
             CONTEXT.set(call.context)
             answer = await method.unary(data)
             replies.answer(call, (answer,), len(answer))
-
-    async def _stream(self, replies: Replies, call: Call, method: Method) -> None:
-        CLIENT.set(call.head.client or id(replies))
-        CONTEXT.set(call.context)
-        if method.streaming is not None:
-            async with contextlib.aclosing(method.streaming(self._messages(replies, call))) as answers:
-                async for answer in answers:
-                    self._settle(call)
-                    replies.send(call, answer)
-                    await replies.room(call)
-        replies.end(call)
-
-    async def _messages(self, replies: Replies, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yield the messages of a request while those in progress stay below a limit.
-
-        The client may send more only after all complete messages were taken.
-        """
-        messages = call.messages
-        working = call.working = deque()
-        while messages is not None:
-            if messages.ready() and sum(working) < STREAM_WINDOW:
-                compressed, data = messages.take()
-                size = len(data) + PREFIX
-                if compressed:
-                    data = await self._decompressed(call, data)
-                    size += len(data)
-                if self.limits is not None and call.share is not None:
-                    self.limits.spend(call.share)
-                working.append(size)
-                yield data
-            elif call.ended and not messages.ready():
-                if messages.size:
-                    raise InvalidArgument("the request ended in the middle of a message")
-                return
-            else:
-                if not messages.ready():
-                    replies.http2.refill(call)
-                call.waiting = replies.loop.create_future()
-                await call.waiting
-
-    def _settle(self, call: Call) -> None:
-        """Release the memory of a stream's oldest message, which is being answered."""
-        if call.working and not call.closed:
-            size = call.working.popleft()
-            call.held -= size
-            self._budget.change(-size)
-            call.wake()
 
     async def _decompressed(self, call: Call, data: bytes) -> bytes:
         """Decompress a message; the budget counts its content in addition to the message."""

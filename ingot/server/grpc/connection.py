@@ -9,6 +9,7 @@ from typing import cast
 from ingot.server.access.peers import peer_of
 from ingot.server.grpc.call import Call
 from ingot.server.grpc.calls import Calls
+from ingot.server.grpc.head import Head
 from ingot.server.grpc.replies import HTTP_1, Replies
 from ingot.server.http2.connection import STREAM_WINDOW, Http2Connection
 from ingot.server.http2.frames import PREFACE, ErrorCode, Fault, goaway, settings
@@ -61,8 +62,6 @@ class Connection(asyncio.Protocol):
         "transport",
         "wake",
     )
-
-    create = staticmethod(Call)
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, connections: set[Connection]):
         self.loop = loop
@@ -191,6 +190,9 @@ class Connection(asyncio.Protocol):
 
     def faulted(self, code: int) -> None:
         self._calls.count_fault(ErrorCode(code))
+
+    def create(self, stream_id: int, head: Head) -> Call:
+        return Call(stream_id, head)
 
     def sent(self, stream: Call) -> None:
         if stream.room is not None and not stream.room.done():

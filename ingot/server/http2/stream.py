@@ -15,8 +15,12 @@ class Stream:
     """
 
     # Class attributes, because most streams never set most of them.
-    ended = opened = closed = False
-    credit = received = total = 0
+    ended = False
+    opened = False
+    closed = False
+    credit = 0
+    received = 0
+    total = 0
     outgoing: deque[bytes | memoryview] | None = None
     ending: bytes | None = None
 

@@ -7,7 +7,6 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import ClassVar
 
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
@@ -180,7 +179,7 @@ class DataPlane:
             timeout = route.timeout
             if request.left is not None and (timeout is None or request.left < timeout):
                 timeout = request.left
-            ticket = route.ticket(self, request, route, counters, began, reply)
+            ticket = route.ticket(self, request, counters, began, reply)
             inputs, client = request.inputs, request.client
             if route.step is None:
                 client = request.sticky or client
@@ -231,8 +230,6 @@ class _ModelRoute(Route):
 
     __slots__ = ("key", "model", "priority", "step", "timeout")
 
-    ticket: ClassVar[type[Ticket]]
-
     def __init__(self, model: Model, template: Template):
         super().__init__(model.name, model.version, _wanted(model, template.outputs))
         if model.repeat is not None and not template.repeated:
@@ -245,6 +242,12 @@ class _ModelRoute(Route):
         self.priority = priority_of(template.parameters)
         self.key = template.key
         self.step = step_of(template.parameters) if model.sequential else None
+
+    def ticket(
+        self, plane: DataPlane, request: InferRequest, counters: _Counters, began: float, reply: Reply
+    ) -> Ticket:
+        """Return a request of this route, before it is submitted to the model."""
+        return Ticket(plane, request, self, counters, began, reply)
 
 
 class Ticket:
@@ -311,13 +314,29 @@ class _DeliveryRoute(_ModelRoute):
         found = Deliveries(template.deliveries, self.outputs, model.signature.batch, memory, client, model.labels)
         self.deliveries, self.outputs, self.placed = found, found.outputs, found.placed
 
+    def ticket(
+        self, plane: DataPlane, request: InferRequest, counters: _Counters, began: float, reply: Reply
+    ) -> Ticket:
+        return _DeliveryTicket(plane, request, self, counters, began, reply)
+
 
 class _DeliveryTicket(Ticket):
     """A submitted request whose outputs are delivered in another way, in a thread if that takes long."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_deliveries", "_left")
 
-    _route: _DeliveryRoute
+    def __init__(
+        self,
+        plane: DataPlane,
+        request: InferRequest,
+        route: _DeliveryRoute,
+        counters: _Counters,
+        began: float,
+        reply: Reply,
+    ):
+        super().__init__(plane, request, route, counters, began, reply)
+        self._deliveries = route.deliveries
+        self._left = False
 
     def cancel(self) -> None:
         self._left = True
@@ -327,18 +346,17 @@ class _DeliveryTicket(Ticket):
         if isinstance(outcome, IngotError):
             super().settle(outcome)
             return
-        route, request = self._route, self._request
+        route, request, deliveries = self._route, self._request, self._deliveries
         if self._plane.recorder is not None:
             self._plane.record(route.name, route.version, request.inputs, outcome)
         failure = f"outputs of model {route.name} could not be delivered"
 
         def deliver() -> dict[str, Array] | IngotError:
-            return attempt(failure, route.deliveries.deliver, outcome)
+            return attempt(failure, deliveries.deliver, outcome)
 
         if sum(array.size for array in outcome.values()) <= AT_ONCE:
             self._deliver(deliver())
         else:
-            self._left = False
             future = asyncio.get_running_loop().run_in_executor(compression.threads, deliver)
             future.add_done_callback(self._delivered)
 
@@ -353,10 +371,6 @@ class _DeliveryTicket(Ticket):
             self._counters.succeeded(self._began)
             self._observe()
             self._reply(InferResponse(self._route, self._request.id, outcome))
-
-
-_ModelRoute.ticket = Ticket
-_DeliveryRoute.ticket = _DeliveryTicket
 
 
 class _Counters:
