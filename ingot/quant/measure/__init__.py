@@ -1,4 +1,5 @@
 """Measurement of one candidate against the original: accuracy, latency and size.
 
-Start in trial.py, which builds, loads, times and compares one plan; comparison.py is ``ingot compare``.
+Start in trial.py, which builds, loads, times and compares one plan; limits.py has the budget of time, and
+comparison.py is ``ingot compare``.
 """

@@ -1,1 +1,5 @@
-"""What HTTP and gRPC share of connections: sockets, TLS, compression, and limits on what clients may use."""
+"""What HTTP and gRPC share of connections.
+
+listening.py opens sockets, tls.py reads certificates, compression.py has the encodings of bodies, and limits.py bounds
+what clients may use.
+"""

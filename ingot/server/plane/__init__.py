@@ -1,4 +1,5 @@
 """The server's behaviour, which both protocols share.
 
-Start in dataplane.py; extensions.py and generation.py have what it does beyond single requests.
+Start in operations.py, the table of everything that a server does, and dataplane.py, which serves inference;
+extensions.py and generation.py have what goes beyond single requests.
 """

@@ -10,8 +10,20 @@ from ingot.export.rewrite.rules.fx.common_subexpressions import CommonSubexpress
 from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
 from ingot.export.rewrite.rules.fx.dead_branches import DeadBranches
 from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
-from ingot.export.rewrite.rules.fx.onnx_forms import TRANSLATIONS as TRANSLATIONS
+from ingot.export.rewrite.rules.fx.onnx_forms import TRANSLATIONS
 from ingot.export.rewrite.rules.fx.silu_gate import SiluGate
+
+__all__ = [
+    "RULES",
+    "TRANSLATIONS",
+    "Attention",
+    "BiasGelu",
+    "CommonSubexpressions",
+    "ConstantFolding",
+    "DeadBranches",
+    "DequantMatmul",
+    "SiluGate",
+]
 
 # Constants first: they decide branches, and layers whose weights are computed become plain ones.
 RULES: tuple[FxPass, ...] = (

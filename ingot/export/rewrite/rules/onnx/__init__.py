@@ -15,6 +15,19 @@ from ingot.export.rewrite.rules.onnx.layer_norm import LayerNorm
 from ingot.export.rewrite.rules.onnx.rms_norm import RmsNorm
 from ingot.export.rewrite.rules.onnx.rotary_cache import RotaryCache
 
+__all__ = [
+    "RULES",
+    "CommonSubexpressions",
+    "ConstantFolding",
+    "ConvBn",
+    "DeadBranches",
+    "DequantMatmul",
+    "GuardedDivision",
+    "LayerNorm",
+    "RmsNorm",
+    "RotaryCache",
+]
+
 RULES: tuple[OnnxPass, ...] = (
     ConstantFolding(),
     DeadBranches(),

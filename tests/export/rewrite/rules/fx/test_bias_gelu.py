@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ingot.export.rewrite.rules.fx.bias_gelu import BiasGelu
+from ingot.export.rewrite.rules.fx import BiasGelu
 from tests.export.models import Function
 from tests.export.rewrite.rules.fx.support import Each, lower, onnx_operators, operators, rewrite
 

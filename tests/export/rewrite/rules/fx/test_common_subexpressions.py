@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rewrite.rules.fx.common_subexpressions import CommonSubexpressions
+from ingot.export.rewrite.rules.fx import CommonSubexpressions
 from tests.export.models import Function
 from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 

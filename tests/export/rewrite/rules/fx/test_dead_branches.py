@@ -7,8 +7,7 @@ import torch
 from torch import fx, nn
 
 from ingot.export.program import quiet
-from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
-from ingot.export.rewrite.rules.fx.dead_branches import DeadBranches
+from ingot.export.rewrite.rules.fx import ConstantFolding, DeadBranches
 from tests.export.models import Function
 from tests.export.rewrite.rules.fx.support import lower, onnx_operators, operators, rewrite, trace
 

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from ingot.export.program import quiet
-from ingot.export.rewrite.rules.fx.constant_folding import ConstantFolding
-from ingot.export.rewrite.rules.fx.dequant_matmul import DequantMatmul
+from ingot.export.rewrite.rules.fx import ConstantFolding, DequantMatmul
 from tests.export.rewrite.rules.fx.support import lower, operators, rewrite, trace
 
 pytestmark = pytest.mark.matrix  # `make test` has the twin of the rule for ONNX graphs

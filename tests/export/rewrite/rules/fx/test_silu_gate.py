@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rewrite.rules.fx.silu_gate import SiluGate
+from ingot.export.rewrite.rules.fx import SiluGate
 from tests.export.rewrite.rules.fx.support import Each, lower, onnx_operators, operators, rewrite
 
 X = "x:float32[batch,seq,8]"

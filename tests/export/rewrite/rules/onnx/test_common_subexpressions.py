@@ -7,7 +7,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.common_subexpressions import CommonSubexpressions
+from ingot.export.rewrite.rules.onnx import CommonSubexpressions
 from tests.export.rewrite.rules.onnx.support import apply, export, floats, operators, parse, run, untouched
 
 

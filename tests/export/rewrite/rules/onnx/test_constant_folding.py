@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.constant_folding import ConstantFolding
+from ingot.export.rewrite.rules.onnx import ConstantFolding
 from tests.export.rewrite.rules.onnx.support import apply, export, floats, operators, parse, run, untouched
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.dead_branches import DeadBranches
+from ingot.export.rewrite.rules.onnx import DeadBranches
 from tests.export.rewrite.rules.onnx.support import apply, export, floats, operators, parse, untouched
 
 

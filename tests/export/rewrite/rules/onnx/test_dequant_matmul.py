@@ -13,7 +13,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.quant_utils import QuantFormat
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.dequant_matmul import DequantMatmul
+from ingot.export.rewrite.rules.onnx import DequantMatmul
 from ingot.tensors import Array
 from tests.export.rewrite.rules.onnx.support import apply, export, operators, run, untouched
 

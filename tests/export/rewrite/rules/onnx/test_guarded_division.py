@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from ingot.export.rewrite.rules.onnx.guarded_division import GuardedDivision
+from ingot.export.rewrite.rules.onnx import GuardedDivision
 from ingot.tensors import Array
 from tests.export.rewrite.rules.onnx.support import contract, operators, parse, untouched
 

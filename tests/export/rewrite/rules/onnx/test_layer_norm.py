@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.layer_norm import LayerNorm
+from ingot.export.rewrite.rules.onnx import LayerNorm
 from tests.export.rewrite.rules.onnx.support import apply, export, floats, operators, parse, untouched
 
 

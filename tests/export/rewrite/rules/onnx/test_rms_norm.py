@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.rms_norm import RmsNorm
+from ingot.export.rewrite.rules.onnx import RmsNorm
 from tests.export.rewrite.rules.onnx.support import Several, apply, export, floats, operators, parse, untouched
 
 

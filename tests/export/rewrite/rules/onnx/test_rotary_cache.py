@@ -8,7 +8,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from torch import nn
 
-from ingot.export.rewrite.rules.onnx.rotary_cache import RotaryCache
+from ingot.export.rewrite.rules.onnx import RotaryCache
 from tests.export.rewrite.rules.onnx.support import SIZES, apply, export, operators, parse, run, untouched
 
 
