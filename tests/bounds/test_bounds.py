@@ -251,6 +251,27 @@ def test_windows_of_a_padded_sequence_cover_it_once(tmp_path: Path) -> None:
     assert found.peak({"batch": 3, "seq": 50}) <= 4 * 3 * 56 * (8 + 8 + 8 + 7) + 200
 
 
+def test_a_size_that_the_graph_divides_is_that_of_its_layer(tmp_path: Path) -> None:
+    """A layer halves seq, and the code computes (seq - seq mod 2) / 2: the free size, that of the heads, is 4."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["pooled"], kernel_shape=[2], strides=[2]),
+        helper.make_node("Transpose", ["pooled"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("Shape", ["x"], ["length"], start=2, end=3),
+        helper.make_node("Mod", ["length", "two"], ["over"]),
+        helper.make_node("Sub", ["length", "over"], ["even"]),
+        helper.make_node("Div", ["even", "two"], ["half"]),
+        helper.make_node("Concat", ["batch", "half", "heads"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["turned", "shape"], ["parts"]),
+        helper.make_node("Transpose", ["parts"], ["query"], perm=[0, 2, 1, 3]),
+        helper.make_node("Transpose", ["parts"], ["key"], perm=[0, 2, 3, 1]),
+        helper.make_node("MatMul", ["query", "key"], ["y"]),
+    ]
+    constants = [number("two", [2]), number("batch", [0]), number("heads", [-1, 8])]
+    found = bounds(tmp_path, nodes, [("x", FLOAT, ("batch", 32, "seq"))], constants, ranges={"seq": Range(2, None)})
+    assert found.bounded, found.reasons
+    assert found.peak({"batch": 3, "seq": 40}) <= 4 * 3 * (4 * 20 * 20 + 3 * 32 * 20) + 200
+
+
 def test_a_convolution_copies_its_windows_in_parts(tmp_path: Path) -> None:
     """With few outputs these parts are most of a call's memory, and all windows would be 37 times as much."""
     nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Relu", ["c"], ["y"])]

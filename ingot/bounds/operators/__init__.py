@@ -44,7 +44,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Sub", combined(Interval.__sub__, computes=True)),
     **_all("Mul", combined(Interval.__mul__, computes=True)),
     **_all("Div", elementwise.divided),
-    **_all("Mod", combined(elementwise.remainder)),
+    **_all("Mod", elementwise.remainder),
     **_all("Neg", combined(Interval.__neg__, computes=True)),
     **_all("Abs", combined(lambda value: value if value.non_negative else value.most(-value), computes=True)),
     **_all("Floor", combined(lambda value: value.divided(Interval.exactly(1), rounded=True))),

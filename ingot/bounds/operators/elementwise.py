@@ -18,6 +18,7 @@ from ingot.bounds.abstract import (
     limits,
     settled,
 )
+from ingot.bounds.derived import quotient
 from ingot.bounds.interval import Interval
 from ingot.bounds.operators.op import Op, Rule, refuse_empty
 from ingot.bounds.poly import ONE, ZERO, Poly
@@ -170,10 +171,21 @@ def less(one: Interval, two: Interval) -> Interval:
     return limits(BOOL)
 
 
-def remainder(one: Interval, two: Interval) -> Interval:
-    if two.low is not None and two.low.covers(ONE) and two.high is not None:
-        return Interval(ZERO if one.non_negative else -two.high, two.high)
-    return Interval()
+def remainder(op: Op) -> list[Tensor]:
+    """Return the rest of sizes exactly: graphs divide a size n by k as ``(n - n mod k) / k``, rounded down."""
+    floored = not op.integer("fmod")
+
+    def rest(one: Interval, two: Interval) -> Interval:
+        by = two.constant
+        if one.exact is not None and by is not None and by >= 1 and (floored or one.non_negative):
+            whole = quotient(one.exact, int(by)) if op[0].kind in INTEGERS else None
+            if whole is not None:
+                return Interval.exactly(one.exact - whole.scaled(by))
+        if two.low is not None and two.low.covers(ONE) and two.high is not None:
+            return Interval(ZERO if one.non_negative else -two.high, two.high)
+        return Interval()
+
+    return combined(rest)(op)
 
 
 def clipped(op: Op) -> list[Tensor]:
