@@ -13,10 +13,12 @@ in a comment on its line, after ``noqa: BLE001 -`` where ruff asks for that.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -27,6 +29,7 @@ MANY_PARAMETERS = 9
 MOST_WITH_MANY = 15
 """Functions with that many parameters, without ``self``, ``cls``, ``*`` and ``**``."""
 _BROAD = {"Exception", "BaseException"}
+_COUNTED = (ast.Import, ast.ImportFrom, ast.ExceptHandler, ast.Call, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,15 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file that any of the counts looks at."""
+    return tuple(node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, _COUNTED))
+
+
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
     """Yield the modules that a file imports, at its top, inside functions and for types alone."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -108,11 +117,11 @@ def broad_excepts(root: Path = ROOT) -> dict[str, str]:
     """Return the reason of each broad except of ``ingot``, by its place; empty if it has none."""
     found = {}
     for path in modules(root).values():
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
+        lines = path.read_text().splitlines()
+        for node in _nodes(path):
             if any(part is None or (isinstance(part, ast.Name) and part.id in _BROAD) for part in _caught(node)):
                 line = node.lineno  # type: ignore[attr-defined]
-                comment = text.splitlines()[line - 1].partition("  # ")[2]
+                comment = lines[line - 1].partition("  # ")[2]
                 found[f"{path.relative_to(root)}:{line}"] = re.sub(r"^noqa: BLE001( - )?", "", comment)
     return found
 
@@ -135,7 +144,7 @@ def with_many_parameters(root: Path = ROOT) -> list[str]:
     """Return the places of functions with many parameters."""
     found = []
     for path in modules(root).values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
                 if sum(each.arg not in ("self", "cls") for each in every) >= MANY_PARAMETERS:
@@ -169,6 +178,7 @@ def _is_face(path: Path) -> bool:
 
 def main() -> None:
     """Print the figures; exit with 1 if there is a circle, or if one of the figures is over its limit."""
+    gc.disable()  # syntax trees have no cycles, and the collector would visit all of them again and again
     found = folders()
     width = max(len(folder.name) for folder in found)
     print(f"{'folder':{width}}  rooms  floors  arrows")

@@ -274,6 +274,7 @@ class TestOnnx:
         assert (found.name, found.operator) == ("output_1", "Sin")
         assert len(found.last_good) == 1
 
+    @pytest.mark.matrix
     def test_a_wrong_optimization_is_distinguished_from_a_wrong_graph(
         self, good: Case, model: ir.Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:

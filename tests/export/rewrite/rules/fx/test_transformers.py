@@ -80,7 +80,7 @@ def rewritten(case: Case) -> tuple[torch.fx.GraphModule, tuple[PassRecord, ...]]
     return PassManager(RULES, proof).run(graph)
 
 
-@pytest.mark.one_case
+@pytest.mark.matrix
 @pytest.mark.parametrize(("make", "inputs", "expected"), EXPECTED.values(), ids=EXPECTED)
 def test_all_rules_in_order_find_what_a_model_has_and_keep_it_equal(
     make: Any, inputs: tuple[str, ...], expected: dict[str, int]
