@@ -174,6 +174,7 @@ STATED: dict[str, Holds] = {
     "at integers up to 2^53, the graph's": _has_wide,
     "with infinities, NaN, 1e-38 or the largest integers among the inputs": _is_extreme,
     "within 1e-7, not relative to small results": _is_within(1e-7),
+    "states within 1e-6, not relative to small results": _is_within(1e-6),
     "a NaN among the values may be ignored": _has_nan,
     "with an infinity among the values, all results may be NaN or infinite": lambda it: (
         _has_infinity(it) & ~np.isfinite(it.actual)

@@ -11,7 +11,7 @@ STATUSES = {
     "refused": "no file, and a message that names the place or the remedy",
     "bounded": "the answers differ as the export's own notes state",
     "right": "equal to eager for all values and sizes, or different as the list of accepted differences allows",
-    "unjudged": "the answer is random or has no tensor, or an input is complex, sparse, quantized or missing",
+    "unjudged": "eager refuses, the answer is random, undefined or sparse, or an input is complex, sparse or quantized",
 }
 """From the worst to the best."""
 MARK = "outcome: "

@@ -67,9 +67,15 @@ class Call(nn.Module):
         self.dtype = dtype
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the tensors of the result; complex ones as pairs of real numbers."""
+        """Return the tensors of the result, or its numbers as tensors; complex tensors as pairs of real numbers.
+
+        A function without tensors among its arguments, such as ``eye``, is called beside one: a file needs an input.
+        """
         args, kwargs = self.arguments(tensors)
-        return tuple(_plain(tensor) for tensor in leaves(self.function(*args, **kwargs)))
+        result = self.function(*args, **kwargs)
+        found = leaves(result) or [_as_tensor(number) for number in pytree.tree_leaves(result)]
+        beside = [] if any(item is TENSOR for item in self.constants) else [tensor + 1 for tensor in tensors]
+        return tuple(map(_plain, (*found, *beside)))
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the other arguments of the function."""
@@ -90,6 +96,12 @@ TENSOR = _Tensor()
 
 def _is_float(item: object) -> bool:
     return isinstance(item, torch.Tensor) and item.is_floating_point()
+
+
+def _as_tensor(number: Any) -> torch.Tensor:
+    kinds = ((bool | torch.SymBool, torch.bool), (int | torch.SymInt, torch.int64))
+    kind = next((dtype for numbers, dtype in kinds if isinstance(number, numbers)), torch.float64)
+    return torch.scalar_tensor(number, dtype=kind)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,9 +142,11 @@ def samples(name: str, dtype: torch.dtype, most: int, seed: int) -> tuple[list[S
 
     Left out are those whose answer eager does not define, and those with inputs that are not dense real tensors.
     """
-    first, second = (list(islice(_read(name, dtype, number), _MOST)) for number in (seed, seed + 1))
+    # The reference inputs of a few operators are all too large.
+    first, second = _drawn(name, dtype, seed, "reference_inputs")
+    if not first:
+        first, second = _drawn(name, dtype, seed, "sample_inputs")
     found, left = [], 0
-    first, second = ([item for item in drawn if _elements(item) <= _LARGEST] for drawn in (first, second))
     for index in _chosen([not _elements(item) for item in first], most):
         again = second[index] if index < len(second) else first[index]
         try:
@@ -140,6 +154,14 @@ def samples(name: str, dtype: torch.dtype, most: int, seed: int) -> tuple[list[S
         except Unjudged:
             left += 1
     return found, left
+
+
+def _drawn(name: str, dtype: torch.dtype, seed: int, source: str) -> tuple[list[_Read], list[_Read]]:
+    """Return an operator's samples from a method of its entry, except large ones, and those of another draw."""
+    first, second = (list(islice(_read(name, dtype, number, source), _MOST)) for number in (seed, seed + 1))
+    return [item for item in first if _elements(item) <= _LARGEST], [
+        item for item in second if _elements(item) <= _LARGEST
+    ]
 
 
 def _chosen(empty: Sequence[bool], most: int) -> list[int]:
@@ -160,14 +182,14 @@ def _elements(item: _Read) -> int:
 _Read = tuple[Callable[[], Callable[..., Any]], Any, bool]
 
 
-def _read(name: str, dtype: torch.dtype, seed: int) -> Iterator[_Read]:
+def _read(name: str, dtype: torch.dtype, seed: int, source: str) -> Iterator[_Read]:
     """Yield what builds the function, its arguments, and whether it works on each element alone."""
     operators, modules = _databases()
     torch.manual_seed(seed)
     for info in operators:
         if info.full_name == name and dtype in info.dtypes:
             each = type(info).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
-            for item in info.reference_inputs("cpu", dtype, set_seed=False):
+            for item in getattr(info, source)("cpu", dtype, set_seed=False):
                 yield partial(getattr, info, "op"), ((item.input, *item.args), dict(item.kwargs)), each
     for info in modules:
         if _module_name(info) == name and dtype in info.dtypes:
@@ -187,11 +209,9 @@ def _sample(
 ) -> Sample:
     flat, structure = pytree.tree_flatten(arguments)
     given = [item.detach() for item in flat if isinstance(item, torch.Tensor)]
-    if not given:
-        raise Unjudged("the operator has no tensor as an input")
     if any(tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized for tensor in given):
         raise Unjudged("an input is complex, sparse or quantized")
-    tensors = tuple(tensor.contiguous() for tensor in given)
+    tensors = tuple(tensor.contiguous() for tensor in given) or (torch.arange(3.0),)
     constants = [TENSOR if isinstance(item, torch.Tensor) else item for item in flat]
     if dtype is torch.bfloat16:
         tensors = tuple(tensor.float() if tensor.dtype is dtype else tensor for tensor in tensors)
@@ -199,14 +219,15 @@ def _sample(
         raise Unjudged("an input has a datatype that numpy lacks")
 
     def build() -> nn.Module:
-        return Call(function(), structure, constants, dtype)
+        module = Call(function(), structure, constants, dtype)
+        if any(map(is_lazy, module.parameters())):
+            run(module.eval(), tensors)  # the first call draws the weights
+        return module
 
     torch.manual_seed(0)
     module = build().eval()
     if name in _UNDEFINED or not _repeatable(module, tensors):
-        raise Unjudged("the answer is random, or has no tensor")
-    if any(map(is_lazy, build().parameters())):
-        raise Unjudged("the first call draws the weights, so that no two modules are equal")
+        raise Unjudged("eager refuses, or the answer is random or not a dense tensor")
     symbol, axes = _dynamic(module, tensors)
     return Sample(_text(flat), build, tensors, _redrawn(tensors, again[1], dtype), axes, symbol, each)
 

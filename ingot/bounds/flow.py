@@ -30,7 +30,8 @@ class Flow:
     samples. Of a part of ``inner`` times that number of elements, the first ``inner`` depend on the first sample only,
     and so on; None if all elements are equal. ``positions`` is whether each value is the index of its sample, and
     ``columns`` are the places of the last dimension where it is. ``reason`` says why a tensor is MIXED, and
-    ``node`` is the first output of the node where it became so.
+    ``node`` is the first output of the node where it became so. If ``plane`` is not None, values count elements from
+    the first sample on, and only their remainders by ``plane`` are those of one sample.
 
     Of a COUNTED list, ``columns`` are the only places that depend on the number of samples; all may if it is empty.
     """
@@ -44,6 +45,7 @@ class Flow:
     columns: frozenset[int] = frozenset()
     reason: str = ""
     node: str = ""
+    plane: Poly | None = None
 
     @property
     def sampled(self) -> bool:
@@ -59,7 +61,7 @@ class Flow:
         Raises:
             MixingError: the values are positions of samples, which differ from batch to batch.
         """
-        if self.positions or self.columns:
+        if self.located:
             raise MixingError("it computes with the positions of samples in the batch")
         return replace(self, axis=axis, rank=rank)
 
@@ -69,9 +71,14 @@ class Flow:
         Raises:
             MixingError: positions of samples are among other values, whose place is lost.
         """
-        if self.columns:
+        if self.columns or self.plane is not None:
             raise MixingError("it rearranges positions of samples in the batch")
         return replace(self, axis=axis, rank=rank)
+
+    @property
+    def located(self) -> bool:
+        """Whether values are, or count from, positions of samples."""
+        return self.positions or bool(self.columns) or self.plane is not None
 
     @property
     def plain(self) -> Flow:

@@ -177,6 +177,8 @@ def python_code(expression: Any) -> str:
 # Public, but without types
 sym_float: Callable[[Any], Any] = torch.sym_float
 sym_max: Callable[[Any, Any], Any] = torch.sym_max
+sym_min: Callable[[Any, Any], Any] = torch.sym_min
+broadcast_shapes: Callable[..., Any] = torch.broadcast_shapes
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/__init__.py (``_get_sym_math_fn``)
 SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -22,7 +22,7 @@ from benchmarks.coverage.judge import Candidate
 from benchmarks.operators import accepted, table
 from benchmarks.operators.judging import Fault, case, faults
 from benchmarks.operators.outcome import Outcome
-from benchmarks.operators.samples import TENSOR, Call, Sample
+from benchmarks.operators.samples import TENSOR, Call, Sample, samples
 from benchmarks.operators.worker import without_places
 from ingot.tensors import Array
 from tests.support import ROOT
@@ -127,6 +127,19 @@ def test_bfloat16_is_judged_by_float32_and_its_values_are_looked_up() -> None:
         found = list(faults(name, [tried], torch.bfloat16, start))
         assert found
         assert all(reason in text for fault in found for text in fault.reasons)
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(not importlib.util.find_spec("expecttest"), reason="needs benchmarks/operators/requirements.txt")
+def test_answers_that_eager_defines_have_samples() -> None:
+    """Of no tensor, of a lazy module, of numbers, and of an operator whose reference inputs are large."""
+    for name in ("eye", "signal.windows.hann", "nn.LazyConv3d", "equal", "item", "nn.functional.grid_sample"):
+        found, left = samples(name, torch.float32, 2, 0)
+        assert (len(found), left) == (2, 0), name
+        first, second = (found[0].build().eval() for _ in range(2))
+        assert all(map(torch.equal, first(*found[0].tensors), second(*found[0].tensors)))
+    for name in ("empty", "cauchy", "to_sparse", "jiterator_unary"):
+        assert samples(name, torch.float32, 2, 0)[0] == []
 
 
 VALUES = np.array([[2, 1, 1, np.nan], [0, 3, -0.0, np.nan]], np.float32)

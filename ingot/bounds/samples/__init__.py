@@ -70,7 +70,7 @@ def _mixings(model: Model, signature: Signature, dim: str) -> Iterator[Mixing]:
             yield Mixing(spec.name, flow.reason, flow.node)
         elif not placed or flow.size != Poly.symbol(dim) or flow.inner not in (None, ONE):
             yield Mixing(spec.name, f"output '{spec.name}' does not have one part for each sample")
-        elif flow.positions or flow.columns:
+        elif flow.located:
             yield Mixing(spec.name, f"output '{spec.name}' has the positions of samples in the batch")
 
 

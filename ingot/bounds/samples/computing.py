@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ingot.bounds.flow import Flow, Kind, MixingError
 from ingot.bounds.interval import Interval
-from ingot.bounds.poly import ONE
+from ingot.bounds.poly import ONE, product
 from ingot.bounds.samples.step import Step, broadcast
 
 Rule = Callable[[Step], "Flow | list[Flow]"]
@@ -152,8 +153,20 @@ def convolution(step: Step) -> list[Flow]:
 
 def pool(step: Step) -> list[Flow]:
     flow = _apart(step, range(2, step.source.rank))
+    sizes = [step.size(0, axis) for axis in range(2, flow.rank)]
+    known = [size for size in sizes if size is not None and not step.counts(size)]
     indices = Flow(Kind.MIXED, reason=f"{step.op.node}: its indices count from the first sample")
+    if len(known) == len(sizes):
+        indices = replace(flow, plane=product(known))
     return [flow, indices][: step.op.outputs]
+
+
+def remainder(step: Step) -> Flow:
+    """Mod: of indices that count from the first sample, those within an image."""
+    plane = step.flow(0).plane
+    if plane is None or step.flow(1).sampled or step.op[1].scalar.exact != plane:
+        return elementwise(step)
+    return replace(step.flow(0), plane=None)
 
 
 def batch_norm(step: Step) -> Flow:

@@ -21,13 +21,14 @@ _RANDOM = "Bernoulli Multinomial RandomNormalLike RandomUniformLike"
 _ELEMENTWISE = (
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil "
     "Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN "
-    "LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink "
+    "LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink "
     "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor RegexFullMatch "
     "StringConcat"
 )
 
 RULES: Mapping[tuple[str, str], Rule] = {
     **_all(_ELEMENTWISE, computing.elementwise),
+    **_all("Mod", computing.remainder),
     **_all("Cast CastLike Identity", computing.cast),
     **_all("Shape Size", layouts.shape),
     **_all("Reshape Flatten", layouts.reshape),

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import torch
@@ -19,7 +21,7 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 
 from ingot.export.capture import recurrent
-from ingot.export.torch_internals import remember_constructors, sym_max
+from ingot.export.torch_internals import broadcast_shapes, remember_constructors, sym_max, sym_min
 
 Tensor = torch.Tensor
 
@@ -27,19 +29,20 @@ Tensor = torch.Tensor
 @contextlib.contextmanager
 def dynamic(module: nn.Module) -> Iterator[None]:
     """Let the layers of a module be captured at any size."""
-    with _replaced(), recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext():
+    with _replaced(module), recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext():
         yield
 
 
 @contextlib.contextmanager
-def _replaced() -> Iterator[None]:
+def _replaced(module: nn.Module) -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
-    places = [(owner, name) for name in _FUNCTIONS for owner in _OWNERS.get(name, (functional,))]
+    places = {(owner, name): name for name in _FUNCTIONS for owner in _OWNERS.get(name, (functional,))}
+    places |= _imported(module, {id(getattr(owner, name)): name for owner, name in places})
     remember_constructors()  # PyTorch would remember the replacements, and `with torch.device(...)` miss the originals
     originals = {(owner, name): getattr(owner, name) for owner, name in places}
     inherited = {(owner, name) for owner, name in places if name not in vars(owner)}
     for (owner, name), original in originals.items():
-        setattr(owner, name, functools.wraps(original)(_FUNCTIONS[name](original)))
+        setattr(owner, name, functools.wraps(original)(_FUNCTIONS[places[owner, name]](original)))
     try:
         yield
     finally:
@@ -48,6 +51,13 @@ def _replaced() -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+def _imported(module: nn.Module, names: Mapping[int, str]) -> dict[tuple[Any, str], str]:
+    """Return where code of the module's classes imported functions, as by ``from torch import cov``."""
+    kinds = {kind.__module__ for part in module.modules() for kind in type(part).__mro__}
+    files = [sys.modules[name] for name in kinds if name in sys.modules]
+    return {(file, own): names[id(value)] for file in files for own, value in vars(file).items() if id(value) in names}
 
 
 def _adaptive(
@@ -69,6 +79,8 @@ def _adaptive(
 
 
 def _mean(x: Tensor, count: int) -> Tensor:
+    if count == 1:
+        return x.mean(-1, keepdim=True)
     inside, lengths = _windows(x.shape[-1], count, x.device)
     # masked_fill, not a product with zeros and ones: 0 * inf is NaN in all windows.
     return x.unsqueeze(-2).masked_fill(~inside, 0).sum(-1) / lengths[:, 0].to(x.dtype)
@@ -184,6 +196,79 @@ def _corrcoef(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return corrcoef
 
 
+def _cross(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return products along the first dimension of size 3, as PyTorch does where none is named."""
+
+    def cross(input: Tensor, other: Tensor, dim: int | None = None, **options: Any) -> Tensor:  # noqa: A002
+        sizes = list(input.shape)
+        threes = [axis for axis, size in enumerate(sizes) if isinstance(size, int) and size == 3]
+        if dim is not None or options or not threes:
+            return original(input, other, dim=dim, **options)
+        result = original(input, other, dim=threes[0])
+        x, y = input.expand(result.shape), other.expand(result.shape)
+        for axis in reversed(range(threes[0])):
+            if isinstance(sizes[axis], torch.SymInt):
+                own = x.roll(-1, axis) * y.roll(-2, axis) - x.roll(-2, axis) * y.roll(-1, axis)
+                result = torch.where(torch.full((), sizes[axis], device=x.device) == 3, own, result)
+        return result
+
+    return cross
+
+
+def _kron(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def kron(input: Tensor, other: Tensor, **options: Any) -> Tensor:  # noqa: A002 - PyTorch's name
+        if options or not _any_dynamic((*input.shape, *other.shape)):
+            return original(input, other, **options)
+        rank = max(input.dim(), other.dim())
+        left, right = ([*(1 for _ in range(rank - x.dim())), *x.shape] for x in (input, other))
+        x = input.reshape([*chain.from_iterable((size, 1) for size in left)])
+        y = other.reshape([*chain.from_iterable((1, size) for size in right)])
+        return (x * y).reshape([own * factor for own, factor in zip(left, right, strict=True)])
+
+    return kron
+
+
+def _tensor_split(original: Callable[..., Any]) -> Callable[..., Any]:
+    def split(x: Tensor, count: Any = None, dim: int = 0, **named: Any) -> Any:
+        count = named.get("sections", named.get("indices_or_sections", count))
+        if not isinstance(count, int) or not isinstance(x.shape[dim], torch.SymInt):
+            return original(x, *(() if count is None else (count,)), dim=dim, **named)
+        size = x.shape[dim]
+        ends = [part * (size // count) + sym_min(part, size % count) for part in range(count + 1)]
+        return tuple(x.narrow(dim, begin, end - begin) for begin, end in pairwise(ends))
+
+    return split
+
+
+def _take_along_dim(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def take(input: Tensor, indices: Tensor, dim: int | None = None, **options: Any) -> Tensor:  # noqa: A002
+        if dim is None or options or not _any_dynamic((*input.shape, *indices.shape)):
+            return original(input, indices, *(() if dim is None else (dim,)), **options)
+        lengths = input.shape[dim], indices.shape[dim]
+        shapes = [list(x.shape) for x in (input, indices)]
+        for shape in shapes:
+            shape[dim] = 1
+        whole = list(broadcast_shapes(*shapes))
+        source, places = (
+            x.expand([*whole[: dim % len(whole)], length, *whole[dim % len(whole) + 1 :]])
+            for x, length in zip((input, indices), lengths, strict=True)
+        )
+        return source.gather(dim, places)
+
+    return take
+
+
+def _multi_dot(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Multiply from left to right: PyTorch chooses the order by the sizes."""
+
+    def multi_dot(tensors: Sequence[Tensor], **options: Any) -> Tensor:
+        if options or not _any_dynamic(size for x in tensors for size in x.shape):
+            return original(tensors, **options)
+        return functools.reduce(torch.matmul, tensors)
+
+    return multi_dot
+
+
 def _has_rows(x: Tensor) -> bool:
     return x.dim() in (1, 2) and x.is_floating_point()
 
@@ -194,14 +279,15 @@ def _any_dynamic(sizes: Any) -> bool:
 
 _OWNERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("linspace", "logspace"), (torch,)),
-    **dict.fromkeys(("cov", "corrcoef"), (torch, Tensor)),
+    **dict.fromkeys(("cov", "corrcoef", "cross", "kron", "tensor_split", "take_along_dim"), (torch, Tensor)),
+    "multi_dot": (torch.linalg,),
     "adaptive_avg_pool1d": (functional, torch),
     "affine_grid_generator": (torch,),
     "fill_diagonal_": (Tensor,),
     "_detect_is_causal_mask": (transformer,),
 }
 """Where functions stand that are not only in ``torch.nn.functional``."""
-# Maximum pooling is always replaced: PyTorch's operator has no ONNX form even with fixed sizes.
+# Maximum pooling, and that of volumes, is always replaced: PyTorch's operators have no ONNX form even for fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "_detect_is_causal_mask": _detect_is_causal_mask,
     "affine_grid": _affine_grid,
@@ -210,10 +296,15 @@ _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "logspace": _logspace,
     "cov": _cov,
     "corrcoef": _corrcoef,
+    "cross": _cross,
+    "kron": _kron,
+    "tensor_split": _tensor_split,
+    "take_along_dim": _take_along_dim,
+    "multi_dot": _multi_dot,
     "fill_diagonal_": _fill_diagonal,
     "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),
     "adaptive_avg_pool2d": functools.partial(_adaptive, 2, _mean, False),
-    "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, False),
+    "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, True),
     "adaptive_max_pool1d": functools.partial(_adaptive, 1, _maximum, True),
     "adaptive_max_pool2d": functools.partial(_adaptive, 2, _maximum, True),
     "adaptive_max_pool3d": functools.partial(_adaptive, 3, _maximum, True),

@@ -19,7 +19,10 @@ _FOURIER = "with an infinity among the values, all results may be NaN or infinit
 _PIXELS = "with an infinity among the pixels, infinite where PyTorch returns NaN"
 _MEANS = "with an infinity among the values, the mean is infinite where PyTorch returns NaN"
 _LOSS = "with an infinity among the values, NaN where PyTorch returns a number or infinity"
-_GATES = "with an infinity among the values, a finite state where PyTorch returns NaN"
+_GATES = (
+    "states within 1e-6, not relative to small results; with an infinity among the values, a finite state where "
+    "PyTorch returns NaN"
+)
 _REFLECTION = 2
 _VOLUMES = 5
 
@@ -68,7 +71,7 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), (_PIXELS, _aligns_corners)),
     **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),
     "multi_margin_loss": (_LOSS, _is_floating),
-    "gru": (_GATES, _is_floating),
+    **dict.fromkeys(("gru", "lstm"), (_GATES, _is_floating)),
     "special_erfcx": ("1.2e-7 of the value", _is_double),
     **dict.fromkeys(("hardswish", "remainder"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(

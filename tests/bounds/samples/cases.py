@@ -156,5 +156,6 @@ APART: dict[str, Function] = {
     "shared statistics": lambda x, n, w: x / (1 + w.mean()),
     "split and joined": lambda x, n, w: torch.cat(torch.split(x, [1, 3], -1)[::-1], -1),
     "new dimension": lambda x, n, w: x[:, None].expand(-1, 2, -1, -1).sum(1),
+    "places of maxima": lambda x, n, w: F.max_pool1d(x.transpose(1, 2), 3, 1, 1, return_indices=True)[1],
     "interpolated": lambda x, n, w: F.interpolate(x.transpose(1, 2), scale_factor=2.0).transpose(1, 2),
 }

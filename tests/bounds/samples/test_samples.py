@@ -236,6 +236,20 @@ GRAPHS = {
             {o = Add(h, v) u = Identity(o)}> y = Identity(g)""",
         "",
     ),
+    "places within each sample": (
+        """v, i = MaxPool<kernel_shape = [1]>(x) d = Constant<value_ints = [4]>() m = Mod(i, d)
+        y = Cast<to = 1>(m)""",
+        "",
+    ),
+    "places from the first sample on": (
+        """v, i = MaxPool<kernel_shape = [1]>(x) d = Constant<value_ints = [3]>() m = Mod(i, d)
+        y = Cast<to = 1>(m)""",
+        "it computes with the positions of samples in the batch",
+    ),
+    "places that no remainder is taken of": (
+        "v, i = MaxPool<kernel_shape = [1]>(x) y = Cast<to = 1>(i)",
+        "has the positions of samples in the batch",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import cov as covariance
 from torch.nn import functional
 
 from ingot.export import export_model
@@ -52,8 +53,9 @@ def test_adaptive_pooling_of_lines_and_volumes() -> None:
 
 
 @pytest.mark.matrix
-def test_the_maximum_of_a_fixed_size() -> None:
+def test_pooling_of_a_fixed_size() -> None:
     equal(nn.AdaptiveMaxPool2d(3), ["x:float32[batch,3,8,9]"], (4, 3, 8, 9))
+    equal(nn.AdaptiveAvgPool3d((2, 1, 3)), ["x:float32[batch,2,5,4,7]"], (3, 2, 5, 4, 7))
 
 
 class Causal(nn.Module):
@@ -88,6 +90,27 @@ class Related(nn.Module):
 def test_diagonals_and_covariances() -> None:
     equal(Related(), ["x:float32[n,size=2..]"], (6, 17))
     assert {"fill_diagonal_", "cov", "corrcoef"}.isdisjoint(vars(Tensor))
+
+
+class Sized(nn.Module):
+    """Functions whose parts, order or dimension PyTorch chooses by a size; one of them is imported by its name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [part.sum(0) for part in (*torch.tensor_split(x, 3), x.T.tensor_split(2, -1)[0])]
+        taken = torch.take_along_dim(x, x.argsort(0)[:, :1], 0)
+        products = torch.cross(x, x.flip(0)), torch.kron(x, x[:2]), torch.linalg.multi_dot([x, x.T, x])
+        return torch.cat([part.flatten() for part in (*parts, taken, *products, covariance(x))])
+
+
+@pytest.mark.matrix
+def test_functions_that_choose_by_a_size() -> None:
+    archive = export_model(Sized(), inputs=["x:float32[n=2..,3]"])
+    engine = load_engine(EngineSpec(archive.variants[0].path()))
+    for size in (2, 3, 4, 7):
+        x = torch.randn(size, 3)
+        (actual,) = engine.run({"x": x.numpy()}).values()
+        torch.testing.assert_close(torch.from_numpy(actual), Sized()(x), atol=1e-5, rtol=1e-4)
+    assert covariance is torch.cov
 
 
 class Direct(nn.Module):

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ingot.errors import ExportError
 from ingot.export import export_model
+from ingot.export.capture import functions
 from ingot.export.lower import deviations
 from ingot.runtime import EngineSpec, load_engine
 from tests.export.lower.test_exact_math import INF, NAN, OfOne
@@ -51,6 +52,8 @@ POOLS: Functions = {
     "1-D": lambda x: functional.max_pool1d(x[:, :, 0], 2),
     "2-D": lambda x: functional.max_pool2d(x, 3, 2, 1),
     "2-D, indices": lambda x: functional.max_pool2d(x, 2, return_indices=True)[1],
+    "indices of one image": lambda x: functional.max_pool2d(x[0], 3, 2, 1, 1, True, return_indices=True)[1],
+    "1-D, indices": lambda x: functional.max_pool1d(x[:, :, 0], 2, dilation=2, return_indices=True)[1],
     "3-D": lambda x: functional.max_pool3d(x, 2),
     "average": lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=2),
     "average of volumes": lambda x: functional.avg_pool3d(x, 2, padding=1, divisor_override=3),
@@ -137,6 +140,7 @@ def test_sizes_and_pixels_of_interpolation() -> None:
     check(RESIZED, "x:float32[batch,2,height,width]", *images, close=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
     def model(x: Tensor) -> list[Tensor]:
         resized = [
@@ -144,11 +148,16 @@ def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
         ]
         groups = torch.native_group_norm(x, None, None, len(x), 4, 36, 2, 1e-5)
         layers = torch.native_layer_norm(x, [6], None, None, 1e-5)
-        return [*resized, groups[1], layers[1], functional.group_norm(x, 2), functional.layer_norm(x, [6])]
+        states = [layer(x[0])[0] for layer in recurrent]
+        return [*resized, groups[1], layers[1], functional.group_norm(x, 2), functional.layer_norm(x, [6]), *states]
 
-    exported = torch.export.export(Function(model), (torch.randn(2, 4, 6, 6),))
+    recurrent = nn.ModuleList([nn.LSTM(6, 3), nn.GRU(6, 3)])
+    module = Function(model)
+    module.recurrent = recurrent
+    with functions.dynamic(module):
+        exported = torch.export.export(module, (torch.randn(2, 4, 6, 6),))
     assert [line.split()[0] for line in deviations.of(exported)] == [
-        *("upsample_bilinear2d", "native_group_norm", "native_layer_norm")
+        *("upsample_bilinear2d", "native_group_norm", "native_layer_norm", "lstm", "gru")
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from onnxscript import ir, opset18
+from onnxscript.function_libs.torch_lib.ops import core
 
 aten = torch.ops.aten
 op: Any = opset18
@@ -133,8 +134,22 @@ def rounded(x: Any) -> Any:
     return op.Identity(x) if x.dtype.is_integer() else op.Round(x)
 
 
+def is_close(x: Any, y: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Any:
+    """Express ``aten.isclose``. The exporter's form rounds the tolerances of integers to 0."""
+    if x.dtype.is_floating_point():
+        return core.aten_isclose(x, y, rtol, atol, equal_nan)
+    equal = op.Equal(x, y)
+    if rtol == atol == 0:
+        return equal
+    left, right = (op.Cast(value, to=ir.DataType.FLOAT) for value in (x, y))  # as PyTorch does
+    relative, absolute = (op.Constant(value_float=number) for number in (rtol, atol))
+    allowed = op.Add(absolute, op.Abs(op.Mul(right, relative)))
+    return op.Or(equal, op.LessOrEqual(op.Abs(op.Sub(left, right)), allowed))
+
+
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.round.default: rounded,
+    aten.isclose.default: is_close,
     aten.sum.default: total_of_all,
     aten.sum.dim_IntList: total,
     torch.ops.prims.sum.default: total_of_dimensions,

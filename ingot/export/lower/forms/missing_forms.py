@@ -62,9 +62,14 @@ def cum_prod(x: Any, dim: int, dtype: int | None = None) -> Any:
 
 
 # https://github.com/pytorch/pytorch/pull/84496 lists both as unsupported
-def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any) -> tuple[Any, Any]:
+def _cum_extreme(x: Any, dim: int, fill: float, reduce: Any) -> tuple[Any, Any]:
     if not x.shape:
         return op.Identity(x), _int(0)
+    kind = x.dtype
+    if kind is ir.DataType.BOOL:
+        x = converted(x, ir.DataType.INT32)
+    if x.dtype.is_integer():
+        fill = np.iinfo(x.dtype.numpy()).max if fill > 0 else np.iinfo(x.dtype.numpy()).min
     values, seen, ordered = _prefixes(x, dim, fill)
     place = _range(_size(x, dim))
 
@@ -76,19 +81,18 @@ def _cum_extreme(x: Any, dim: int, fill: Any, reduce: Any) -> tuple[Any, Any]:
         unknown = last(op.IsNaN(values))
         index = op.Where(op.Less(unknown, _int(0)), index, unknown)
     index = ordered(index)
-    return op.GatherElements(x, index, axis=dim), index
+    found = op.GatherElements(x, index, axis=dim)
+    return found if kind is x.dtype else op.Cast(found, to=kind), index
 
 
 def cum_max(x: Any, dim: int) -> tuple[Any, Any]:
     """Express ``aten.cummax``."""
-    least = np.iinfo(x.dtype.numpy()).min if x.dtype.is_integer() else -math.inf
-    return _cum_extreme(x, dim, least, op.ReduceMax)
+    return _cum_extreme(x, dim, -math.inf, op.ReduceMax)
 
 
 def cum_min(x: Any, dim: int) -> tuple[Any, Any]:
     """Express ``aten.cummin``."""
-    most = np.iinfo(x.dtype.numpy()).max if x.dtype.is_integer() else math.inf
-    return _cum_extreme(x, dim, most, op.ReduceMin)
+    return _cum_extreme(x, dim, math.inf, op.ReduceMin)
 
 
 # https://github.com/pytorch/pytorch/issues/151648
@@ -103,13 +107,14 @@ def search_sorted(
     values = op.Unsqueeze(x, ints(-1))
     if len(sequence.shape) > 1:
         sequence = op.Unsqueeze(sequence, ints(-2))
-    before = op.LessOrEqual(sequence, values) if right or side == "right" else op.Less(sequence, values)
+    after = op.Greater(sequence, values) if right or side == "right" else op.GreaterOrEqual(sequence, values)
+    before = op.Not(after)  # a NaN comes after all numbers
     count = op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), ints(-1), keepdims=0)
     return op.Cast(count, to=ir.DataType.INT32) if out_int32 else count
 
 
 def bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
-    """Express ``aten.bucketize`` of a number, whose decomposition fails."""
+    """Express ``aten.bucketize``, whose decomposition fails for a number and for a tensor without dimensions."""
     return search_sorted(boundaries, x, out_int32, right)
 
 
@@ -141,8 +146,7 @@ def sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
     """Express ``aten.sort``; ONNX Runtime's kernel lacks truth values."""
     flags = x.dtype is ir.DataType.BOOL
     if flags:
-        x, shape = op.Cast(x, to=ir.DataType.INT32), x.shape
-        x.dtype, x.shape = ir.DataType.INT32, shape
+        x = converted(x, ir.DataType.INT32)
     values, places = core.aten_sort(x, dim, descending)
     return op.Cast(values, to=ir.DataType.BOOL) if flags else values, places
 
@@ -272,6 +276,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Tensor: search_sorted,
     aten.searchsorted.Scalar: search_sorted,
     aten.bucketize.Scalar: bucketize,
+    aten.bucketize.Tensor: bucketize,
     aten._cdist_forward.default: pairwise_distances,
     aten.masked_select.default: masked_select,
     aten.sort.default: sort,

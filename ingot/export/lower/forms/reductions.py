@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import nn, prims
 
-from ingot.export.lower.forms.exact_math import in_single, like
+from ingot.export.lower.forms.exact_math import in_single, ints, like
 from ingot.export.lower.forms.integers import axes_of, converted
 from ingot.export.lower.forms.size_arithmetic import to_double
 
@@ -200,6 +201,44 @@ def _pooling(form: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _pooling_with_places(rank: int) -> Callable[..., Any]:
+    """Return a form of max pooling that also returns the places of the values, within their image.
+
+    ONNX counts places from the first image of the batch.
+    """
+
+    def apply(
+        x: Any,
+        kernel_size: Sequence[int] | int,
+        stride: Sequence[int] | int = (),
+        padding: Sequence[int] | int = 0,
+        dilation: Sequence[int] | int = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Any, Any]:
+        kernel, pads, dilations = (_for_each(rank, option) for option in (kernel_size, padding, dilation))
+        axes = range(len(x.shape) - rank, len(x.shape))
+        alone = len(x.shape) == rank + 1
+        values, places = op.MaxPool(
+            op.Unsqueeze(x, ints(0)) if alone else x,
+            kernel_shape=kernel,
+            strides=_for_each(rank, stride) or kernel,
+            pads=pads * 2,
+            dilations=dilations,
+            ceil_mode=int(ceil_mode),
+        )
+        places = op.Mod(places, reduce(op.Mul, [op.Shape(x, start=axis, end=axis + 1) for axis in axes]))
+        return (op.Squeeze(values, ints(0)), op.Squeeze(places, ints(0))) if alone else (values, places)
+
+    apply.__name__ = f"max_pool{rank}d_with_places"
+    return apply
+
+
+def _for_each(rank: int, option: Sequence[int] | int) -> list[int]:
+    """Return an option of each dimension."""
+    given = [option] if isinstance(option, int) else list(option)
+    return given * rank if len(given) == 1 else given
+
+
 def _averaging(rank: int, form: Callable[..., Any]) -> Callable[..., Any]:
     """Return a form of ``aten.avg_pool2d`` or ``aten.avg_pool3d``; the exporter ignores ``divisor_override``."""
 
@@ -251,8 +290,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.max_pool1d.default: _pooling(nn.aten_max_pool1d),
     aten.max_pool2d.default: _pooling(nn.aten_max_pool2d),
     aten.max_pool3d.default: _pooling(nn.aten_max_pool3d),
-    aten.max_pool1d_with_indices.default: _pooling(nn.aten_max_pool1d_with_indices),
-    aten.max_pool2d_with_indices.default: _pooling(nn.aten_max_pool2d_with_indices),
-    aten.max_pool3d_with_indices.default: _pooling(nn.aten_max_pool3d_with_indices),
+    aten.max_pool1d_with_indices.default: _pooling(_pooling_with_places(1)),
+    aten.max_pool2d_with_indices.default: _pooling(_pooling_with_places(2)),
+    aten.max_pool3d_with_indices.default: _pooling(_pooling_with_places(3)),
 }
 """By operator, for :func:`ingot.export.lower.onnx.lower`."""
