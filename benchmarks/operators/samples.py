@@ -69,7 +69,7 @@ class Call(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tensors of the result, or its numbers as tensors; complex tensors as pairs of real numbers.
 
-        A function without tensors among its arguments, such as ``eye``, is called beside one: a file needs an input.
+        A function without tensors among its arguments, such as ``eye``, is called with one next to it: a file needs an input.
         """
         args, kwargs = self.arguments(tensors)
         result = self.function(*args, **kwargs)
