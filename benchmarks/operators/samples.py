@@ -69,13 +69,13 @@ class Call(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tensors of the result, or its numbers as tensors; complex tensors as pairs of real numbers.
 
-        A function without tensors among its arguments, such as ``eye``, is called with one next to it: a file needs an input.
+        A function without tensors among its arguments, such as ``eye``, is called next to one: a file needs an input.
         """
         args, kwargs = self.arguments(tensors)
         result = self.function(*args, **kwargs)
         found = leaves(result) or [_as_tensor(number) for number in pytree.tree_leaves(result)]
-        beside = [] if any(item is TENSOR for item in self.constants) else [tensor + 1 for tensor in tensors]
-        return tuple(map(_plain, (*found, *beside)))
+        own = [] if any(item is TENSOR for item in self.constants) else [tensor + 1 for tensor in tensors]
+        return tuple(map(_plain, (*found, *own)))
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the other arguments of the function."""

@@ -23,6 +23,7 @@ _GATES = (
     "states within 1e-6, not relative to small results; with an infinity among the values, a finite state where "
     "PyTorch returns NaN"
 )
+_WAYS = ("", "i", "r", "ir", "h", "ih")
 _REFLECTION = 2
 _VOLUMES = 5
 
@@ -63,8 +64,8 @@ def _always(node: fx.Node, x: torch.Tensor) -> bool:
 
 
 _BOUNDS: dict[str, _Bound] = {
-    **{f"fft_{way}fft{dims}": (_FOURIER, _always) for way in ("", "i", "r", "ir") for dims in ("", "2", "n")},
-    **dict.fromkeys(("fft_hfft", "fft_ihfft", "stft", "istft"), (_FOURIER, _always)),
+    **{f"fft_{way}fft{dims}": (_FOURIER, _always) for way in _WAYS for dims in ("", "2", "n")},
+    **dict.fromkeys(("stft", "istft"), (_FOURIER, _always)),
     **dict.fromkeys(("sigmoid", "silu"), (_SIGMOID, _is_floating)),
     **{f"max_pool{rank}d{end}": (_NAN, _is_floating) for rank in (1, 2, 3) for end in ("", "_with_indices")},
     **{f"adaptive_max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},
