@@ -43,7 +43,7 @@ def _fast(fast: Codec, data: bytes) -> InferRequest:
 
 
 def _outcome(decode: Any, data: bytes) -> tuple[Any, ...]:
-    """Return what a request holds, or the class of the refusal."""
+    """Return the contents of a request, or the class of the refusal."""
     try:
         found: InferRequest = decode(data)
     except IngotError as error:

@@ -27,7 +27,7 @@ def pins(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def faults(path: Path, constraints: Path) -> list[str]:
-    """Return what can be checked without a network: each release has hashes, and is the one that is tested."""
+    """Return the faults that show without a network: a release without hashes, or other than the tested one."""
     tested = pins(constraints)
     found = []
     for name, (version, hashes) in pins(path).items():

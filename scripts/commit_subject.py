@@ -43,7 +43,7 @@ _OTHERS = {
 
 
 def faults(message: str) -> list[str]:
-    """Return what is wrong with the subject of a commit message; merges and reverts made by git are accepted."""
+    """Return the fault of a commit message's subject; merges and reverts made by git are accepted."""
     subject, *rest = message.splitlines() or [""]
     if re.match(r"Merge |Revert \"", subject):
         return []

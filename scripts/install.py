@@ -19,7 +19,7 @@ _LARGE_MB = 10
 
 
 def shown(line: str) -> str | None:
-    """Return what is printed of a line of pip's; None for nothing."""
+    """Return the text to print for a line of pip's; None for nothing."""
     if (download := _DOWNLOAD.search(line)) is not None:
         name, count, unit = download.groups()
         return (

@@ -73,6 +73,11 @@ PATTERNS = (
         "a noun: 'a request that ...', 'the values that ...'; start a docstring with a verb",
     ),
     Pattern(
+        "return-what",
+        r"\A\s*(?-i:Return|Yield|Set|Keep) (?:what|it|them)\b",
+        "the noun: 'Return the rights of a client', not 'Return what a client may do'",
+    ),
+    Pattern(
         "who-subject",
         rf"(?:{_START}|\b(?:to|for|by|as|than|if|with) )who\b{_NO_QUESTION}",
         "the role: 'the client that ...', 'a user who ...'",

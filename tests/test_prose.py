@@ -25,6 +25,7 @@ EXAMPLES = {
         ["What would be late is refused.", "Read it. What is known stays."],
         ["What is a route?", "It returns what was read."],
     ),
+    "return-what": (["Return what a client may do.", "Yield it."], ["Return the rights.", "return what it reads"]),
     "who-subject": (["Who reads slowly waits.", "a cost to who comes next"], ["a client who waits", "Who is served?"]),
     "anew": (["trains anew"], ["a new model"]),
     "beside": (["a file beside it"], ["besides, it runs"]),

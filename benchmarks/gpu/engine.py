@@ -35,7 +35,7 @@ def timed(spec: Spec, dtype: DType, device: str, seconds: float, batches: tuple[
 
 
 def _callable(module: nn.Module, inputs: torch.Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return what runs the module, as a CUDA graph on a GPU, and what waits for it."""
+    """Return a function that runs the module, as a CUDA graph on a GPU, and one that waits for it."""
     if inputs.device.type != "cuda":
         return lambda: module(inputs), lambda: None
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]

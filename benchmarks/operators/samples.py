@@ -183,7 +183,7 @@ _Read = tuple[Callable[[], Callable[..., Any]], Any, bool]
 
 
 def _read(name: str, dtype: torch.dtype, seed: int, source: str) -> Iterator[_Read]:
-    """Yield what builds the function, its arguments, and whether it works on each element alone."""
+    """Yield the builder of the function, its arguments, and whether it works on each element alone."""
     operators, modules = _databases()
     torch.manual_seed(seed)
     for info in operators:

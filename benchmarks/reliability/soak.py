@@ -76,7 +76,7 @@ def leg(name: str, served: Model, build: Path, seconds: float, module: str = "in
 
 
 def faults(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what a run did not keep to."""
+    """Return the promises that a run broke."""
     wrong = []
     for result in found:
         name = result["leg"]

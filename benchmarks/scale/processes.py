@@ -51,7 +51,7 @@ class Found:
 
 
 def ways(cores: int) -> dict[str, Way]:
-    """Return what is compared on a machine."""
+    """Return the arrangements that are compared on a machine."""
     return {
         "one server": Way(),
         f"{cores} servers, one port": Way(cores, ("--share-port",)),

@@ -29,7 +29,7 @@ class Request:
     body: bytes
 
     def http(self) -> bytes:
-        """Return it as HTTP/1.1."""
+        """Return the request as HTTP/1.1."""
         headers = {"Host": "127.0.0.1", **self.headers, "Content-Length": str(len(self.body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + self.body

@@ -30,7 +30,7 @@ _LEAD = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What happened in a part of a run.
+    """The answers, failures and times of one part of a run.
 
     Attributes:
         seconds: its length.

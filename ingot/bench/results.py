@@ -147,7 +147,7 @@ def _ms(seconds: float) -> str:
 
 
 def warnings(point: Point, processes: int) -> list[str]:
-    """Return what makes a point doubtful, with the remedy."""
+    """Return the reasons to doubt a point, each with its remedy."""
     found = []
     if point.total.cpu > 0.9:
         found.append(

@@ -56,7 +56,7 @@ class Socket:
         self.send(waiting)
 
     def receive(self) -> bytes:
-        """Return what has arrived; nothing if nothing has. Raises OSError if the connection is lost or closed."""
+        """Return the bytes that have arrived, possibly none. Raises OSError if the connection is lost or closed."""
         try:
             data = self._socket.recv(_READ)
             while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():

@@ -27,7 +27,7 @@ PROTOCOLS: tuple[Protocol, ...] = ("binary", "json", "grpc", "grpc-stream", "tor
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What a client proves its identity with, and the server's with; see :class:`ingot.Client`."""
+    """A client's key and certificate, and the authorities that it trusts; see :class:`ingot.Client`."""
 
     key: str | None = None
     ca_file: Path | None = None
@@ -103,7 +103,7 @@ class Target:
         return self._client
 
     def payload(self, data: Path | None, shapes: Mapping[str, tuple[int, ...]], batch: int, seed: int) -> Payload:
-        """Return what to send; see :func:`ingot.bench.payload.payload`. For TorchServe, the file is the body."""
+        """Return the request to send; see :func:`ingot.bench.payload.payload`. For TorchServe, the file is the body."""
         if self.protocol == "torchserve":
             if data is None:
                 raise InvalidArgument("TorchServe does not describe a model's inputs: give the body with --data FILE")

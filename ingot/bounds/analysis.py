@@ -304,7 +304,7 @@ class Analysis:
 
 
 def _carried(tensor: Tensor) -> Tensor:
-    """Return what is known of a tensor that a loop carries after any number of repetitions of the same shape."""
+    """Return a tensor that a loop carries, as far as it is the same after any number of repetitions."""
     known = tensor.forgotten()
     return known if known.dims is None else Tensor.of(known.kind, known.dims, text=known.text)
 

@@ -14,7 +14,7 @@ class MixingError(UnboundedError):
 
 
 class Kind(Enum):
-    """What a tensor depends on, besides inputs without samples, which all requests of a batch share."""
+    """The data that a tensor depends on, besides inputs without samples, which all requests of a batch share."""
 
     SHARED = "nothing else"
     COUNTED = "the number of samples"
@@ -24,7 +24,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What a tensor depends on.
+    """The data that a tensor depends on.
 
     The rest describes SAMPLES: dimension ``axis`` of ``rank`` has ``size`` elements, a multiple of the number of
     samples. Of a part of ``inner`` times that number of elements, the first ``inner`` depend on the first sample only,

@@ -89,7 +89,7 @@ _SUMS = {("", "Add"): 2, ("", "Cast"): 1, ("", "Dropout"): 1, ("", "Identity"): 
 
 @dataclass(frozen=True)
 class Indices:
-    """Which values of integer inputs select an element.
+    """The values of integer inputs that select an element.
 
     ``ranges`` are those of inputs of which every value is an index. ``unknown`` are the other inputs that indices
     depend on, each with the node that selects.
@@ -312,7 +312,7 @@ class _Reading:
         return any(_is_indexed(each) or _kind(each) in self._selecting for each in inner)
 
     def _selections(self, node: Node) -> Iterator[_Selection]:
-        """Yield what a node of the graph selects; nothing if it does not select."""
+        """Yield the selections of a node of the graph, if it selects."""
         inputs = node.inputs
         for ids, table in _ROWS.get(_kind(node), ()):
             if _has(node, ids):

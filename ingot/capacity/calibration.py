@@ -74,7 +74,7 @@ class Site:
             raise InvalidArgument(f"--cores {self.cores} cannot be measured here: this machine has {most}")
 
     def notes(self) -> list[str]:
-        """Return what limits a measurement here."""
+        """Return notes on what limits a measurement on this machine."""
         own, others = self.split()
         if own != others:
             return []
@@ -271,7 +271,7 @@ def _cpu(process: int) -> tuple[float, float]:
 
 
 def _overhead(found: Sequence[_Measured]) -> Overhead:
-    """Return what a request and a call cost the loop, from loads that differ in requests per call."""
+    """Return the loop's CPU time per request and per call, from loads that differ in requests per call."""
     per_request = np.array([each.loop / each.requests for each in found])
     # Errors are relative: those of the least load must not hide the rest.
     terms = np.array([[1.0, 1 / each.samples] for each in found]) / per_request[:, None]
@@ -285,7 +285,7 @@ def _overhead(found: Sequence[_Measured]) -> Overhead:
 
 
 def _wakeup(server: Server, rate: float, live: _Measured) -> float:
-    """Return what the loop spends for a wakeup, by what it spends more at a rate than the simulation without them."""
+    """Return the loop's CPU time per wakeup: the excess over a simulation without wakeups, at a given rate."""
     simulated = server.run(Traffic().at(rate, _SECONDS))
     if simulated.wakeups < _FEW_WAKEUPS * simulated.offered:
         return 0.0

@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def cost_per_million(self) -> float | None:
-        """Of a million requests."""
+        """The cost of a million requests."""
         return None if self.cost is None else self.cost / self.request.rate / 3600 * 1e6
 
     def json(self) -> dict[str, Any]:

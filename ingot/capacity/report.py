@@ -55,7 +55,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def basis(plan: Plan, source: Source) -> list[tuple[str, str]]:
-    """Return what the plan is based on as terms and texts."""
+    """Return the assumptions of the plan as terms and texts."""
     server, overhead = plan.server, plan.server.overhead
     cores = f"{server.cores} core{'s' if server.cores > 1 else ''}"
     if server.device != "cpu":

@@ -44,7 +44,7 @@ def chosen(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def replacement(option: str) -> str | None:
-    """Return what to write instead of a former option of a setting; None for any other option."""
+    """Return the successor of a former option of a setting; None for any other option."""
     if option in _FORMER:
         return f"write {_FORMER[option]}"
     settings = ServerConfig.settings().values()

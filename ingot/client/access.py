@@ -59,7 +59,7 @@ def _bearer(key: str) -> str:
 
 
 class Access:
-    """What a client proves its identity with, and the server's with."""
+    """A client's key and certificate, and the authorities that it trusts."""
 
     def __init__(
         self, key: str | None, ca_file: str | Path | None, cert: str | Path | None, cert_key: str | Path | None
@@ -84,7 +84,7 @@ class Access:
             raise InvalidArgument(f"{files} cannot be used as a file of certificates: {error}") from error
 
     def context(self) -> ssl.SSLContext | bool:
-        """Return what httpx verifies the server by."""
+        """Return the TLS context by which httpx verifies the server."""
         if self._ca_file is None and self._pair is None:
             return True
         context = ssl.create_default_context(cafile=self._ca_file)

@@ -80,7 +80,7 @@ def _keyed(models: Sequence[ModelConfig]) -> dict[str, ModelConfig]:
 
 
 def _of_model(before: ModelConfig, after: ModelConfig, old: Configuration, new: Configuration) -> tuple[Change, ...]:
-    """Return what differs for one model: its source, and its settings with those of the server."""
+    """Return the changes of one model: of its source, and of its settings with those of the server."""
     known = ServerConfig.settings()
     found = _differences(before.config(old.server), after.config(new.server))
     source = Change(name="source", before=before.source, after=after.source)

@@ -83,7 +83,7 @@ class ServerConfig(Fields):
     @classmethod
     @cache
     def settings(cls) -> Mapping[str, Setting]:
-        """Return what is known of each field, by its name."""
+        """Return the declaration of each field, by its name."""
         hints = get_type_hints(cls)
         return {field.name: _named(field, hints[field.name]) for field in dataclasses.fields(cls)}
 

@@ -101,7 +101,7 @@ class Setting:
 
     @property
     def takes(self) -> str:
-        """What the value may be, in words."""
+        """The accepted values, in words."""
         if self.choices:
             *first, last = self.choices
             return f"{', '.join(first)} or {last}"
@@ -160,7 +160,7 @@ class Setting:
         return self.read(value)
 
     def fault(self, value: Any, error: Exception) -> str:
-        """Return what is wrong with a value that :meth:`read` or :meth:`typed` refused, to follow the name."""
+        """Return the fault of a value that :meth:`read` or :meth:`typed` refused, as text to follow the name."""
         if self.off and value == "on":
             return f"is 'on'; leave it out for the default, {self.shown_default}"
         own = isinstance(error, NotDurationError)

@@ -67,7 +67,7 @@ def probes(plan: Plan) -> dict[str, Any]:
 
 
 def resources(plan: Plan) -> dict[str, Any]:
-    """Return what a container requests. Without a limit of cores the server would use as many threads as the node."""
+    """Return the resources that a container requests. Without a limit, the server would use all cores of the node."""
     gpus = {"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {}
     return {
         "requests": {"cpu": str(plan.cores), "memory": _mebibytes(plan.memory_request), **gpus},
@@ -161,7 +161,7 @@ def _pod_defaults(plan: Plan) -> dict[str, Any]:
 
 
 def _prefetch(plan: Plan) -> dict[str, Any]:
-    """Return what pulls the archives into the store of each node before a pod of the server needs them."""
+    """Return the container that pulls the archives into each node's store before the server starts."""
     labels = {**_labels(plan), "app.kubernetes.io/name": "ingot-prefetch"}  # not those that the Service selects
     shared = {
         "image": plan.image,

@@ -377,7 +377,7 @@ def _of_globals(names: dict[str, Any], used: list[str]) -> _Access:
 
 
 def _data(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those variables of a class or a file that hold data, not code."""
+    """Return the variables of a class or a file that hold data, not code."""
     kinds = (bool, int, float, complex, str, type(None), list, tuple, dict, set, deque, torch.Tensor, np.ndarray)
     return {name: value for name, value in variables.items() if isinstance(value, kinds) and not name.startswith("__")}
 

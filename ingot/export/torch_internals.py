@@ -71,7 +71,7 @@ def remember_constructors() -> None:
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/Storage.cpp
 def memory(tensor: torch.Tensor) -> int:
-    """Return what identifies a tensor's memory, which its views share; fake tensors have no address."""
+    """Return the identity of a tensor's memory, which its views share; fake tensors have no address."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -152,7 +152,7 @@ def with_copied_graph(exported: torch.export.ExportedProgram) -> torch.export.Ex
 
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/export/_draft_export.py
 def draft_report(exported: torch.export.ExportedProgram) -> Any:
-    """Return what ``torch.export.draft_export`` found."""
+    """Return the report of ``torch.export.draft_export``."""
     return exported._report  # type: ignore[attr-defined]
 
 

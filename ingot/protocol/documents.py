@@ -14,7 +14,7 @@ class TensorMetadata(TypedDict):
 
 
 class ModelMetadata(TypedDict):
-    """What a model is called, takes and returns.
+    """A model's name, platform, inputs and outputs.
 
     ``properties`` has which variant of an archive is served and why, its digest, and as ``values.NAME`` the range of
     values of an input; ``labels`` the names of classes, over HTTP only. Servers other than Ingot's have neither.

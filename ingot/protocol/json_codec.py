@@ -55,7 +55,7 @@ _EXAMPLES = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
 class ResponseFormat(NamedTuple):
-    """Which outputs the client wants as raw buffers."""
+    """The outputs that the client wants as raw buffers."""
 
     default: bool = False
     by_name: Mapping[str, bool] = MappingProxyType({})
@@ -202,7 +202,7 @@ def encode_response(response: InferResponse, layout: ResponseFormat) -> tuple[by
 
 
 def encode_large(response: InferResponse, layout: ResponseFormat) -> tuple[bytes, Headers]:
-    """Return what :func:`encode_response` does; for a thread, as it shares nothing with the event loop."""
+    """Encode as :func:`encode_response` does, but for a thread: nothing is shared with the event loop."""
     raws, shapes = _raws(response, layout)
     return _with_texts(response, _learn(response.route, layout, shapes), raws)
 

@@ -25,7 +25,7 @@ def key_of(inputs: Mapping[str, Array]) -> InputKey:
 
 
 class Step(NamedTuple):
-    """What a request says about its sequence.
+    """The sequence that a request belongs to, and whether the request starts or ends it.
 
     Attributes:
         sequence: 16 bytes that identify it.

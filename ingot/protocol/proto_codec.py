@@ -161,7 +161,7 @@ def encode_response(response: InferResponse, *, typed: bool) -> pb.ModelInferRes
 
 
 def timed(response: InferResponse, typed: bool) -> tuple[pb.ModelInferResponse, float]:
-    """Return what :func:`encode_response` does, and the seconds that it took."""
+    """Encode as :func:`encode_response` does; also return the seconds that it took."""
     began = time.perf_counter()
     message = encode_response(response, typed=typed)
     return message, time.perf_counter() - began

@@ -64,14 +64,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a request wants of an output other than its values: the best classes, or a place for the values."""
+    """How an output is returned other than by its values: its best classes, or the values in a region."""
 
     classes: int = 0
     place: Place | None = None
 
     @classmethod
     def of(cls, where: str, parameters: Mapping[str, Any]) -> Delivery | None:
-        """Return what an output's parameters want, or None if they want its values.
+        """Return the delivery that an output's parameters ask for, or None for its values.
 
         Raises:
             InvalidArgument: the parameters are not complete, not of the right types, or contradict each other.
@@ -89,7 +89,7 @@ ALL = ""
 
 
 def deliveries(parameters: Mapping[str, Any], by_name: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
-    """Return what a request wants of its outputs, by name, with that of its ``classification`` for the others.
+    """Return the delivery of each output, by name; outputs not named follow the request's ``classification``.
 
     Triton has this parameter for outputs only; clients that cannot give parameters to outputs send it here.
 

@@ -85,7 +85,7 @@ class Route:
 
 
 class Template:
-    """What requests share that differ only in the values of their tensors, their id and their deadline.
+    """The common part of requests that differ only in the values of their tensors, their id and their deadline.
 
     A codec reuses the template of an earlier request with the same bytes, and the data plane keeps in ``route`` what it
     resolved for the first of them. Empty ``outputs`` means all; ``key`` is that of the inputs, if the codec knows it.
@@ -230,7 +230,7 @@ def priority_of(parameters: Parameters) -> int:
 
 
 def step_of(parameters: Parameters) -> Step:
-    """Return what a request says about its sequence.
+    """Return the step of a sequence that a request is.
 
     Raises:
         InvalidArgument: it does not name its sequence, or a parameter is wrong.

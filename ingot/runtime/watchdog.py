@@ -227,7 +227,7 @@ class Watchdog:
         self._asked = False
 
     def _culprit(self) -> str:
-        """Return what blocks the event loop: an engine call, or a line of Python."""
+        """Return the call that blocks the event loop: an engine's, or a line of Python."""
         for model in self._models:
             for worker in model.workers:
                 if worker.running is not None and not worker.threaded:

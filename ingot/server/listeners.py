@@ -49,7 +49,7 @@ class Ports(Protocol):
         ...
 
     async def set_serving(self, serving: bool) -> None:
-        """Set what the health services respond."""
+        """Set the status that the health services report."""
         ...
 
     async def stop(self, drain: float) -> None:
@@ -177,7 +177,7 @@ class Listeners:
         return ClientLimits(lambda limit: limited.labels(limit).inc(), *most)
 
     def _observer(self) -> Observer | None:
-        """Return what reports requests; None if no reports are wanted."""
+        """Return the observer of requests; None if no reports are configured."""
         config, metrics = self._config, self._plane.metrics
         access_log = None
         if config.access_log != "off":

@@ -39,7 +39,7 @@ _WEIGHT = 10.0
 
 
 class Changes(Protocol):
-    """What a canary needs of :class:`ingot.serving.rollout.Rollouts`."""
+    """The interface of :class:`ingot.serving.rollout.Rollouts` that a canary uses."""
 
     repository: Repository
 

@@ -101,7 +101,7 @@ class Canary:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What users see of it, as JSON has it."""
+        """The canary's state for users, as JSON has it."""
         return {
             "digest": self.candidate.digest,
             "source": "" if self.found is None else self.found.source,

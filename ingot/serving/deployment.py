@@ -111,12 +111,12 @@ class Deployment:
 
     @property
     def digest(self) -> str:
-        """That of the model that answers; empty if there is none."""
+        """The digest of the model that answers; empty if there is none."""
         return self.current.digest if self.current is not None else ""
 
     @property
     def state(self) -> State:
-        """That of the model that answers, or of the one that is loaded to be the first."""
+        """The state of the model that answers, or of the one that is loaded to be the first."""
         if self.current is not None:
             return self.current.state
         if self.candidate is not None:
@@ -200,7 +200,7 @@ class Deployment:
             self.current.show_update(failure)
 
     def status(self) -> dict[str, Any]:
-        """Return what users see of it, as JSON has it."""
+        """Return the deployment's state for users, as JSON has it."""
         current, candidate = self.current, self.candidate
         return {
             "name": self.name,

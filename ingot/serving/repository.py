@@ -181,7 +181,7 @@ class Repository(Catalog):
     def open(
         self, source: str | Archive, settings: Settings | None = None, *, tag: str = "", version: str = ""
     ) -> tuple[Deployment, Model]:
-        """Return what a source means now, as a model that is not loaded; arguments and errors as for :meth:`add`.
+        """Return the model that a source resolves to, not loaded; arguments and errors as for :meth:`add`.
 
         Args:
             source: see :meth:`add`.

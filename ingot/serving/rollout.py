@@ -268,7 +268,7 @@ class Rollouts:
         await self._retire(old)
 
     def status(self) -> list[dict[str, Any]]:
-        """Return what users see of each deployment, as JSON has it."""
+        """Return the state of each deployment for users, as JSON has it."""
         served = self.repository.deployments.values()
         return [
             {
@@ -282,7 +282,7 @@ class Rollouts:
     async def renew(
         self, deployment: Deployment, *, again: bool = False, watched: bool = False, at_once: bool = False
     ) -> Rollout:
-        """Let what a deployment's source means now take over; if it fails, the earlier model still answers.
+        """Load the model that a deployment's source now resolves to; if that fails, the earlier model still answers.
 
         Args:
             deployment: loaded or not.

@@ -186,7 +186,7 @@ class Maker:
         return Poly.symbol(f"{self.pick(*'abc')}{size}")
 
     def dims(self, shape: Sequence[int]) -> list[Interval]:
-        """Return what is known of sizes: sometimes which they are, sometimes only the largest that they may be."""
+        """Return bounds of sizes: sometimes the sizes themselves, sometimes only the largest that they may be."""
         loose = self.pick(0.0, 0.0, 0.3, 1.0)
         return [self.dim(size, loose=self.chance(loose)) for size in shape]
 
@@ -290,7 +290,7 @@ def within(value: Any, interval: Interval) -> bool:
 
 
 def departures(tensor: Tensor, answer: Array) -> list[str]:
-    """Return what a rule believed wrongly of an output."""
+    """Return the false claims of a rule about an output."""
     found = []
     if answer.size > at(tensor.count):
         found.append(f"{answer.size} elements over {at(tensor.count)}")

@@ -30,7 +30,7 @@ def cases() -> list[Any]:
 
 
 def symbolic(kind: int, array: np.ndarray[Any, Any]) -> Tensor:
-    """Return what is known of an input: each size but 1 is a symbol that stands for it."""
+    """Return an input as the rules see it: each size but 1 is a symbol that stands for it."""
     return Tensor.of(kind, [Interval.exactly(Poly.symbol(str(dim)) if dim > 1 else dim) for dim in array.shape])
 
 

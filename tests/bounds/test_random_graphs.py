@@ -228,7 +228,7 @@ def run(path: Path, inputs: dict[str, np.ndarray[Any, Any]]) -> Sequence[Any]:
 
 
 def calls(seed: int, rounds: int) -> dict[str, Any]:
-    """Return what became of random calls, made in another process; see __main__.py."""
+    """Return the outcomes of random calls, made in another process; see __main__.py."""
     command = [sys.executable, "-m", "tests.bounds", str(seed), str(rounds)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -255,7 +255,7 @@ class SlowModel:
 
 @pytest.fixture
 def expire(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what lets the time limit of the last load expire; it may be called in any thread."""
+    """Return a function that lets the time limit of the last load expire; it may be called in any thread."""
     scopes: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
     timeout = asyncio.timeout
 

@@ -65,7 +65,7 @@ class Engine:
 
 
 def engine():
-    """Return what runs the file ``BENCHMARK_MODEL``: an ONNX model, or a PyTorch program."""
+    """Return the function that runs the file ``BENCHMARK_MODEL``: an ONNX model, or a PyTorch program."""
     path = os.environ["BENCHMARK_MODEL"]
     if not path.endswith(".pt2"):
         return Engine(path)

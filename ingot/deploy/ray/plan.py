@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What replicas are started with; those that run are replaced when it changes."""
+        """The arguments that replicas are started with; running replicas are replaced when they change."""
         config = self.config
         own = {name: value for name, value in config.changed.items() if name not in _LISTENING}
         own["device"] = "cuda" if self.gpus else "cpu"

@@ -185,7 +185,7 @@ def _mutated(exported: torch.export.ExportedProgram, inputs: Sequence[TensorSpec
 
 
 def _memory(node: fx.Node) -> int | None:
-    """Return what identifies the memory of a node's result, which it shares with views of it; None if unknown."""
+    """Return the identity of the memory of a node's result, which its views share; None if unknown."""
     value = node.meta.get("val")
     return torch_internals.memory(value) if isinstance(value, torch.Tensor) else None
 

@@ -37,7 +37,7 @@ def compare(before: GraphView, after: GraphView) -> tuple[dict[str, Change], dic
 
 
 def _content(graph: GraphView, node: Node) -> tuple[object, ...]:
-    """Return what a node computes, regardless of names of values and of symbols of sizes."""
+    """Return the computation of a node, regardless of names of values and of symbols of sizes."""
     weights = tuple(graph.weights[name] for name in node.inputs if name in graph.weights)
     size = node.shape.count(",")
     return node.operator, node.module, node.dtype, size, weights, tuple(sorted(node.attributes.items()))

@@ -104,7 +104,7 @@ _PRECONDITIONS: dict[str, Callable[..., bool]] = {
 
 @functools.cache
 def _rules() -> tuple[Any, ...]:
-    """Return those of onnxscript's default rules that change no value of any input, under their preconditions.
+    """Return the default rules of onnxscript that change no value for any input, under their preconditions.
 
     Their patterns match constants within 1e-5 of a number, or 1e-8 of zero, so ``x + 1e-8`` would become ``x``.
     """

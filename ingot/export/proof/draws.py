@@ -61,7 +61,7 @@ def accepted(
 
 
 def defined(inputs: Mapping[str, Array], expected: Array, actual: Array) -> Array:
-    """Return what the graph must return: any number where the original returns NaN, unless an input holds NaN."""
+    """Return the expected output of the graph: any number where the original returns NaN, unless an input holds NaN."""
     if expected.shape != actual.shape or not DType.of(expected).is_float:
         return expected
     free = np.isnan(expected) & ~np.isnan(actual)

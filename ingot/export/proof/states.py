@@ -30,7 +30,7 @@ _OTHER_SIZES = 3
 
 @dataclass(frozen=True)
 class Kept:
-    """What a module keeps between calls.
+    """The state that a module keeps between calls.
 
     Attributes:
         states: buffers and inputs that it changes, which must be lifted.
@@ -130,7 +130,7 @@ class Calls:
 
 
 def find(calls: Calls) -> Kept:
-    """Return what a module keeps between calls.
+    """Return the state that a module keeps between calls.
 
     Raises:
         ExportError: it changes a parameter, or sets values from the inputs of its first call.
@@ -264,7 +264,7 @@ def _on_some(names: str) -> ParityError:
 
 
 def overwritten(eager: Eager, buffers: Sequence[str], inputs: Inputs) -> tuple[str, ...]:
-    """Return those of the buffers that a model changes whose values before a call have no effect on it.
+    """Return the changed buffers whose values before a call have no effect on the call.
 
     The second call counts as well: a flag among the buffers may end the overwriting after the first.
     """

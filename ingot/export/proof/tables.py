@@ -41,7 +41,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class _Read:
-    """What one line reads of a table: its name or a description, its rows, the largest row read, and the line."""
+    """One line's reads of a table: the table's name or a description, its rows, the largest row read, and the line."""
 
     table: str
     rows: int

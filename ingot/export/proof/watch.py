@@ -79,7 +79,7 @@ class Condition:
     none: bool = False
 
     def joined(self, other: Condition) -> Condition:
-        """Return what two runs showed."""
+        """Return the observations of two runs."""
         return replace(
             self,
             low=min(self.low, other.low),
@@ -117,7 +117,7 @@ class Condition:
 
 @dataclass
 class Seen:
-    """What one run showed.
+    """The observations of one run.
 
     Attributes:
         conditions: the conditions by operator, number and place.

@@ -125,7 +125,7 @@ def _changed(before: Variant, after: Variant, labels: tuple[str, str], progress:
 def _graph(
     before: Variant, after: Variant, labels: tuple[str, str], notes: list[str], progress: Progress
 ) -> dict[str, Any]:
-    """Return what differs between the models themselves; reasons why a difference is not known go to ``notes``."""
+    """Return the differences between the models themselves; reasons why a difference is not known go to ``notes``."""
     if before.graph.digest == after.graph.digest:
         return {"same_model": True}
     if not (before.has_graphs and after.has_graphs):

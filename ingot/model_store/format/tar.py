@@ -184,7 +184,7 @@ def span(source: TarSource, start: int, size: int) -> BinaryIO:
 
 
 class _Headers:
-    """What tarfile reads headers from. It reads an extended header at once, of whatever size that says it has."""
+    """The file from which tarfile reads headers; it reads an extended header at once, whatever its size."""
 
     def __init__(self, stream: BinaryIO, name: str):
         self._stream = stream

@@ -105,7 +105,7 @@ def _raw_layers(blobs: RegistryBlobs, tag: str) -> list[dict[str, Any]]:
 
 
 def _identity(layer: dict[str, Any]) -> str:
-    """Return what makes a signature the same one: its content and its annotation."""
+    """Return the identity of a signature: its content and its annotation."""
     annotations = layer.get("annotations")
     signature = annotations.get(attachments.COSIGN_PAYLOAD, "") if isinstance(annotations, dict) else ""
     return f"{layer['digest']} {signature}"

@@ -123,7 +123,7 @@ class PrivateKey:
         return cls(key)
 
     def pem(self, password: str = "") -> bytes:
-        """Return it as PKCS#8, encrypted if there is a password."""
+        """Return the key as PKCS#8, encrypted if there is a password."""
         from cryptography.hazmat.primitives import serialization
 
         encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
@@ -197,6 +197,6 @@ def _scheme(curve: str, *, deterministic: bool = False) -> ECDSA:
 
 
 def _kind(pem: bytes) -> str:
-    """Return what a file seems to be, by its first line."""
+    """Return the apparent kind of a file, by its first line."""
     found = re.match(rb"\s*-----BEGIN ([A-Z0-9 ]{1,40})-----", pem)
     return _KINDS.get(found[1].decode(), "something else") if found else "not a PEM file"

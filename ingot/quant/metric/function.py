@@ -31,7 +31,7 @@ _RESAMPLES = 100  # each takes two calls of a function that may be slow
 
 
 class Function(Metric):
-    """What ``function(outputs, data)`` returns; higher is better.
+    """The user's ``function(outputs, data)``; higher values are better.
 
     Args:
         function: called with all rows of the outputs and of the extras by name, rows first; rows of several sizes are

@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"@(start|end|ready|id)(?::(-?[\d.]+):(-?[\d.]+))?")
 
 @dataclass(frozen=True)
 class Control:
-    """What an input says of a request: whether it starts or ends its sequence, that it is ready, or the sequence's id.
+    """A control input: whether the request starts or ends its sequence, that it is ready, or the sequence's id.
 
     ``false`` and ``true`` are the values for no and yes.
     """

@@ -130,7 +130,7 @@ def check_engine(name: str) -> None:
 
 
 def _plugin(name: str) -> Callable[..., Engine] | None:
-    """Return what opens files with another package's engine; None if there is no such engine."""
+    """Return the function that opens files with another package's engine; None if there is no such engine."""
     opener = None if name in ENGINES else plugins.find("ingot.engines", name)
     if opener is None:
         return None

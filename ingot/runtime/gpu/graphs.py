@@ -23,7 +23,7 @@ LARGEST = 512
 
 
 class GraphOptions(TypedDict):
-    """Which batches an engine is to capture, in a form that JSON has: an engine process receives it.
+    """The batches that an engine is to capture, in a form that JSON has: an engine process receives it.
 
     ``most`` is the samples of the largest one, ``batch`` the name of the dimension of samples, if there is one, and
     ``padded`` whether batches may be enlarged, since samples do not affect each other.
@@ -115,7 +115,7 @@ def obstacle(signature: Signature) -> str:
 
 
 def graphs_of(signature: Signature, options: GraphOptions | None) -> Graphs | None:
-    """Return what an engine captures; None, which the log explains, if that is nothing.
+    """Return the batches that an engine captures; None if there are none, with the reason in the log.
 
     Args:
         signature: the engine's own, which may not name the batch.

@@ -75,7 +75,7 @@ class Pipeline:
 
     @property
     def streams(self) -> tuple[int, int, int]:
-        """Those for copies in, for computation and for copies out."""
+        """The streams for copies in, for computation and for copies out."""
         return self.copy_in, self.compute, self.copy_out
 
     def close(self) -> None:

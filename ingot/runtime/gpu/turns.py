@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 
 
 class Share:
-    """What one engine has used of a device, and its batches that wait for their turn."""
+    """The time that one engine has used of a device, and its batches that wait for their turn."""
 
     def __init__(self) -> None:
         self.used = 0.0

@@ -57,7 +57,7 @@ class Replaceable(BaseEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those that do not change with the engine: buffers and lanes of one cannot be used with the next."""
+        """The capabilities that stay when the engine changes: buffers and lanes of one cannot be used with the next."""
         return Capabilities(isolated=self._isolated)
 
     def kill(self) -> None:

@@ -45,7 +45,7 @@ OpenEngine = Callable[[str, int], Engine]
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What a load of a model needs, of a variant or a file.
+    """The description of a model to load, from a variant or a file.
 
     ``open`` opens an engine, given the device and its number of CPU threads. ``goldens`` are cases that must be
     reproduced within ``tolerance`` before the model is ready; see :func:`ingot.tensors.arrays.departure`. ``variant``
@@ -182,7 +182,7 @@ class LoadSpec:
         )
 
     def placed(self, settings: Settings, model: str) -> LoadSpec:
-        """Return this with its placement; see :func:`ingot.runtime.loading.placement.place`.
+        """Return this spec with its placement; see :func:`ingot.runtime.loading.placement.place`.
 
         Raises:
             Unavailable: there is too little memory on the devices.
@@ -302,7 +302,7 @@ class LoadSpec:
 
 
 def _need(form: str, engine: str, **needed: Any) -> Need | None:
-    """Return what an instance needs on a GPU; None if its engine cannot use one."""
+    """Return the memory that an instance needs on a GPU; None if its engine cannot use one."""
     return Need(**needed) if uses_cuda(form, engine) else None
 
 

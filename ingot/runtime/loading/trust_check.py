@@ -194,7 +194,7 @@ def check_blobs(archive: Archive, variant: str | None, model: str) -> None:
 
 
 def _described(variant: Variant) -> dict[str, Any]:
-    """Return what an archive says about a variant, as JSON has it.
+    """Return the properties of a variant that clients see, from its archive.
 
     ``error`` is the largest relative error of an output compared with the source; ``latency`` is in seconds by rows, on
     the machine that made the archive; ``metric`` is that of the task.

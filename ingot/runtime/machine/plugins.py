@@ -23,7 +23,7 @@ def names(group: Group) -> list[str]:
 
 
 def find(group: Group, name: str) -> Callable[..., Any] | None:
-    """Return what a plug-in registers; None if there is no plug-in of that name.
+    """Return the object that a plug-in registers; None if there is no plug-in of that name.
 
     Raises:
         Unsupported: it cannot be imported.

@@ -10,7 +10,7 @@ from ingot.errors import IngotError
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a client may do.
+    """The rights of a client.
 
     Attributes:
         client: names the client for fairness and the log: ``key:3f9a...``.

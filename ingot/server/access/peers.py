@@ -51,7 +51,7 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 
 def certificate_of(der: bytes) -> Certificate | None:
-    """Return what a certificate states; None if its names cannot be read."""
+    """Return the names and times of a certificate; None if its names cannot be read."""
     from cryptography import x509  # only with client certificates
 
     try:

@@ -52,7 +52,7 @@ class Issuer:
     leeway: int
 
     def check(self, token: str) -> Grant | Refusal:
-        """Return what the holder of a token may do."""
+        """Return the rights of a token's holder."""
         jwt = _library("a token")
         try:
             claims = self._claims(jwt, token)

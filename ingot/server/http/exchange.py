@@ -33,7 +33,7 @@ Done = Callable[[HttpResponse], None]
 
 
 class Service(NamedTuple):
-    """What serves inference over HTTP.
+    """The parts that serve inference over HTTP.
 
     Attributes:
         plane: the server's behaviour.
@@ -218,7 +218,7 @@ async def infer(service: Service, head: InferHead, body: bytes, hold: Hold, clie
 
 
 class HttpState:
-    """What all HTTP connections of a server share.
+    """The state that all HTTP connections of a server share.
 
     Args:
         plane: the server's behaviour.

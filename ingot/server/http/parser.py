@@ -51,7 +51,7 @@ class InferHead(NamedTuple):
 
     @classmethod
     def of(cls, model: str, version: str, headers: Mapping[str, str]) -> InferHead:
-        """Return it.
+        """Return the parts of a request for inference.
 
         Args:
             model: from the path.

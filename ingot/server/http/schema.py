@@ -216,7 +216,7 @@ def response_model(operation: Operation) -> Any:
 
 
 def extra(operation: Operation) -> dict[str, Any]:
-    """Return what FastAPI cannot know, as endpoints read bodies themselves, and inference writes its answers itself."""
+    """Return the parts of the schema that FastAPI cannot derive, since endpoints read and write bodies themselves."""
     found: dict[str, Any] = {}
     if operation.request:
         content = _FLAT if operation.request == INPUTS else _inlined(globals()[operation.request])

@@ -101,7 +101,7 @@ class HeaderDecoder:
         self._known: dict[bytes, Any] = {}
 
     def __call__(self, block: bytes) -> Any:
-        """Return what ``parse`` makes of a block.
+        """Return the result of ``parse`` for a block.
 
         Raises:
             Fault: it cannot be decoded.

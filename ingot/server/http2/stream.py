@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Stream)
 
 
 class Handler(Protocol[S]):
-    """What a connection calls. ``data`` and ``whole`` receive the bytes of DATA frames; none of them may block."""
+    """A connection's callbacks. ``data`` and ``whole`` receive the bytes of DATA frames; none of them may block."""
 
     def parse(self, headers: list[tuple[bytes, bytes]]) -> Any:
         """Return the head of a request. It is cached, so it must not change afterwards."""

@@ -121,7 +121,7 @@ class Reservation:
 
 
 class Share:
-    """What one client uses of its limits.
+    """One client's use of its limits.
 
     Attributes:
         in_flight: its unanswered requests.

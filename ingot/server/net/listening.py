@@ -37,7 +37,7 @@ class Listener(Protocol):
         ...
 
     async def set_serving(self, serving: bool) -> None:
-        """Set what the protocol's health service responds, if it has one."""
+        """Set the status that the protocol's health service reports, if there is one."""
         ...
 
     async def stop(self, drain: float) -> None:

@@ -76,7 +76,7 @@ class Tls:
 
     @classmethod
     def load(cls, cert: Path | None, key: Path | None, client_ca: Path | None = None) -> Tls | None:
-        """Return it, or None if no file is given.
+        """Return the TLS context, or None if no file is given.
 
         Raises:
             InvalidArgument: as the constructor; or only some of the files are given.

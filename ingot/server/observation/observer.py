@@ -68,7 +68,7 @@ class Observer:
 
 
 def spans_to(endpoint: str | None, share: float, metrics: Metrics, replica: str) -> Spans | None:
-    """Return what exports traces; None if neither ``endpoint`` nor the environment names a collector.
+    """Return the exporter of traces; None if neither ``endpoint`` nor the environment names a collector.
 
     Args:
         endpoint: the address of a collector; None for that of OpenTelemetry's environment variables, if they are set.

@@ -220,7 +220,7 @@ class DataPlane:
 
 
 class _ModelRoute(Route):
-    """What the data plane has resolved for the requests of one template.
+    """The model and the outputs that the data plane has resolved for the requests of one template.
 
     Raises:
         InvalidArgument: an output does not exist, or a parameter is wrong.

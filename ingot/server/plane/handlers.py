@@ -97,7 +97,7 @@ async def model_ready(call: Call) -> dict[str, Any]:
 
 
 async def log_settings(call: Call) -> dict[str, Any]:
-    """Return what the server logs, after a change if the body has settings."""
+    """Return the log settings, after changing them if the body has settings."""
     return await change_log_settings(call) if call.content else call.plane.logs.content
 
 

@@ -18,7 +18,7 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 
 class Condition(NamedTuple):
-    """What an operation needs to work: as the reference says it, as a check of a listener, and as extensions."""
+    """The precondition of an operation: as text for the reference, as a check of a listener, and as extensions."""
 
     text: str
     holds: Callable[[DataPlane, Control | None], bool]

@@ -47,7 +47,7 @@ class CudaRegion:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a client registered, as Triton describes it."""
+        """The region that a client registered, as Triton describes it."""
         return {"device_id": self.device, "byte_size": self.size}
 
     def array(self, place: Place, dtype: DType, shape: tuple[int, ...]) -> DeviceArray | None:

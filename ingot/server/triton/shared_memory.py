@@ -55,7 +55,7 @@ class Region:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a client registered, as Triton describes it."""
+        """The region that a client registered, as Triton describes it."""
         return {"key": self.key, "offset": self.offset, "byte_size": self.size}
 
     def read(self, where: str, place: Place) -> bytes:

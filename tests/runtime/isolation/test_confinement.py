@@ -145,7 +145,7 @@ print(json.dumps({"measures": measures + later, "found": found, "reached": reach
 
 
 def state_of(process: int, folder: Path) -> tuple[Any, ...]:
-    """Return what code in another process could change of a process and of the files in a folder."""
+    """Return the state of a process and of the files in a folder that code in another process could change."""
     files = [(item.name, *(getattr(item.stat(), name) for name in _STATUS)) for item in sorted(folder.iterdir())]
     limits = [resource.prlimit(process, number) for number in range(resource.RLIMIT_RTTIME + 1)]
     cores = os.sched_getaffinity(process)
@@ -228,7 +228,7 @@ def test_code_in_an_engine_process_reaches_nothing_outside(tmp_path: Path, kind:
 
 
 def decided(program: bytes, machine: str, number: int, *arguments: int) -> int:
-    """Return what a filter decides, as the kernel computes it."""
+    """Return the decision of a filter, as the kernel computes it."""
     steps: list[tuple[int, int, int, int]] = [*struct.iter_unpack("=HBBI", program)]
     data = struct.pack("=IIQ6Q", number, system_calls._MACHINES[machine], 0, *arguments, *[0] * (6 - len(arguments)))
     value = place = 0

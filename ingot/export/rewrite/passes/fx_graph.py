@@ -189,7 +189,7 @@ def _owner(graph: fx.Graph) -> fx.GraphModule:
 
 
 class Memory:
-    """Which nodes of a graph may share memory, and which nodes write to it."""
+    """The nodes of a graph that may share memory, and those that write to it."""
 
     def __init__(self, graph: fx.Graph):
         self._group: dict[fx.Node, fx.Node] = {}

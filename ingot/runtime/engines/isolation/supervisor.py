@@ -199,7 +199,7 @@ class Supervisor:
                 self._changed.notify_all()
 
     def _describe(self, found: Description) -> None:
-        """Keep what a process has opened.
+        """Keep the description of the engine that a process has opened.
 
         Raises:
             Unavailable: it is on the CPU, and earlier ones were on a GPU.

@@ -51,7 +51,7 @@ class Convolutions:
 
 
 def convolutions_of(path: Path) -> Convolutions:
-    """Return what is known of the convolutions of an ONNX file; none of a damaged one, which engines refuse."""
+    """Return the convolutions of an ONNX file; none of a damaged one, which engines refuse."""
     try:
         with opened(path) as model:
             kinds = [*_kinds(model.graph)]

@@ -207,7 +207,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def run_error(error: Exception) -> IngotError:
-    """Return what an error of an operator means."""
+    """Return the error to raise for an error of an operator."""
     if isinstance(error, IngotError):
         return error
     reason = str(error).partition("\n")[0]  # the rest is a trace of PyTorch's code
