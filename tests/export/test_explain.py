@@ -307,7 +307,17 @@ class TestDimensions:
     def test_a_loop_that_is_not_of_rows_gets_advice(self, bench: Workbench, lines: list[str], advice: str) -> None:
         explanation = why(bench.load(net(*lines))[0], ROWS[:1])
         assert advice in explanation.edit
+        assert explanation.edit.count("declare") == 1
         assert explanation.replacement == ""
+
+    @pytest.mark.matrix
+    def test_a_loop_of_dependent_steps_keeps_all_sizes_by_capture_script(self, bench: Workbench) -> None:
+        lines = ["h = x[0] + n", "for i in range(1, x.size(0)):", "    h = torch.tanh(h + x[i])", "return h"]
+        module, _ = bench.load(net(*lines))
+        explanation = why(module, [ROWS[0], torch.tensor(2.0)])
+        assert "('h' is carried from step to step): export with --capture script, which keeps" in explanation.edit
+        archive = export_model(module, inputs=["x:float32[n,4]", "n:float32[]"], capture="script")
+        assert [spec.shape for spec in archive.signature.inputs] == [("n", 4), ()]
 
     def test_an_example_of_one_row_needs_a_second(self, bench: Workbench) -> None:
         module, path = bench.load(net("return x * 2"))

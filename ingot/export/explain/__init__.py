@@ -98,8 +98,9 @@ def _edit(cause: Cause, place: Place) -> Edit:
             return found or sizes.bound(site) or fallback
         case Kind.FIXED:
             found = loops.vectorize(site, place.line)
-            number = "or declare a number instead of the dimension's name"
-            return replace(found, advice=f"{found.advice}, {number}") if found else fallback
+            if found is None or loops.NUMBER in found.advice:
+                return found or fallback
+            return replace(found, advice=f"{found.advice}, {loops.NUMBER}")
         case Kind.OTHER:
             return fallback
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from ingot.export.explain.code import Edit, Site, covers, expressions, loaded, stored
 
 _ADVICE = "compute all rows at once by torch.vmap, which keeps the dimension dynamic"
-_SEQUENTIAL = "steps that depend on each other cannot be computed at once: declare the dimension as fixed"
+NUMBER = "or declare a number instead of the dimension's name"
+_SEQUENTIAL = "steps that depend on each other cannot be computed at once"
+_KEPT = f"export with --capture script, which keeps the loop, {NUMBER}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def _loop(site: Site, loop: ast.For) -> Edit:
     source = site.text(loop, loop)
     carried = [name for name in stored(loop.body) if name in loaded(loop.body) and _from_outside(site, loop, name)]
     if carried:
-        return Edit(f"{_SEQUENTIAL} ('{carried[0]}' is carried from step to step)", source)
+        return Edit(f"{_SEQUENTIAL} ('{carried[0]}' is carried from step to step): {_KEPT}", source)
     fallback = Edit(_ADVICE, source)
     *before, last = loop.body
     appended = _appended(last)
