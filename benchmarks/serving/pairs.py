@@ -1,4 +1,4 @@
-"""Compare two ways to run Ingot: both serve the same archives, in turn within each round."""
+"""Compare two ways to run Ingot: both serve the same archives, and each load of one follows that of the other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +17,7 @@ from benchmarks.serving.contestants import Ingot
 from benchmarks.serving.loads import H2load, Load, checked_wrk, missing_tools, python_load
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.processes import LOAD_CORE
-from benchmarks.serving.rounds import serving
+from benchmarks.serving.rounds import Server, serving
 
 CLIENTS = (1, 8, 32)
 # Models with long calls get fewer clients, and more time to answer enough requests.
@@ -54,9 +56,16 @@ def compare(one: Ingot, other: Ingot, parsed: argparse.Namespace) -> None:
     for number in range(parsed.rounds):
         for each in served:
             turned = (one, other) if number % 2 else (other, one)
-            loads = {kind.name: _measure(kind, each, build, parsed.seconds) for kind in turned}
-            for (form, clients), load in loads[one.name].items():
-                found[each.name, form, clients].append((load, loads[other.name][form, clients]))
+            with ExitStack() as stack:
+                start = partial(serving, served=each, form=each.spec.formats[0], build=build)
+                servers = {kind.name: stack.enter_context(start(kind)) for kind in turned}
+                for form, clients in _loads(each):
+                    # The loads of a pair follow each other: the speed of a shared machine changes within seconds.
+                    loads = {
+                        kind.name: _load(kind, servers[kind.name], form, clients, build, parsed.seconds)
+                        for kind in turned
+                    }
+                    found[each.name, form, clients].append((loads[one.name], loads[other.name]))
         print(f"round {number + 1} of {parsed.rounds}", file=sys.stderr, flush=True)
     print("| model | format | clients | throughput, median (lowest to highest) | p50 | p99 | CPU a request |")
     print("|---|---|---|---|---|---|---|")
@@ -74,21 +83,20 @@ def _ratios(pairs: Sequence[tuple[Load, Load]]) -> list[str]:
     return [f"{median(rates):.2f} ({min(rates):.2f} to {max(rates):.2f})", *(f"{ratio:.2f}" for ratio in others)]
 
 
-def _measure(kind: Ingot, served: Model, build: Path, seconds: float) -> dict[tuple[str, int], Load]:
-    """Return the loads of one server by format and number of clients."""
-    found = {}
-    with serving(kind, served, served.spec.formats[0], build) as server:
-        for form in served.spec.formats:
-            wire, work = kind.wires[form], server.start.work
-            if not served.spec.exact:  # only the client in Python allows answers that depend on the batch
-                for clients in SLOW_CLIENTS:
-                    measured = (server.start.port, build, server.process, clients, SLOW * seconds)
-                    found[form, clients] = python_load("ingot", served, form, *measured)
-                continue
-            grpc = form == "grpc"
-            load = (H2load if grpc else checked_wrk)(
-                served, wire, server.start.grpc_port if grpc else server.start.port, work
-            )
-            for clients in CLIENTS:
-                found[form, clients] = load.load(server.process, clients, seconds)
-    return found
+def _loads(served: Model) -> list[tuple[str, int]]:
+    """Return the formats and numbers of clients of a model's loads."""
+    return [
+        (form, clients) for form in served.spec.formats for clients in (CLIENTS if served.spec.exact else SLOW_CLIENTS)
+    ]
+
+
+def _load(kind: Ingot, server: Server, form: str, clients: int, build: Path, seconds: float) -> Load:
+    """Load a server, and return what was measured."""
+    served, start = server.start.model, server.start
+    if not served.spec.exact:  # only the client in Python allows answers that depend on the batch
+        return python_load("ingot", served, form, start.port, build, server.process, clients, SLOW * seconds)
+    grpc = form == "grpc"
+    load = (H2load if grpc else checked_wrk)(
+        served, kind.wires[form], start.grpc_port if grpc else start.port, start.work
+    )
+    return load.load(server.process, clients, seconds)
