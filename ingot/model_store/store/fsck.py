@@ -150,7 +150,7 @@ def _blobs(
 ) -> list[Problem]:
     problems: list[Problem] = []
 
-    def look(path: Path) -> None:
+    def read(path: Path) -> None:
         users = tuple(dict.fromkeys(needed.get(f"sha256:{path.name}", ())))
         try:
             digest = _digest(path, transfer)
@@ -167,7 +167,7 @@ def _blobs(
         problems.append(Problem("blob", f"sha256:{path.name}", detail, needed_by=users, repaired=repair))
 
     transfer.expect(sum(_size(path) for path in found))
-    transfer.each(look, found, store.blobs.workers)
+    transfer.each(read, found, store.blobs.workers)
     return sorted(problems, key=lambda problem: problem.subject)
 
 

@@ -42,7 +42,7 @@ class WithoutAlpn(asyncio.Protocol):
 class Connection(asyncio.Protocol):
     """A client's connection.
 
-    ``_quiet`` counts the calls of :meth:`look` since the client last sent anything, ``_stuck`` those since it last read
+    ``_quiet`` counts the calls of :meth:`poll` since the client last sent anything, ``_stuck`` those since it last read
     any of its queued answers.
     """
 
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
                     self._calls.expect(self._replies, call)
             self._replies.fresh.clear()
 
-    def look(self, warn: int, end: int) -> None:
+    def poll(self, warn: int, end: int) -> None:
         """Check for dead and stuck clients, and for stalled messages; called at regular intervals.
 
         Args:

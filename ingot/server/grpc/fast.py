@@ -156,7 +156,7 @@ class FastListener:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         for connection in list(self._connections):
-            connection.look(_WARN, _END)
+            connection.poll(_WARN, _END)
         self._looking = loop.call_later(_LOOK_SECONDS, self._look, loop)
 
 

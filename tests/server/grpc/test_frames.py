@@ -602,8 +602,8 @@ def test_a_client_that_answers_pings_but_reads_no_answers_is_closed() -> None:
                 peer.send(frames.window_update(1, 1))
                 await peer.received()
             assert not peer.wire.closed
-            peer.connection.look(5, 7)
-        peer.connection.look(5, 7)
+            peer.connection.poll(5, 7)
+        peer.connection.poll(5, 7)
         assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
         assert peer.wire.closed
         assert peer.connection.http2.sender.queued == 0
@@ -710,19 +710,19 @@ class TestStalls:
             peer.send(peer.head(3, STREAM) + data(3, whole + whole[:10]) + peer.head(5, STREAM) + data(5, whole))
             peer.send(peer.call(7, request(1, model="never")))
             await peer.received()
-            peer.connection.look(3, 1 << 30)  # which sees that the begun message of stream 3 is its second one
+            peer.connection.poll(3, 1 << 30)  # which sees that the begun message of stream 3 is its second one
             peer.send(peer.head(9) + data(9, whole[:10]))
             for part in whole[10:13]:
-                peer.connection.look(3, 1 << 30)
+                peer.connection.poll(3, 1 << 30)
                 peer.send(data(9, bytes((part,))))
                 assert set(peer.connection.http2.sender.streams) == {3, 5, 7, 9}
-            peer.connection.look(3, 1 << 30)
+            peer.connection.poll(3, 1 << 30)
             found = await peer.received()
             assert {of: ending["grpc-status"] for of, ending in endings(peer, found).items()} == {3: "4", 9: "4"}
             assert set(peer.connection.http2.sender.streams) == {5, 7}
             assert held(peer) == 0
             for _ in range(10):
-                peer.connection.look(3, 1 << 30)
+                peer.connection.poll(3, 1 << 30)
             assert set(peer.connection.http2.sender.streams) == {5, 7}
 
         run(test)
@@ -736,7 +736,7 @@ class TestStalls:
             peer.send(peer.head(1))
             for start in range(0, len(whole) - 5, 5):
                 peer.send(data(1, whole[start : start + 5]))
-                peer.connection.look(3, 1 << 30)
+                peer.connection.poll(3, 1 << 30)
             peer.send(data(1, whole[start + 5 :], frames.END_STREAM))
             assert echoed(await peer.received(), 1) == list(range(50))
 
@@ -748,8 +748,8 @@ class TestStalls:
             whole = prefixed(request(1))
             peer.send(peer.head(1, STREAM) + data(1, whole[:10]))
             for _ in range(10):
-                peer.connection.look(3, 1 << 30)
-                peer.connection.look(3, 1 << 30)
+                peer.connection.poll(3, 1 << 30)
+                peer.connection.poll(3, 1 << 30)
                 peer.send(data(1, whole[10:] + whole[:10]))
                 await peer.received()
             assert set(peer.connection.http2.sender.streams) == {1}
@@ -762,7 +762,7 @@ class TestStalls:
             peer.send(peer.head(1) + data(1, prefixed(request(1))[:10]))
             peer.connection.pause_writing()
             for _ in range(10):
-                peer.connection.look(3, 1 << 30)
+                peer.connection.poll(3, 1 << 30)
             assert set(peer.connection.http2.sender.streams) == {1}
 
         run(test)
@@ -845,11 +845,11 @@ def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
         peer = Peer()
         await peer.received()
         for _ in range(3):
-            peer.connection.look(3, 5)
+            peer.connection.poll(3, 5)
         assert [kind for kind, _, _, _ in await peer.received()] == [frames.PING]
-        peer.connection.look(3, 5)
+        peer.connection.poll(3, 5)
         assert not peer.wire.aborted
-        peer.connection.look(3, 5)
+        peer.connection.poll(3, 5)
         assert peer.wire.aborted
 
     run(test)
