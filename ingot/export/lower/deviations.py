@@ -19,6 +19,7 @@ _FOURIER = "with an infinity among the values, all results may be NaN or infinit
 _PIXELS = "with an infinity among the pixels, infinite where PyTorch returns NaN"
 _MEANS = "with an infinity among the values, the mean is infinite where PyTorch returns NaN"
 _LOSS = "with an infinity among the values, NaN where PyTorch returns a number or infinity"
+_HALF = "results in float16 are not rounded on CPUs: finite beyond 65504, where PyTorch returns an infinity"
 _GATES = (
     "states within 1e-6, not relative to small results; with an infinity among the values, a finite state where "
     "PyTorch returns NaN"
@@ -32,6 +33,11 @@ _Bound = tuple[str, Callable[[fx.Node, torch.Tensor], bool]]
 
 def _is_floating(node: fx.Node, x: torch.Tensor) -> bool:
     return x.is_floating_point()
+
+
+def _computes_in_half(node: fx.Node, x: torch.Tensor) -> bool:
+    result = node.meta.get("val")
+    return isinstance(result, torch.Tensor) and result.dtype is x.dtype is torch.float16
 
 
 def _is_double(node: fx.Node, x: torch.Tensor) -> bool:
@@ -90,12 +96,19 @@ See docs/guides/make/export.md.
 def of(exported: torch.export.ExportedProgram) -> tuple[str, ...]:
     """Return one line for each operator and place, such as ``max_pool2d (net.py:12): a NaN ... may be ignored``."""
     found: dict[str, None] = {}
+    rounds = True
     graphs = [part.graph for part in exported.graph_module.modules() if isinstance(part, fx.GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes if node.op == "call_function"):
         name = node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ""
         first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+        if not name or not isinstance(first, torch.Tensor):
+            continue
         bound, applies = _BOUNDS.get(name.rstrip("_"), ("", _is_floating))
-        if bound and isinstance(first, torch.Tensor) and applies(node, first):
-            place = places.of_node(node)
-            found[f"{name}{f' ({place.short})' if place is not None else ''}: {bound}"] = None
+        bounds = [bound] if bound and applies(node, first) else []
+        if rounds and _computes_in_half(node, first):  # stated once, as it concerns all operators that follow
+            rounds = False
+            bounds.append(_HALF)
+        place = places.of_node(node) if bounds else None
+        for each in bounds:
+            found[f"{name}{f' ({place.short})' if place is not None else ''}: {each}"] = None
     return tuple(found)

@@ -10,7 +10,7 @@ from ingot.tensors import Array, Signature
 
 
 class OutputCheck:
-    """Checks the outputs of one call against a model's signature. It reads no values, since it runs for every call."""
+    """Checks the outputs of one call against a model's signature. It runs for every call, so it reads only texts."""
 
     def __init__(self, signature: Signature):
         self._specs = {spec.name: spec for spec in signature.outputs}
@@ -29,7 +29,8 @@ class OutputCheck:
             samples: of the call.
 
         Raises:
-            InternalError: one is missing, or has another datatype, rank or number of samples.
+            InternalError: one is missing, or has another datatype, rank or number of samples, or an element of a BYTES
+                output is neither bytes nor a str.
         """
         for name, dtype, rank, axis in self._expected:
             array = outputs.get(name)
@@ -40,6 +41,11 @@ class OutputCheck:
                 raise self._fault(name, array, samples)
             if axis is not None and shape[axis] != samples:
                 raise self._fault(name, array, samples)
+            if dtype.kind == "O" and (kinds := _unknown(array)):
+                raise InternalError(
+                    f"the engine returned elements of the type {kinds} in output '{name}', which is BYTES: they must "
+                    "be bytes or str; the model or its engine is faulty"
+                )
         if len(outputs) == self._count:
             return outputs
         return {name: outputs[name] for name in self._specs}
@@ -49,3 +55,9 @@ class OutputCheck:
             f"the engine returned output '{name}' as {array.dtype} {list(array.shape)} for {samples} samples, but the "
             f"model's signature is {self._specs[name]}; the model or its engine is faulty"
         )
+
+
+def _unknown(array: Array) -> str:
+    """Return the names of the types of an object array's elements that are not texts."""
+    kinds = {*map(type, array.reshape(-1).tolist())}
+    return ", ".join(sorted(kind.__name__ for kind in kinds if not issubclass(kind, bytes | str)))

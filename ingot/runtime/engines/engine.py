@@ -63,7 +63,7 @@ class Engine(Protocol):
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch.
+        """Run one batch, and return arrays that no later call writes to: responses are sent while the next batch runs.
 
         Raises:
             InvalidArgument: the model rejects these values, such as an index out of range.

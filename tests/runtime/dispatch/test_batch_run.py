@@ -163,6 +163,27 @@ def test_what_an_engine_returns_has_the_datatype_rank_and_samples_of_the_signatu
         assert "the model's signature is y:float32[batch,2]" in str(outcome)
 
 
+@pytest.mark.parametrize("wrong", [None, 3, [b"a"], bytearray(b"a")], ids=lambda value: type(value).__name__)
+def test_an_element_that_is_not_a_text_is_the_engines_fault(wrong: object) -> None:
+    """The request is not to blame, and its neighbour is answered."""
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        y = np.array(inputs["x"])
+        for index, item in np.ndenumerate(y):
+            y[index] = wrong if item == b"odd" else item
+        return {"y": y}
+
+    signature = Signature(
+        (TensorSpec("x", DType.BYTES, ("batch", 1)),), (TensorSpec("y", DType.BYTES, ("batch", 1)),), "batch"
+    )
+    odd, good = BatchRunner(FunctionEngine(run, signature), signature).run(
+        [entry(np.array([[text]], object)) for text in (b"odd", b"good")]
+    )
+    assert isinstance(odd, InternalError)
+    assert f"elements of the type {type(wrong).__name__} in output 'y'" in str(odd)
+    assert outputs(good)["y"].tolist() == [[b"good"]]
+
+
 def test_outputs_that_the_signature_lacks_are_dropped() -> None:
     engine = FunctionEngine(lambda inputs: {"y": inputs["x"], "more": inputs["x"][:1]})
     outcomes = BatchRunner(engine, DOUBLER).run([entry(np.ones((1, 2), np.float32)) for _ in range(2)])

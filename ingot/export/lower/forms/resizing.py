@@ -74,6 +74,16 @@ def _smooth(mode: str, **options: Any) -> Callable[..., Any]:
     return interpolate
 
 
+def _linear(x: Any, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None = None) -> Any:
+    """Express ``aten.upsample_linear1d`` by an image of height 1.
+
+    PyTorch's decomposition computes ``a + (b - a) * 0`` at the places of pixels, which is NaN where one is infinite.
+    """
+    sizes = None if output_size is None else [1, *output_size]
+    factors = None if scale_factors is None else [1.0, *scale_factors]
+    return op.Squeeze(_smooth("linear")(op.Unsqueeze(x, [2]), sizes, align_corners, factors), [2])
+
+
 def _nearest(*, centered: bool) -> Callable[..., Any]:
     """Return a form of ``aten.upsample_nearest``, or of ``aten._upsample_nearest_exact`` if ``centered``.
 
@@ -131,6 +141,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten._upsample_nearest_exact1d.vec: named("nearest_exact", _nearest(centered=True)),
     aten._upsample_nearest_exact2d.vec: named("nearest_exact", _nearest(centered=True)),
     aten._upsample_nearest_exact3d.vec: named("nearest_exact", _nearest(centered=True)),
+    aten.upsample_linear1d.vec: _linear,
     aten.upsample_bilinear2d.vec: named("bilinear", _smooth("linear")),
     aten.upsample_trilinear3d.vec: named("trilinear", _smooth("linear")),
     aten.grid_sampler.default: grid_sample,
