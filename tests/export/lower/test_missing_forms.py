@@ -95,6 +95,9 @@ def test_attention_whose_width_is_dynamic() -> None:
         lambda x: torch.searchsorted(torch.tensor([-1.0, 0, 0, 2]), x.round(), right=True, out_int32=True),
         lambda x: torch.searchsorted(x[0].sort().values, 0.3),
         lambda x: torch.bucketize(0.3, x[0].sort().values, out_int32=True),
+        lambda x: torch.stack(
+            [torch.searchsorted((x[0] * 3).long().sort().values, bound) for bound in (0.3, -0.3, 1, -1.0)]
+        ),
         lambda x: (torch.bucketize(x, x[:, 0].sort().values), torch.bucketize(x[0, 0], x[0].sort().values, right=True)),
         lambda x: torch.bucketize(x.where(x > 0, math.nan), torch.tensor([-1.0, 0, 2])),
         lambda x: (*torch.cummax(x > 0, 1), *torch.cummin(x > 0, 0)),
@@ -136,7 +139,15 @@ def test_attention_whose_width_is_dynamic() -> None:
     ids=[
         *("cumprod", "cumprod-integers", "cummax", "cummin", "isin", "isin-not"),
         *("searchsorted", "searchsorted-right", "searchsorted-number"),
-        *("bucketize-number", "bucketize", "bucketize-nan", "cummax-flags", "isclose-integers", "extremes-of-all"),
+        *(
+            "bucketize-number",
+            "searchsorted-integers",
+            "bucketize",
+            "bucketize-nan",
+            "cummax-flags",
+            "isclose-integers",
+            "extremes-of-all",
+        ),
         *("cdist", "cdist-3", "cdist-0", "cdist-inf"),
         *("median-along", "median-keep", "median", "kthvalue", "masked-select", "stable-sort", "stable-argsort"),
         *("sort-flags", "take"),

@@ -92,6 +92,12 @@ RESIZED: Functions = {
     "volumes, reflection": lambda x: functional.grid_sample(
         x[:, None], torch.stack((x, x.flip(-1), x * 2), -1), "nearest", "reflection", align_corners=True
     ),
+    "infinite places": lambda x: torch.cat(
+        [
+            functional.grid_sample(x, x.where(x < 1, INF).permute(0, 2, 3, 1), mode, border, align_corners=False)
+            for mode, border in (("bilinear", "zeros"), ("bilinear", "border"), ("bicubic", "border"))
+        ]
+    ),
     "nearest-exact": lambda x: functional.interpolate(x, scale_factor=1.3, mode="nearest-exact"),
 }
 

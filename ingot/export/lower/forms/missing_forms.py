@@ -103,6 +103,8 @@ def search_sorted(
     if sorter is not None:
         sequence = op.GatherElements(sequence, sorter, axis=-1)
     if isinstance(x, int | float):
+        if isinstance(x, float) and sequence.dtype.is_integer():
+            sequence = converted(sequence, ir.DataType.DOUBLE)
         x = op.Constant(value=ir.tensor(np.array(x, sequence.dtype.numpy())))
     values = op.Unsqueeze(x, ints(-1))
     if len(sequence.shape) > 1:

@@ -12,7 +12,7 @@ import torch
 from onnxscript import ir, opset18, opset20
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.forms.exact_math import like
+from ingot.export.lower.forms.exact_math import ints, like
 from ingot.export.lower.forms.size_arithmetic import named, to_double
 
 aten = torch.ops.aten
@@ -20,8 +20,8 @@ op: Any = opset18
 
 # A share of a scale that single precision resolves, and that moves no pixel visibly.
 _NUDGE = 2.0**-22
-# PyTorch's number of a padding mode, and a place that is beyond images of up to 1e5 pixels, in units of half an image.
-_REFLECTION = 2
+# PyTorch's numbers of modes, and a place that is beyond images of up to 1e5 pixels, in units of half an image.
+_LINEAR, _CUBIC, _ZEROS, _REFLECTION = 0, 2, 0, 2
 _FAR = 1e4
 
 
@@ -124,14 +124,20 @@ def _nearest(*, centered: bool) -> Callable[..., Any]:
 def grid_sample(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     """Express ``aten.grid_sampler``; ONNX Runtime's kernel converts far places to integers, which overflow.
 
-    Volumes need opset 20.
+    At infinite places PyTorch's weights are NaN. Volumes need opset 20.
     """
+    places = grid
     if padding_mode != _REFLECTION:  # all places beyond the image are alike
         grid = op.Clip(grid, like(-_FAR, grid), like(_FAR, grid))
     if len(x.shape) == 5:
         mode, padding = ("linear", "nearest")[interpolation_mode], ("zeros", "border", "reflection")[padding_mode]
         return opset20.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
-    return core.aten_grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners)
+    found = core.aten_grid_sampler_2d(x, grid, interpolation_mode, padding_mode, align_corners)
+    linear, cubic = interpolation_mode == _LINEAR, interpolation_mode == _CUBIC
+    if not (linear and padding_mode == _ZEROS) and not (cubic and padding_mode != _REFLECTION):
+        return found
+    undefined = op.ReduceSum(op.Mul(places, like(0.0, places)), ints(-1), keepdims=0)  # NaN at NaN and infinity, else 0
+    return op.Add(found, op.Unsqueeze(undefined, ints(1)))
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
