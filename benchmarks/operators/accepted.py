@@ -219,7 +219,8 @@ def reasons(tolerance: float, difference: Difference, notes: Sequence[str] = ())
     known = [(note, holds) for note in notes for part, holds in STATED.items() if part in note]
     found: tuple[list[str], list[str]] = ([], [])
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        good = _close(expected, actual, tolerance, difference.floor * tolerance)
+        floor = difference.floor  # an element is compared with the largest one, or with itself
+        good = _close(expected, actual, 0 if floor else tolerance, floor * tolerance)
         for texts, choices in zip(found, (kinds, known), strict=True):
             for text, holds in choices:
                 held = np.asarray(holds(difference)) & ~good

@@ -182,6 +182,16 @@ def test_a_note_states_only_the_differences_that_it_names() -> None:
     assert why("relu", expected, actual, "sigmoid: within 1e-7, not relative to small results").stated == ()
 
 
+def test_a_difference_above_the_tolerance_needs_a_reason() -> None:
+    expected = np.array([1, 0.5], np.float32)
+    actual = expected + np.array([1.2e-4, 0], np.float32)
+    assert why("lstm", expected, actual, floor=1.0).rest is not expected
+    note = "lstm (net.py:3): states within 1e-6, not relative to small results"
+    assert why("lstm", expected, actual, note, floor=1.0).stated == ()
+    near = expected + np.array([9e-7, 0], np.float32)
+    assert why("lstm", expected, near, note, floor=1e-3).stated == (note,)
+
+
 def test_zeros_of_the_other_sign_are_listed() -> None:
     found = judged(lambda outputs: [outputs[0], np.where(outputs[1] == 0, np.float32(-0.0), outputs[1])])
     assert {fault.reasons for fault in found} == {(accepted.ZERO,)}
