@@ -36,6 +36,7 @@ _VOLUMES = 20
 _MODEL = "the model"
 _MODEL_REMEDY = "rewrite that part, or define an operator with ingot.op and its ONNX form"
 _BODY_REMEDY = "rewrite that part, or pass onnx= in its definition"
+_SIZE_AS_ATTRIBUTE = "Unsupported attribute type: '<class 'torch.onnx"
 VIEW_ERROR = "Cannot view a tensor"
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 _DECOMPOSED_WRONGLY = (
@@ -283,6 +284,11 @@ def _explain(error: Exception, exported: torch.export.ExportedProgram, registry:
     if missing := _missing(nodes.values(), registry):
         return f"there is no translation of {', '.join(missing)}; {remedy}"
     failed = [nodes[name] for cause in causes for name in _NODE.findall(str(cause)) if name in nodes]
+    if _SIZE_AS_ATTRIBUTE in reason:
+        reason = (
+            "a size of the inputs decides an argument that ONNX fixes in the graph, such as the number of groups; "
+            "declare a number instead of the dimension's name"
+        )
     return f"{_shown(failed[0])}: {reason}" if failed else reason
 
 

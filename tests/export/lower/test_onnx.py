@@ -52,6 +52,17 @@ def test_operators_without_an_onnx_form_are_listed_once_each_with_a_line_of_the_
 
 
 @pytest.mark.matrix
+def test_a_number_of_groups_that_is_a_size_is_refused_with_a_remedy() -> None:
+    """Convolutions whose filters come from each sample, as in StyleGAN."""
+
+    def filtered(x: Tensor) -> Tensor:
+        return torch.conv1d(x.unsqueeze(0), x[:, None, :2], groups=x.shape[0])
+
+    with pytest.raises(ExportError, match=r"aten\.conv1d.*number of groups; declare a number instead of the dim"):
+        lower(capture(filtered))
+
+
+@pytest.mark.matrix
 def test_the_failure_of_the_first_route_is_named_with_an_operator_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(task: ladder.Task) -> ladder.Captured:
         raise ParityError("the first graph differs")
