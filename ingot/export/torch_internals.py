@@ -63,6 +63,25 @@ def forget_compiled() -> None:
         torch._dynamo.reset()
 
 
+# https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/trace_rules.py
+@contextlib.contextmanager
+def without_listing(*, needed: bool) -> Iterator[None]:
+    """Keep functions that the block replaces out of Dynamo's list of PyTorch's functions, which it fills on first use.
+
+    ``needed`` is whether the block uses the list, which is then filled before. Otherwise a list that the block fills is
+    dropped at the end.
+    """
+    name = "torch._dynamo.trace_rules"
+    if needed:
+        importlib.import_module(name).get_torch_obj_rule_map()
+    before = name in sys.modules and sys.modules[name].get_torch_obj_rule_map.cache_info().currsize
+    try:
+        yield
+    finally:
+        if not before and name in sys.modules:
+            sys.modules[name].clear_lru_cache()
+
+
 # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_device.py
 def remember_constructors() -> None:
     """Fill PyTorch's cache of the functions that ``with torch.device(...)`` applies to."""

@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional
 
 from ingot.export import torch_internals as internals
 from tests.support import ROOT
@@ -417,3 +418,17 @@ def test_private_names_are_found(tmp_path: Path, line: str) -> None:
     path = tmp_path / "module.py"
     path.write_text(f"from torch import nn\n{line}\n")
     assert list(private_names(path))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("needed", [False, True])
+def test_dynamo_knows_a_function_that_was_replaced_when_it_listed_all(
+    needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    rules.get_torch_obj_rule_map.cache_clear()
+    original = functional.max_pool2d
+    with internals.without_listing(needed=needed), monkeypatch.context() as patch:
+        patch.setattr(functional, "max_pool2d", nn.Identity())
+        rules.get_torch_obj_rule_map()  # as torch.cond does
+    assert original in rules.get_torch_obj_rule_map()

@@ -1,8 +1,8 @@
 """Functions of PyTorch whose capture would fix a dynamic size, written for any size.
 
-PyTorch captures adaptive pooling as a fixed number of windows of known length, and an affine grid, ``linspace`` and
-``logspace`` as a fixed number of points. Layers of transformers branch on the values of their masks, and a covariance
-on its divisor.
+PyTorch captures adaptive pooling as a fixed number of windows of known length, pooling of a whole input with the length
+of the example, and an affine grid, ``linspace`` and ``logspace`` as a fixed number of points. Layers of transformers
+branch on the values of their masks, and a covariance on its divisor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, cast
 
@@ -21,22 +21,33 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 
 from ingot.export.capture import recurrent
-from ingot.export.torch_internals import broadcast_shapes, remember_constructors, sym_max, sym_min
+from ingot.export.torch_internals import broadcast_shapes, remember_constructors, sym_max, sym_min, without_listing
 
 Tensor = torch.Tensor
 
 
 @contextlib.contextmanager
-def dynamic(module: nn.Module) -> Iterator[None]:
-    """Let the layers of a module be captured at any size."""
-    with _replaced(module), recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext():
+def dynamic(module: nn.Module, *, strict: bool = False) -> Iterator[None]:
+    """Let the layers of a module be captured at any size.
+
+    Args:
+        module: what is captured.
+        strict: whether its bytecode is read, in which pooling cannot be replaced: Dynamo knows it by its identity.
+    """
+    listing = without_listing(needed=strict)
+    with (
+        listing,
+        _replaced(module, _BY_IDENTITY if strict else ()),
+        recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext(),
+    ):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(module: nn.Module) -> Iterator[None]:
+def _replaced(module: nn.Module, kept: Collection[str]) -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
-    places = {(owner, name): name for name in _FUNCTIONS for owner in _OWNERS.get(name, (functional,))}
+    names = [name for name in _FUNCTIONS if name not in kept]
+    places = {(owner, name): name for name in names for owner in _OWNERS.get(name, (functional,))}
     places |= _imported(module, {id(getattr(owner, name)): name for owner, name in places})
     remember_constructors()  # PyTorch would remember the replacements, and `with torch.device(...)` miss the originals
     originals = {(owner, name): getattr(owner, name) for owner, name in places}
@@ -76,6 +87,34 @@ def _adaptive(
         return result
 
     return pool
+
+
+def _pooled(
+    rank: int, reduced: Callable[[Tensor, list[int]], Tensor], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Reduce the axes along which the window is the whole input, as in ``max_pool1d(x, x.shape[2])``."""
+
+    def pool(input: Tensor, kernel_size: Any, *options: Any, **named: Any) -> Any:  # noqa: A002 - PyTorch's name
+        kernel = tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size,) * rank
+        if not _any_dynamic(kernel) or len(kernel) < rank:
+            return original(input, kernel_size, *options, **named)
+        windows = list(zip(range(-rank, 0), kernel, strict=True))
+        whole = [axis for axis, size in windows if _equal(size, input.shape[axis])]
+        stride = options[0] if options else named.get("stride")  # it moves no window that is the whole input
+        kept = all(axis in whole or (stride is None and _equal(size, 1)) for axis, size in windows)
+        rest = (*options[1:], *(value for name, value in named.items() if name != "stride"))
+        if whole and kept and not any(rest):  # such as padding
+            return reduced(input, whole)
+        return original(input, kernel_size, *options, **named)
+
+    return pool
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two sizes are equal, without a condition on dynamic ones."""
+    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
+        return bool(one.node.expr == other.node.expr)
+    return isinstance(one, int) and isinstance(other, int) and one == other
 
 
 def _mean(x: Tensor, count: int) -> Tensor:
@@ -287,7 +326,13 @@ _OWNERS: dict[str, tuple[Any, ...]] = {
     "_detect_is_causal_mask": (transformer,),
 }
 """Where functions stand that are not only in ``torch.nn.functional``."""
-# Maximum pooling, and that of volumes, is always replaced: PyTorch's operators have no ONNX form even for fixed sizes.
+_POOLING: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    f"{kind}_pool{rank}d": functools.partial(_pooled, rank, functools.partial(reduced, keepdim=True))
+    for kind, reduced in (("avg", torch.mean), ("max", torch.amax))
+    for rank in (1, 2, 3)
+}
+_BY_IDENTITY = frozenset(_POOLING)
+# Adaptive maximum pooling, and that of volumes, is always replaced: the operators have no ONNX form for fixed sizes.
 _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "_detect_is_causal_mask": _detect_is_causal_mask,
     "affine_grid": _affine_grid,
@@ -302,6 +347,7 @@ _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "take_along_dim": _take_along_dim,
     "multi_dot": _multi_dot,
     "fill_diagonal_": _fill_diagonal,
+    **_POOLING,
     "adaptive_avg_pool1d": functools.partial(_adaptive, 1, _mean, False),
     "adaptive_avg_pool2d": functools.partial(_adaptive, 2, _mean, False),
     "adaptive_avg_pool3d": functools.partial(_adaptive, 3, _mean, True),

@@ -49,7 +49,7 @@ class Task:
 
     def program(self, module: nn.Module, route: str, **options: bool) -> Program:
         """Trace a flat module with options of :func:`ingot.export.capture.exported.trace`."""
-        with functions.dynamic(module):
+        with functions.dynamic(module, strict=options.get("strict", False)):
             traced = exported.trace(module, self.inputs, self.ranges, self.eager.tensors(self.example), **options)
         exported.check_scratch(traced, self.eager.scratch)
         log = f"captured by {route}, torch {torch.__version__}"

@@ -58,6 +58,28 @@ def test_pooling_of_a_fixed_size() -> None:
     equal(nn.AdaptiveAvgPool3d((2, 1, 3)), ["x:float32[batch,2,5,4,7]"], (3, 2, 5, 4, 7))
 
 
+class Whole(nn.Module):
+    """The sentence classifier of many notebooks, and global pooling of images by their size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(3, 4, width) for width in (2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [layer(x) for layer in self.layers]
+        pooled = [functional.max_pool1d(y, y.shape[2]).squeeze(2) for y in found]
+        pooled.append(functional.avg_pool1d(found[0], x.size(2) - 1).squeeze(2))
+        image = found[0].unsqueeze(2)
+        pooled.append(functional.avg_pool2d(image, image.size()[2:], stride=1).flatten(1))
+        pooled.append(functional.max_pool2d(image, (1, image.size(3))).flatten(1))
+        return torch.cat(pooled, 1)
+
+
+@pytest.mark.matrix
+def test_pooling_of_a_whole_input_of_any_size() -> None:
+    equal(Whole(), ["x:float32[batch,3,seq=3..]"], (2, 3, 17))
+
+
 class Causal(nn.Module):
     """An encoder of transformers with a mask that it computes, whose values its layers branch on."""
 
