@@ -80,7 +80,7 @@ _BOUNDS: dict[str, _Bound] = {
     "multi_margin_loss": (_LOSS, _is_floating),
     **dict.fromkeys(("gru", "lstm"), (_GATES, _is_floating)),
     "special_erfcx": ("1.2e-7 of the value", _is_double),
-    **dict.fromkeys(("hardswish", "remainder"), (_OVERFLOW, _is_floating)),
+    **dict.fromkeys(("hardswish", "remainder", "fmod"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(
         ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
         ("at coordinates beyond 1e7 pixels, and for volumes at infinities", _reflects),

@@ -171,7 +171,7 @@ def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
         groups = torch.native_group_norm(x, None, None, len(x), 4, 36, 2, 1e-5)
         layers = torch.native_layer_norm(x, [6], None, None, 1e-5)
         states = [layer(x[0])[0] for layer in recurrent]
-        states += [torch.fft.hfft2(x), torch.fft.ihfftn(x)]
+        states += [torch.fft.hfft2(x), torch.fft.ihfftn(x), torch.fmod(x, 0.3)]
         return [*resized, groups[1], layers[1], functional.group_norm(x, 2), functional.layer_norm(x, [6]), *states]
 
     recurrent = nn.ModuleList([nn.LSTM(6, 3), nn.GRU(6, 3)])
@@ -180,7 +180,8 @@ def test_what_an_infinity_changes_is_stated_where_it_may_be_noticed() -> None:
     with functions.dynamic(module):
         exported = torch.export.export(module, (torch.randn(2, 4, 6, 6),))
     assert [line.split()[0] for line in deviations.of(exported)] == [
-        *("upsample_bilinear2d", "native_group_norm", "native_layer_norm", "lstm", "gru", "fft_hfft2", "fft_ihfftn")
+        *("upsample_bilinear2d", "native_group_norm", "native_layer_norm", "lstm", "gru", "fft_hfft2", "fft_ihfftn"),
+        "fmod",
     ]
 
 
