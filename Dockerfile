@@ -17,7 +17,7 @@ WORKDIR /src
 COPY requirements/build.txt requirements/
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY ingot ingot
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 

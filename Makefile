@@ -12,7 +12,7 @@ SECONDS := 60
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix test-long gpu fuzz site lint tools protos lock hashes sbom audit dist clean
+.PHONY: help demo test test-matrix test-long gpu fuzz site lint tools protos lock hashes sbom audit dist wheel-compiled clean
 
 help: ## List the targets
 	@echo "make demo [ARGS=--once]  train, export, quantize, store and serve a small model, and report"
@@ -22,11 +22,12 @@ help: ## List the targets
 	@echo "make gpu [ARGS=...]      on a machine with an NVIDIA GPU: its tests and figures, into the docs"
 	@echo "make fuzz [SECONDS=60]   the fuzz targets, so long each"
 	@echo "make site                the documentation as a site, in build/site"
-	@echo "make lint                ruff, mypy, the structure of imports and the wording"
+	@echo "make lint                ruff, mypy, the structure of imports, compiled modules and the wording"
 	@echo "make protos              generate the gRPC messages from protos/"
 	@echo "make lock                write constraints.txt: today's releases, with which all of this is to be tested"
 	@echo "make hashes              write requirements/*.txt: what images install, from constraints.txt, with hashes"
 	@echo "make dist                build the release's files into dist/, twice, and compare them"
+	@echo "make wheel-compiled      build dist/'s wheel of this machine and Python, with the request path compiled"
 	@echo "make sbom                write build/sbom/*.cdx.json: the contents of each image, in CycloneDX's format"
 	@echo "make audit               check the pinned releases for known vulnerabilities; fails if it cannot"
 	@echo "make clean               remove .venv and all caches"
@@ -86,6 +87,7 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/python scripts/structure.py
+	@$(BIN)/python scripts/hot_modules.py
 	@$(BIN)/python scripts/prose.py
 
 # skopeo reads archives as any OCI tool would, docker-registry keeps them, Sigstore's client for Node.js verifies their
@@ -158,6 +160,10 @@ dist: $(INSTALLED)
 	@cd dist && for file in *.whl *.tar.gz; do cmp $$file ../build/again/$$file || exit 1; done
 	@rm -rf build/again
 	@cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
+
+# Needs a C compiler; some minutes. RELEASING.md: cibuildwheel builds those of all platforms.
+wheel-compiled: $(INSTALLED)
+	@INGOT_COMPILE=1 $(BIN)/python -m pip wheel --no-deps --disable-pip-version-check -w dist .
 
 audit: $(INSTALLED)
 	@$(BIN)/python scripts/audit.py

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ingot import _build as _build  # first: it decides how the other modules are loaded
 from ingot import errors as errors
 from ingot._version import __version__
 

@@ -38,6 +38,7 @@ FLOORS = {
     "foreign": 1,
     "report": 1,
     "tensors": 2,
+    "_build": 0,
     "_version": 0,
     "errors": 0,
 }

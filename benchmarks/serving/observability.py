@@ -26,9 +26,9 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 }
 # Nothing is counted per request or batch. Users cannot turn metrics off.
 _UNCOUNTED = """
-from ingot.runtime import metrics
-metrics.Count.inc = lambda self, by=1: None
-metrics.Histogram.observe = metrics.Histogram.observe_all = lambda self, value: None
+from ingot.runtime import counts
+counts.Count.inc = lambda self, by=1: None
+counts.Histogram.observe = counts.Histogram.observe_all = lambda self, value: None
 from ingot.__main__ import main
 main()
 """

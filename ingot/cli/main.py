@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot._build import BUILD
 from ingot._version import __version__
 from ingot.cli import completion, interrupts
 from ingot.cli.output import note, stderr
@@ -149,7 +150,7 @@ def __getattr__(name: str) -> Any:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ingot {__version__}")
+        print(f"ingot {__version__} ({BUILD})")
         raise typer.Exit
 
 

@@ -21,6 +21,7 @@ OTHER_VARIABLES = (
     "INGOT_REDIRECT_HOSTS",
     "INGOT_TOKEN_HOSTS",
     "INGOT_TRACEBACK",
+    "INGOT_PURE",
     "INGOT_REQUIRE_TOOLS",
 )
 # What Kubernetes puts into every container where a service is called "ingot" or "ingot-...", but for settings' names.

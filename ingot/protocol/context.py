@@ -79,7 +79,6 @@ class RequestContext:
         span: the identities of the request's span and of its parent, if it is sampled.
     """
 
-    observer: Reporter | None = None
     target = b"", b""
     model = ""
     version = ""
@@ -88,12 +87,13 @@ class RequestContext:
     answered = 0.0
     rows = 0
     inferences = 0
-    batch: BatchTimes | None = None
-    span: Any = None
 
     def __init__(self, request_id: bytes = b"", traceparent: bytes = b""):
         self.id = request_id or b"%b-%x" % (_PREFIX, next(_numbers))
         self.traceparent = traceparent
+        self.observer: Reporter | None = None
+        self.batch: BatchTimes | None = None
+        self.span: Any = None
 
     @property
     def grpc(self) -> bool:

@@ -1,15 +1,14 @@
 """The runtime's Prometheus metrics, with fast counters and histograms.
 
 The help of each metric is also its entry in the reference, in Markdown. The counters of ``prometheus_client`` take a
-lock and scan all buckets at every count, some 3 microseconds per request. Those of this module are updated by the event
-loop alone and rendered by the same registry.
+lock and scan all buckets at every count, some 3 microseconds per request. Those of this module, whose values are in
+counts.py, are updated by the event loop alone and rendered by the same registry.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ingot.runtime.counts import Count, Histogram
 from ingot.runtime.machine.memory import resident
 from ingot.runtime.machine.nvml import Gpus
 
@@ -25,39 +25,6 @@ _MODEL = ("model", "version")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-class Count:
-    """The value of one counter for one set of labels."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def inc(self, by: int = 1) -> None:
-        self.value += by
-
-
-class Histogram:
-    """The counts of one histogram for one set of labels."""
-
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]):
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def observe_all(self, values: Iterable[float]) -> None:
-        counts, bounds = self.counts, self._bounds
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
-            self.total += value
 
 
 class Counts(Collector):
@@ -332,8 +299,8 @@ class Metrics:
         )
         self.server_info = Gauge(
             "ingot_server_info",
-            "1, with the version of Ingot and the server's name among replicas",
-            ("version", "replica"),
+            "1, with the version and build (`compiled` or `pure`) of Ingot and the server's name among replicas",
+            ("version", "build", "replica"),
             registry=registry,
         )
         self.memory_budget = Gauge(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 
+from ingot._build import BUILD
 from ingot._version import __version__
 from ingot.config import ServerConfig
 from ingot.config.exposure import OFF, listed
@@ -49,7 +50,7 @@ class Server:
     ):
         self.repository = repository
         self.config = config
-        repository.metrics.server_info.labels(__version__, config.replica_name).set(1)
+        repository.metrics.server_info.labels(__version__, BUILD, config.replica_name).set(1)
         records.count_lost(repository.metrics.log_records_lost.inc)
         self._tls = Tls.load(config.tls_cert, config.tls_key, config.tls_client_ca)
         # Before models are loaded; the listeners open these again.

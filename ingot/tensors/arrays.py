@@ -95,15 +95,16 @@ def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
     # The client states the count: compare it with the size of the data before allocating memory.
     if count * 4 > len(raw):
         raise InvalidArgument(f"tensor '{name}' has {len(raw)} bytes of data, too few for {count} BYTES elements")
-    raw, size, position = bytes(raw), len(raw), 0
+    content = bytes(raw)
+    size, position = len(content), 0
     found: list[bytes] = []
     try:
         for _ in range(count):
             start = position + 4
-            position = start + _LENGTH(raw, position)[0]
+            position = start + _LENGTH(content, position)[0]
             if position > size:
                 break
-            found.append(raw[start:position])
+            found.append(content[start:position])
     except struct.error:
         raise InvalidArgument(f"tensor '{name}' ends before BYTES element {len(found)} of {count}") from None
     if len(found) < count:

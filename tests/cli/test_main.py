@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import ingot
+from ingot._build import BUILD
 from ingot.cli.main import RENAMED, app
 from ingot.cli.options import with_options
 from ingot.config import ServerConfig
@@ -41,7 +42,7 @@ def test_help_lists_every_command_and_version_is_the_packages(run_ingot: RunIngo
     shown = run_ingot("--help").stdout
     for name in COMMANDS:
         assert re.search(rf"^\W*{name}\s", shown, re.MULTILINE)
-    assert run_ingot("--version").stdout == f"ingot {ingot.__version__}\n"
+    assert run_ingot("--version").stdout == f"ingot {ingot.__version__} ({BUILD})\n"
     assert run_ingot().stdout.strip() == shown.strip()
 
 

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 import ingot
 from ingot import RunningServer
+from ingot._build import BUILD
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol import proto_codec
 from ingot.protocol.context import RequestContext
@@ -229,7 +230,7 @@ class TestTraces:
                 assert answer.headers["traceparent"][:35] == PARENT[:35]
             httpx.post(running.http_url + INFER, json=BODY, trust_env=False, timeout=60)
             metrics = httpx.get(f"{running.http_url}/metrics", trust_env=False, timeout=60).text
-            assert f'ingot_server_info{{replica="blue-3",version="{ingot.__version__}"}} 1.0' in metrics
+            assert f'ingot_server_info{{build="{BUILD}",replica="blue-3",version="{ingot.__version__}"}} 1.0' in metrics
             call(running, (("traceparent", PARENT),))
         servers = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
         assert [span.name for span in servers] == ["infer affine", "infer affine"]

@@ -23,6 +23,8 @@ from tests import onnx_models
 from tests.server.http.test_fast_path import connect
 from tests.support import ROOT
 
+pytestmark = pytest.mark.source  # the calls are watched by sys.setprofile
+
 # Modules up to the engine, by whether the request is the first of its kind.
 MOST = {
     (False, "json"): 18,

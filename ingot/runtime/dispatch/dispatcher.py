@@ -139,7 +139,7 @@ class Dispatcher:
         self._pump_due = False
         # Time on a GPU does not block the caller; a call in an engine process may never end.
         self._short = inline and engines[0].device == "cpu" and not self._isolated
-        self._inline = False
+        self._in_loop = False
         self._crowded = crowded
         self._ended = Semaphore(0)  # calls that have ended and are not answered yet
         self._rest = 0.0
@@ -380,8 +380,8 @@ class Dispatcher:
         Calls in a thread seem longer, as they wait for the interpreter lock, so the threshold is higher once calls are
         inline.
         """
-        self._inline = self._short and 0 < seconds < (2 * INLINE if self._inline else INLINE)
-        return self._inline
+        self._in_loop = self._short and 0 < seconds < (2 * INLINE if self._in_loop else INLINE)
+        return self._in_loop
 
     def _done(
         self, instance: Worker, entries: list[Entry], outcomes: list[Outcome], seconds: float, spent: BatchTimings

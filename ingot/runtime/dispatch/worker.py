@@ -48,8 +48,8 @@ class Worker:
         self._runner = runner
         self._done = done
         self._work: SimpleQueue[list[Entry] | None] = SimpleQueue()
-        self._thread = Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
+        self._own_thread = Thread(target=self._loop, name=name, daemon=True)
+        self._own_thread.start()
 
     def start(self, entries: list[Entry]) -> None:
         """Run a batch in the thread; call only while idle."""
@@ -62,11 +62,11 @@ class Worker:
         killed; without one, the call is abandoned and ends with this process.
         """
         self._work.put(None)
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        self._own_thread.join(timeout)
+        if self._own_thread.is_alive():
             self.end(self.calls, EngineTimeout("the engine call was ended, since the server stops"))
-            self._thread.join(timeout)
-        if not self._thread.is_alive() or self.isolated:
+            self._own_thread.join(timeout)
+        if not self._own_thread.is_alive() or self.isolated:
             self._engine.close()  # which ends the call of an isolated engine
 
     def end(self, call: int, error: IngotError) -> None:

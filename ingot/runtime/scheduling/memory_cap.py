@@ -29,7 +29,7 @@ class MemoryCap:
         if lowered < self.samples:  # not one of those that were running when another failed
             soon = self._failed < math.inf and now < self._next + _LATEST
             self._wait = min(2 * self._wait, _LATEST) if soon else _SOONEST
-            self.samples, self._failed = lowered, samples
+            self.samples, self._failed = float(lowered), float(samples)
         self._next = now + self._wait
         return self._wait
 

@@ -46,22 +46,21 @@ class Call(Stream):
     looks = 0  # of stalls(), as the next two
     mark = 0
     number = 0
-    method: Method | None = None
-    messages: Messages | None = None
-    working: deque[int] | None = None
-    ticket: Ticket | None = None
-    share: Share | None = None  # of its client, while limits count the call
-    task: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    waiting: asyncio.Future[None] | None = None  # for a message
-    room: asyncio.Future[None] | None = None  # to send
-    _context: RequestContext | None = None
 
     def __init__(self, stream_id: int, head: Head):
-        self.id = stream_id  # as Stream.__init__, without a call per request
-        self.length = head.length
+        super().__init__(stream_id, head.length)
         self.head = head
         self.deadline = None if head.timeout is None else time.perf_counter() + head.timeout
+        self.method: Method | None = None
+        self.messages: Messages | None = None
+        self.working: deque[int] | None = None
+        self.ticket: Ticket | None = None
+        self.share: Share | None = None  # of its client, while limits count the call
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.waiting: asyncio.Future[None] | None = None  # for a message
+        self.room: asyncio.Future[None] | None = None  # to send
+        self._context: RequestContext | None = None
 
     @property
     def context(self) -> RequestContext:

@@ -60,7 +60,6 @@ class Connection(asyncio.Protocol):
         "loop",
         "parse",
         "transport",
-        "wake",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, connections: set[Connection]):
@@ -75,7 +74,6 @@ class Connection(asyncio.Protocol):
         self.begin = partial(calls.begin, self._replies)
         self.data = partial(calls.data, self._replies)
         self.ended = partial(calls.ended, self._replies)
-        self.wake = partial(loop.call_soon, self._flush)
         self._quiet = self._stuck = self._moved = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -190,6 +188,9 @@ class Connection(asyncio.Protocol):
 
     def faulted(self, code: int) -> None:
         self._calls.count_fault(ErrorCode(code))
+
+    def wake(self) -> None:
+        self.loop.call_soon(self._flush)
 
     def create(self, stream_id: int, head: Head) -> Call:
         return Call(stream_id, head)

@@ -28,10 +28,11 @@ class Ready(BaseModel):
 
 
 class ServerMetadata(BaseModel):
-    """Answer of /v2."""
+    """Answer of /v2. ``build`` is ``compiled`` or ``pure``, over HTTP only."""
 
     name: str
     version: str
+    build: str
     extensions: list[str]
 
 

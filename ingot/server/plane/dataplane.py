@@ -24,10 +24,10 @@ from ingot.protocol.requests import (
     timeout_of,
 )
 from ingot.runtime import Metrics, Model, Submitted
+from ingot.runtime.counts import Count
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.machine import devices
-from ingot.runtime.metrics import Count
 from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.server.net import compression
 from ingot.server.observation.observer import Observer

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
+from ingot._build import BUILD
 from ingot._version import __version__
 from ingot.server.access.gate import INFER, METRICS
 from ingot.server.plane import handlers
@@ -85,12 +86,13 @@ _ALWAYS = (
 
 
 async def _server_metadata(call: Call) -> dict[str, Any]:
-    """Return the server's name, version and the extensions that work."""
+    """Return the server's name, version and build, and the extensions that work."""
     conditions = [
         condition for condition in (MANAGED, _SHARED, _CUDA, _LOGGED) if condition.holds(call.plane, call.control)
     ]
     working = (name for condition in conditions for name in condition.extensions)
-    return {"name": "ingot", "version": __version__, "extensions": sorted((*_ALWAYS, *working))}
+    extensions = sorted((*_ALWAYS, *working))
+    return {"name": "ingot", "version": __version__, "build": BUILD, "extensions": extensions}
 
 
 def _of_model(method: str, end: str = "") -> tuple[str, str]:
