@@ -16,9 +16,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _LIBRARY = "ingot._compiled"
 _WANTED = os.environ.get("INGOT_COMPILE", "") not in ("", "0")
 # Without the project's own options, whose plugins and stubs a build does not install. Other packages are called as
-# Python calls them, whatever their types; mypy would need minutes and gigabytes to read them all.
+# Python calls them, whatever their types; mypy would need minutes and gigabytes to read them all. `make lint` reports
+# errors of types; here, modules that import packages which a build lacks, such as PyTorch, would have some.
 _MYPY = """\
 [mypy]
+ignore_errors = True
 ignore_missing_imports = True
 follow_imports = skip
 [mypy-ingot.*,numpy.*]
