@@ -293,7 +293,8 @@ class Metrics:
         )
         self.rollouts = Counter(
             "ingot_rollouts",
-            "Changes of the archive that answers: `ok`, or `failed`, and the earlier one still answers",
+            "Changes of the archive that answers: `ok`; `failed`, and the earlier one still answers; or `stopped`, if "
+            "an operator stopped its canary",
             (*_MODEL, "result"),
             registry=registry,
         )

@@ -47,7 +47,7 @@ class Changes(Protocol):
 
     async def take_over(self, deployment: Deployment, model: Model) -> None: ...
 
-    async def roll_back(self, deployment: Deployment, digest: str, reason: str) -> None: ...
+    async def roll_back(self, deployment: Deployment, digest: str, reason: str, *, stopped: bool = False) -> str: ...
 
     def discard(self, model: Model) -> None: ...
 
@@ -144,10 +144,10 @@ class Canaries:
             canary = self.running(deployment)
             if canary is None:
                 raise NotFound(f"no candidate is tried for model '{name}'")
-            self.end(deployment, "stopped")
-            if canary.found is None:  # otherwise the next look at the alias begins it again
-                digest = canary.candidate.digest
-                await self._changes.roll_back(deployment, digest, f"{digest} was stopped by an operator")
+            reason, digest = "was stopped by an operator", canary.candidate.digest
+            self.end(deployment, "stopped", reason)
+            # Otherwise the next look at the alias begins it again.
+            canary.reason = await self._changes.roll_back(deployment, digest, reason, stopped=True)
         return canary.content
 
     def begin(
@@ -191,11 +191,12 @@ class Canaries:
         current.split(canary.split)
         deployment.note(Event(before=current.digest, after=model.digest, result="canary"))
         changes_log.info(
-            "model %s version %s: %s is tried with %g %% of the requests",
+            "model %s version %s: %s is tried with %g %% of the requests%s",
             deployment.name,
             deployment.tag,
             model.digest,
             canary.split.weight,
+            "; a restart of the server serves it at once" if found is None else "",
         )
         canary.judging = self._tasks.begin(lambda: self._judge(canary))
 
@@ -247,7 +248,7 @@ class Canaries:
             share = f"at {canary.split.weight:g} %" if canary.split.weight else "as a shadow"
             digest, reason = canary.candidate.digest, f"was rolled back {share}: {fault}"
             self.end(deployment, "rolled back", reason)
-            await self._changes.roll_back(deployment, digest, f"{digest} {reason}")
+            canary.reason = await self._changes.roll_back(deployment, digest, reason)
         elif plan.steps and canary.passed:
             if canary.step + 1 < len(plan.steps) and plan.steps[canary.step + 1] < 100:
                 canary.enter(canary.step + 1, plan.steps[canary.step + 1])

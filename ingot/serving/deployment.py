@@ -18,7 +18,7 @@ from ingot.runtime.dispatch.acceptor import State
 from ingot.runtime.model import Model
 from ingot.runtime.settings.settings import Settings
 
-Result = Literal["ok", "failed", "unchanged", "canary"]
+Result = Literal["ok", "failed", "stopped", "unchanged", "canary"]
 
 CHANGES = "ingot.changes"
 """The logger of what an operator changed: what is served, the configuration, the log level."""
@@ -33,8 +33,9 @@ class Event:
     Attributes:
         before: the digest of the model that answered; empty if none did.
         after: the digest of the model that was to take over; empty if it was unloaded, or was not found.
-        result: ``ok`` or ``failed``; ``canary`` if a candidate begins to get requests.
-        reason: of a failure.
+        result: ``ok`` or ``failed``; ``canary`` if a candidate begins to get requests, ``stopped`` if an
+            operator stops it.
+        reason: of a failure or a stop.
     """
 
     before: str
@@ -68,10 +69,10 @@ class Deployment:
         current: the model that answers.
         candidate: the model that is loaded to take over.
         failure: why the last change did not take place.
-        refused: the digest of the last candidate that failed.
+        refused: the digest of the last candidate that failed, or was stopped while the source still has it.
         skipped_digest: what the alias means while the deployment is detached from it; empty if it is not. It is not
             loaded again until the alias moves.
-        rolled_back: whether the last canary was, and the alias was pointed back at what answers.
+        rolled_back: whether the last canary was, or was stopped, and the alias was pointed back at what answers.
         aliases: other tags of the store for what answers; clients may use them as its version.
         history: the last changes and failures.
         changing: held during a change.
@@ -191,7 +192,8 @@ class Deployment:
     def note(self, event: Event) -> None:
         """Record a change or a failure, and show a failure to clients."""
         self.history.append(event)
-        self.show(event.reason)
+        if event.result != "stopped":
+            self.show(event.reason)
 
     def show(self, failure: str) -> None:
         """Show why the last change did not take place in the metadata of the model that answers."""

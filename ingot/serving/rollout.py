@@ -363,16 +363,35 @@ class Rollouts:
         found, model = await in_thread("open", opened)
         return found, await self._load(deployment, model)
 
-    async def roll_back(self, deployment: Deployment, digest: str, reason: str) -> None:
-        """Record that a candidate was rolled back, and point its alias back, so that a restart does not serve it."""
-        done = await attempt_async(
-            "an alias could not be moved back", in_thread("look", lambda: deployment.point_back(digest, reason))
-        )
+    async def roll_back(self, deployment: Deployment, digest: str, reason: str, *, stopped: bool = False) -> str:
+        """Record the end of a candidate, and point its alias back, so that a restart does not serve it.
+
+        Args:
+            deployment: what it was tried for; the caller holds ``changing``.
+            digest: the candidate's.
+            reason: why it ended.
+            stopped: by an operator, which does not count as a failure; otherwise it was rolled back.
+
+        Returns:
+            The reason, and what users can do.
+        """
+        deployment.rolled_back = False
+        back = functools.partial(deployment.point_back, digest, f"{digest} {reason}")
+        done = await attempt_async("an alias could not be moved back", in_thread("look", back))
         if isinstance(done, IngotError):
-            done = f"; a restart serves it, as the alias could not be moved back: {done}"
-        self._failed(deployment, digest, Unavailable(f"{reason}{done}"))
+            what = "; the alias could not be moved back, so a restart may serve it"
+            done = f"{what if deployment.follows else '; the source of the model cannot be read'}: {done}"
+        ended = Unavailable(f"{digest} {reason}{done}")
+        if stopped:
+            self._note(deployment, digest, "stopped", self._reason(ended))
+            if done:  # the source had it
+                deployment.refused = digest
+                changes_log.info("model %s version %s: %s", deployment.name, deployment.tag, ended)
+        else:
+            self._failed(deployment, digest, ended)
         if deployment.rolled_back:
             deployment.refused = ""  # if the alias is moved there again, it is tried again
+        return self._reason(Unavailable(f"{reason}{done}"))
 
     def discard(self, model: Model) -> None:
         """Free a candidate once it has answered its requests."""
@@ -401,13 +420,16 @@ class Rollouts:
         return shortened(self.repository.without_places(error))
 
     def _failed(self, deployment: Deployment, wanted: str, error: IngotError) -> Rollout:
-        reason, before = self._reason(error), deployment.digest
+        before = deployment.digest
         deployment.refused = wanted
-        deployment.note(Event(before=before, after=wanted, result="failed", reason=reason))
-        self._rollouts.labels(deployment.name, deployment.tag, "failed").inc()
+        self._note(deployment, wanted, "failed", self._reason(error))
         stays = f"{before} still answers" if before else "it stays unloaded"
         log.error("model %s version %s cannot be changed, so %s: %s", deployment.name, deployment.tag, stays, error)
         return _rollout(deployment, wanted, error)
+
+    def _note(self, deployment: Deployment, wanted: str, result: Result, reason: str) -> None:
+        deployment.note(Event(before=deployment.digest, after=wanted, result=result, reason=reason))
+        self._rollouts.labels(deployment.name, deployment.tag, result).inc()
 
     async def _retire(self, model: Model, *, wait: bool = False) -> None:
         """Let a model that answers no longer finish its requests, then give its memory back.

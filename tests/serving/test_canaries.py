@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -16,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import RunningServer
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store import Archive, Store
 from ingot.runtime.settings.canary import Plan
 from ingot.serving.canaries import changed
@@ -123,29 +124,61 @@ def test_a_good_candidate_takes_over_step_by_step(store: Store) -> None:
 
 
 @pytest.mark.matrix
-def test_a_candidate_of_an_alias_that_is_stopped_stays_so(store: Store, run_ingot: RunIngot) -> None:
+def test_a_candidate_of_an_alias_that_is_stopped_stays_so(
+    store: Store, run_ingot: RunIngot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Otherwise the next look at the store begins its canary again, and a restart serves it."""
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise Unavailable("the disk is full")
+
+    caplog.set_level("INFO", "ingot.changes")
     with ingot.serve("times:prod", store=store, canary="0,50", canary_every="1h", **FREE) as server:
         store.promote("times:3", "prod")
         wait_until(lambda: server.status()[0]["canary"] is not None)
-        assert "stopped" in succeeded(run_ingot("server", "canary", "times", "--stop"))
+        assert "serves the candidate at once" in succeeded(run_ingot("server", "canary", "times"))
+        said = succeeded(run_ingot("server", "canary", "times", "--stop"))
+        assert "was stopped by an operator; 'times:prod' means " in said
+        assert "serves the candidate" not in said
         [status] = server.status()
         assert store.digest_of("times", "prod") == status["digest"]
-        assert "was stopped by an operator; 'times:prod' means " in status["update_failed"]
+        assert (status["update_failed"], status["history"][-1]["result"]) == ("", "stopped")
         store.promote("times:1", "seen")
         wait_until(lambda: "seen" in server.status()[0]["aliases"])
         assert canary(server)["state"] == "stopped"
+
+        store.promote("times:3", "prod")
+        wait_until(lambda: canary(server)["state"] == "running")
+        monkeypatch.setattr(Store, "rollback", full)
+        said = succeeded(run_ingot("server", "canary", "times", "--stop"))
+        assert "the alias could not be moved back, so a restart may serve it: the disk is full" in said
+        [deployment] = server.rollouts.repository.deployments.values()
+        looked = asyncio.run_coroutine_threadsafe(server.rollouts.renew(deployment, watched=True), server.loop)
+        assert looked.result().result == "unchanged"
+        assert canary(server)["state"] == "stopped"
+
+        metrics = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+        assert 'ingot_rollouts_total{model="times",result="stopped",version="prod"} 2.0' in metrics
+        assert 'ingot_rollouts_total{model="times",result="failed"' not in metrics
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    assert "is tried with 0 % of the requests; a restart of the server serves it at once" in caplog.text
 
 
 @pytest.mark.matrix
 def test_a_file_that_still_has_a_wrong_candidate_is_named(tmp_path: Path, run_ingot: RunIngot) -> None:
     path = tmp_path / "times.ingot"
     times(1.0).save(path)
-    with ingot.serve(str(path), **POLICY, **FREE) as server, load([server.http_url], version=""):
-        times(1.1).save(path)
-        assert run_ingot("server", "reload").returncode == 0
-        wait_until(lambda: bool(server.status()[0]["update_failed"]))
+    with ingot.serve(str(path), **POLICY, **FREE) as server:
+        with load([server.http_url], version=""):
+            times(1.1).save(path)
+            assert run_ingot("server", "reload").returncode == 0
+            wait_until(lambda: bool(server.status()[0]["update_failed"]))
         assert "; a restart serves it, as the model's source still has it" in server.status()[0]["update_failed"]
+        assert run_ingot("server", "reload").returncode == 0
+        path.unlink()
+        said = succeeded(run_ingot("server", "canary", "times", "--stop"))
+        assert "was stopped by an operator; the source of the model cannot be read: " in said
+        assert "restart" not in said
 
 
 @pytest.mark.matrix
@@ -156,10 +189,11 @@ def test_a_canary_by_hand(store: Store, run_ingot: RunIngot) -> None:
             assert shown.startswith("times  canary 50 %  sha256:")
             wait_until(lambda: all(len(client.seen) > 4 or client.failure for client in clients))
             wait_until(lambda: canary(server)["answers"]["compared"] > 0)
+            store.promote("times:3", "prod")  # which the server does not begin again, as its canary runs
             shown = succeeded(run_ingot("server", "canary", "times"))
             assert "compared, 0.00% agree, worst error 0.1" in shown
             assert "gets 50 % of the requests" in succeeded(run_ingot("server", "status"))
-            assert "stopped" in succeeded(run_ingot("server", "canary", "times", "--stop"))
+            assert "'times:prod' means" in succeeded(run_ingot("server", "canary", "times", "--stop"))
             wait_until(lambda: all(client.seen[-1] == 1 or client.failure for client in clients))
             succeeded(run_ingot("server", "canary", "times:prod", "times:3", "--weight", "1"))
             succeeded(run_ingot("server", "canary", "times", "--weight", "100"))

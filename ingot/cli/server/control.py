@@ -277,6 +277,8 @@ def _say_canary(name: str, canary: Mapping[str, Any]) -> None:
     say(f"{name}  {state}  {canary['digest'][:19]}")
     if canary["reason"]:
         say(f"  {canary['reason']}")
+    if canary["state"] == "running" and not canary["source"]:
+        say("  a restart of the server serves the candidate at once, as the model's source already has it")
     counts = [f"{side} {each['answered']} ({each['failed']} failed)" for side, each in requests.items()]
     say(f"  requests  {', '.join(counts)}")
     agreement = "" if answers["agreement"] is None else f", {answers['agreement']:.2%} agree"
