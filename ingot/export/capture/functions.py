@@ -292,7 +292,7 @@ def _take_along_dim(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             x.expand([*whole[: dim % len(whole)], length, *whole[dim % len(whole) + 1 :]])
             for x, length in zip((input, indices), lengths, strict=True)
         )
-        return source.gather(dim, places)
+        return source.gather(dim, places % lengths[0])  # PyTorch wraps indices, those past the end too
 
     return take
 
