@@ -286,6 +286,7 @@ def test_only_variables_of_engines_pass() -> None:
         "NVIDIA_APIKEY": "secret",
         "CUDA_CREDS": "secret",
         "INGOT_KEY_PASSWORD": "secret",
+        "INGOT_PURE": "1",
         "AWS_ACCESS_KEY_ID": "secret",
         "HTTPS_PROXY": "http://user:secret@host",
         "SSH_AUTH_SOCK": "/secret",
@@ -293,4 +294,5 @@ def test_only_variables_of_engines_pass() -> None:
     }
     passed = confinement.environment(given)
     engines = {"PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG"}
-    assert set(passed) == {*engines, "TRITON_PTXAS_PATH", "PYTHONPATH", "OPENBLAS_NUM_THREADS"}
+    own = {"INGOT_PURE", "PYTHONPATH", "OPENBLAS_NUM_THREADS"}
+    assert set(passed) == {*engines, *own, "TRITON_PTXAS_PATH"}

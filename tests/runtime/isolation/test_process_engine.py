@@ -360,13 +360,15 @@ def test_too_much_memory_fails_the_request_alone(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_no_secret_and_no_file_of_the_server_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("INGOT_KEY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CUDA_API_KEY", "OMP_NUM_THREADS"):
+    passed = ["INGOT_PURE", "OMP_NUM_THREADS"]
+    for name in ("INGOT_KEY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CUDA_API_KEY", *passed):
         monkeypatch.setenv(name, "value-of-" + name)
     with (tmp_path / "open").open("w") as file, opened(onnx_models.affine(tmp_path)) as engine:
         os.set_inheritable(file.fileno(), True)
         process = Path("/proc", str(pid_of(engine)))
         variables = process.joinpath("environ").read_bytes().split(b"\0")
-        assert [item for item in variables if b"value-of-" in item] == [b"OMP_NUM_THREADS=value-of-OMP_NUM_THREADS"]
+        found = sorted(item.decode() for item in variables if b"value-of-" in item)
+        assert found == [f"{name}=value-of-{name}" for name in passed]
         files = {str(item.readlink()) for item in process.joinpath("fd").iterdir()}
         own = ("/dev/null", "socket:", "pipe:", "anon_inode:", "/memfd:")
         assert [name for name in files if not name.startswith(own)] == []

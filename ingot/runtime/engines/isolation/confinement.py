@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ingot import _build
 from ingot.runtime.engines.isolation import system_calls
 
 # prctl.h, sched.h, seccomp.h, capability.h
@@ -44,10 +45,11 @@ _LATER_WRITE = {2: 1 << 13, 3: _TRUNCATE, 5: _IOCTL_DEVICE}
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "dri", "kfd", "dxg", "infiniband")
 
-# Variables that engines read; all others, such as passwords and tokens, stay in the server.
+# Variables that engines read, and the one that chooses Ingot's build; all others, such as passwords and tokens, stay in
+# the server.
 _VARIABLES = frozenset(
     ("PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME",
-     "VIRTUAL_ENV", "XDG_CACHE_HOME", "TERM", "SSL_CERT_FILE")
+     "VIRTUAL_ENV", "XDG_CACHE_HOME", "TERM", "SSL_CERT_FILE", _build.PURE)
 )  # fmt: skip
 _PREFIXES = ("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "ORT_", "OV_", "TORCH",
              "PYTORCH_", "TRITON_", "CUDA", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "MALLOC_", "GLIBC_",
