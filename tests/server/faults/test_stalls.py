@@ -102,6 +102,7 @@ class TestHttp:
             connection.send(request(BODY))
             assert connection.answer().values == [3, 5, 7]
 
+    @pytest.mark.source  # patches Timeouts._check_body
     def test_a_body_that_the_server_does_not_read_has_time(
         self, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
     ) -> None:

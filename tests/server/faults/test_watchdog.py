@@ -36,6 +36,7 @@ THREE = {"n": np.array([3])}
 ROW = {"x": np.ones((1, 3), np.float32)}
 IN_FLIGHT = 'ingot_in_flight_requests{model="counting",version="1"} 1.0'
 both = pytest.mark.parametrize("protocol", ["http", "grpc"])
+source = pytest.mark.source  # replaces Dispatcher._runs_inline
 
 
 @contextlib.contextmanager
@@ -88,6 +89,7 @@ def calls_in(patch: pytest.MonkeyPatch, *, loop: bool) -> None:
     patch.setattr(Dispatcher, "_runs_inline", lambda self, seconds: loop)
 
 
+@source
 @both
 def test_a_call_over_its_limit_is_ended_and_neighbours_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
@@ -106,6 +108,7 @@ def test_a_call_over_its_limit_is_ended_and_neighbours_go_on(
     assert "model counting: ending an engine call over its limit" in caplog.text
 
 
+@source
 @pytest.mark.matrix
 @both
 def test_a_call_that_blocks_the_event_loop_is_ended(
@@ -138,6 +141,7 @@ def test_a_blocked_event_loop_is_logged_with_its_stack_and_counted(
     assert re.search(r"by Python code: .*outermost \(.*innermost \(", caplog.text)
 
 
+@source
 @pytest.mark.matrix
 @both
 def test_a_call_whose_requests_are_past_their_deadline_is_ended(
@@ -150,6 +154,7 @@ def test_a_call_whose_requests_are_past_their_deadline_is_ended(
         assert metric(server, 'ingot_engine_calls_ended_total{model="counting",reason="abandoned"') == 1
 
 
+@source
 @pytest.mark.matrix
 def test_a_call_whose_client_left_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls_in(monkeypatch, loop=False)
@@ -161,6 +166,7 @@ def test_a_call_whose_client_left_is_ended(folder: Path, monkeypatch: pytest.Mon
             assert other.infer("counting", THREE)["y"].tolist() == [3]
 
 
+@source
 @pytest.mark.matrix
 def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -205,6 +211,7 @@ def test_a_model_whose_call_cannot_be_ended_is_not_ready_until_it_ends(
     assert "the model is not ready until it ends" in caplog.text
 
 
+@source
 @pytest.mark.matrix
 def test_closing_a_server_ends_a_call_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would use a core of the program until that ends."""
@@ -277,6 +284,7 @@ def _ready(client: ingot.Client) -> bool:
     return False
 
 
+@source
 @pytest.mark.matrix
 def test_the_process_ends_if_the_event_loop_stays_blocked(folder: Path) -> None:
     with command(folder, "loop", "--engine-timeout", "1s") as (process, url):
@@ -286,6 +294,7 @@ def test_the_process_ends_if_the_event_loop_stays_blocked(folder: Path) -> None:
         assert "and it blocks the event loop: no request can be answered" in process.stderr.read()
 
 
+@source
 @pytest.mark.parametrize("where", ["loop", "thread"])
 @pytest.mark.matrix
 def test_a_second_signal_ends_the_server(folder: Path, where: str) -> None:
@@ -297,6 +306,7 @@ def test_a_second_signal_ends_the_server(folder: Path, where: str) -> None:
         assert process.wait(60) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
+@source
 @pytest.mark.matrix
 def test_a_reader_of_the_log_that_stops_stops_no_request(folder: Path) -> None:
     with command(folder, "thread", "--access-log", "all") as (process, url):
@@ -325,6 +335,7 @@ def _metrics(url: str) -> str:
     return httpx.get(f"{url}/metrics", trust_env=False, timeout=30).text
 
 
+@source
 @pytest.mark.matrix
 def test_one_signal_ends_the_server_after_the_time_for_draining(folder: Path) -> None:
     with command(folder, "thread", "--engine-timeout", "0", "--drain-timeout", "500ms") as (process, url):
@@ -336,6 +347,7 @@ def test_one_signal_ends_the_server_after_the_time_for_draining(folder: Path) ->
         assert "the server is stopping" in str(asking.error)
 
 
+@source
 @pytest.mark.matrix
 def test_a_program_with_a_blocked_server_ends_by_ctrl_c(folder: Path) -> None:
     """The program's main thread waits for the server, whose event loop is in another thread."""

@@ -26,6 +26,8 @@ from ingot.server.http2.headers import HeaderDecoder
 from ingot.server.net.limits import CALL_BYTES, STREAM_BYTES, Budget
 from tests.server.echo_peer import INFER, LIMIT, Peer, data, prefixed, request
 
+pytestmark = pytest.mark.source  # compiled code refuses its stand-in for the DataPlane
+
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 Frame = tuple[int, int, int, bytes]

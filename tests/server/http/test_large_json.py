@@ -237,6 +237,7 @@ def test_others_are_answered_while_it_is_decoded(folder: Path, slowly: tuple[thr
     np.testing.assert_allclose(answers[0].json()["outputs"][0]["data"], 2 * np.array(FLOATS) + 1, 1e-5, 1e-5)
 
 
+@pytest.mark.source  # patches Budget.keep
 @pytest.mark.matrix
 def test_a_client_that_leaves_meanwhile_is_forgotten_once_its_body_is_decoded(
     folder: Path, slowly: tuple[threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
@@ -322,6 +323,7 @@ def test_every_datatype_over_http(server: RunningServer) -> None:
             assert answer.json()["outputs"][0]["data"] == values.tolist()
 
 
+@pytest.mark.source  # patches to_json
 @pytest.mark.parametrize(("rows", "thread"), [(3000, "ingot-server"), (15_000, "ingot-bodies")])
 def test_large_answers_are_written_in_a_thread(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int, thread: str
