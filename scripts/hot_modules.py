@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,18 +52,15 @@ def faults(sources: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
             elif isinstance(node, ast.AsyncFunctionDef) and _yields(node):
                 text = f"{node.name} is an async generator, which mypyc does not compile; move it to another module"
                 found.append(f"{path}:{node.lineno}: {text}")
-            elif isinstance(node, ast.Assign) and (attribute := _class_attribute(node, names, classes)):
-                text = f"{attribute} is set outside of its class; compiled code ignores that"
-                found.append(f"{path}:{node.lineno}: {text}")
+        found += _set_outside(path, tree, names, classes)
     for path, text in others.items():
         tree = ast.parse(text)
         names = _imported(tree, _module(path))
-        for node in _classes(tree):
-            for base in _bases(node):
-                if _native(classes.get(names.get(base, ("", "")))):
-                    why = (
-                        f"{node.name} extends the compiled {base}; compile this module too, or keep the object instead"
-                    )
+        found += _set_outside(path, tree, names, classes)
+        for node in ast.walk(tree):
+            for base in _bases(node) if isinstance(node, ast.ClassDef) else ():
+                if _native(_resolved(base, names, classes)):
+                    why = f"{base} is extended, but compiled; compile this module too, or keep the object instead"
                     found.append(f"{path}:{node.lineno}: {why}")
     return sorted(found)
 
@@ -85,13 +83,12 @@ def _of_class(node: ast.ClassDef, names: Names, classes: Classes) -> Iterator[tu
             yield from _default(statement)
     methods = set(_methods(node, names, classes))
     for part in ast.walk(node):
-        for target in _targets(part):
-            if not isinstance(target, ast.Attribute) or ast.unparse(target.value) != "self":
-                continue
-            if target.attr in methods:
-                yield target.lineno, f"self.{target.attr} replaces a method; compiled code calls the method"
-            if _RESERVED.fullmatch(target.attr):
-                yield target.lineno, f"self.{target.attr} becomes a keyword of C compilers; use another name"
+        if not _is_set(part) or ast.unparse(part.value) != "self":
+            continue
+        if part.attr in methods:
+            yield part.lineno, f"self.{part.attr} replaces a method; compiled code calls the method"
+        if _RESERVED.fullmatch(part.attr):
+            yield part.lineno, f"self.{part.attr} becomes a keyword of C compilers; use another name"
 
 
 def _default(statement: ast.stmt) -> Iterator[tuple[int, str]]:
@@ -132,24 +129,28 @@ def _methods(node: ast.ClassDef, names: Names, classes: Classes) -> Iterator[str
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and not statement.decorator_list:
             yield statement.name
     for base in _bases(node):
-        other = classes.get(names.get(base, ("", "")))
+        other = _resolved(base, names, classes)
         if other is not None and other is not node:
             yield from _methods(other, names, classes)
 
 
-def _class_attribute(node: ast.Assign, names: Names, classes: Classes) -> str:
-    """Return the attribute of a compiled class that an assignment sets, or nothing."""
-    for target in node.targets:
-        of_name = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
-        if of_name and _native(classes.get(names.get(ast.unparse(target.value), ("", "")))):
-            return ast.unparse(target)
-    return ""
+def _set_outside(path: str, tree: ast.Module, names: Names, classes: Classes) -> Iterator[str]:
+    """Yield the assignments to attributes of compiled classes."""
+    for node in ast.walk(tree):
+        if _is_set(node) and _native(_resolved(ast.unparse(node.value), names, classes)):
+            text = f"{ast.unparse(node)} is set outside of its class; compiled code ignores that"
+            yield f"{path}:{node.lineno}: {text}"
 
 
-def _targets(node: ast.AST) -> Iterator[ast.expr]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    for target in targets:
-        yield from target.elts if isinstance(target, ast.Tuple) else [target]
+def _resolved(name: str, names: Names, classes: Classes) -> ast.ClassDef | None:
+    """Return the compiled class that a name such as ``Class`` or ``module.Class`` is of, if any."""
+    module, _, last = name.rpartition(".")
+    return classes.get(names.get(name) or (".".join(names.get(module, (module,))), last))
+
+
+def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Return whether a node is an attribute that is assigned to, in whatever statement."""
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
 def _yields(node: ast.AsyncFunctionDef) -> bool:
@@ -174,6 +175,10 @@ def _imported(tree: ast.Module, module: str) -> dict[str, tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             found.update({alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names})
+        elif isinstance(node, ast.Import):  # without another name, a module is called by its own
+            found.update(
+                {a.asname: (a.name.rpartition(".")[0], a.name.rpartition(".")[2]) for a in node.names if a.asname}
+            )
     return found
 
 

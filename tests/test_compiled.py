@@ -30,11 +30,11 @@ BLACK_BOX = (
 RULES = {
     "several bases": ("class A:\n x: int\nclass B(A, C): ...", "class B(A, Generic[T]): ..."),
     "replaces a method": (
-        "class A:\n def f(self): ...\nclass B(A):\n def __init__(self):\n  self.g, self.f = 1, 2",
+        "class A:\n def f(self): ...\nclass B(A):\n def __init__(self):\n  self.g, (*self.f, h) = 1, (2, 3)",
         "class A:\n @property\n def f(self): ...\n def __init__(self): self.g = self.h",
     ),
     "a keyword of C": (
-        "class A:\n def __init__(self): self._inline = 1",
+        "class A:\n def f(self): self._inline += 1",
         "class A:\n def __init__(self): self.inline = 1",
     ),
     "sets the first name only": ("class A:\n a = b = 0", "class A:\n a = 0\n b = 0"),
@@ -58,11 +58,22 @@ def test_each_rule_finds_its_fault(rule: str) -> None:
     assert hot_modules.faults({"ingot/a.py": right}, {}) == []
 
 
-def test_interpreted_subclasses_are_found() -> None:
-    hot = {"ingot/a.py": "class A: ...\nclass P(Protocol): ..."}
-    other = "from ingot.a import A, P\nclass B(A): ...\nclass Q(P): ..."
-    [found] = hot_modules.faults(hot, {"ingot/b.py": other})
-    assert found.startswith("ingot/b.py:2: B extends the compiled A")
+@pytest.mark.parametrize(
+    ("imported", "name"),
+    [
+        ("from ingot.b import A", "A"),
+        ("from ingot.b import A as C", "C"),
+        ("from ingot import b", "b.A"),
+        ("import ingot.b", "ingot.b.A"),
+        ("import ingot.b as m", "m.A"),
+    ],
+)
+def test_interpreted_modules_neither_extend_nor_change_compiled_classes(imported: str, name: str) -> None:
+    hot = {"ingot/b.py": "class A: ...\nclass P(Protocol): ..."}
+    other = f"{imported}\ndef f():\n class B({name}): ...\n{name}.x = 1\n{name}().x = 1\nclass Q(P): ..."
+    extended, changed = hot_modules.faults(hot, {"ingot/c.py": other})
+    assert extended.startswith(f"ingot/c.py:3: {name} is extended, but compiled")
+    assert changed.startswith(f"ingot/c.py:4: {name}.x is set outside of its class")
 
 
 @pytest.fixture(scope="module")
