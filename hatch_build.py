@@ -17,7 +17,8 @@ _LIBRARY = "ingot._compiled"
 _WANTED = os.environ.get("INGOT_COMPILE", "") not in ("", "0")
 # Without the project's own options, whose plugins and stubs a build does not install. Other packages are called as
 # Python calls them, whatever their types; mypy would need minutes and gigabytes to read them all. `make lint` reports
-# errors of types; here, modules that import packages which a build lacks, such as PyTorch, would have some.
+# errors of types; here, modules that import packages which a build lacks, such as PyTorch, would have some. mypyc needs
+# the types of all expressions in the modules that it compiles, which mypy does not keep where errors are ignored.
 _MYPY = """\
 [mypy]
 ignore_errors = True
@@ -25,6 +26,8 @@ ignore_missing_imports = True
 follow_imports = skip
 [mypy-ingot.*,numpy.*]
 follow_imports = normal
+[mypy-{compiled}]
+ignore_errors = False
 """
 
 
@@ -56,7 +59,8 @@ def compile_modules(modules: list[str], folder: Path) -> list[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     config = folder / "mypy.ini"
-    config.write_text(_MYPY)
+    names = (path.removesuffix(".py").replace("/", ".") for path in modules)
+    config.write_text(_MYPY.format(compiled=",".join(names)))
     extensions = mypycify(
         [f"--config-file={config}", "--cache-dir", str(folder / "cache"), *modules],
         only_compile_paths=modules,
