@@ -275,6 +275,7 @@ def test_a_client_that_leaves_meanwhile_is_forgotten_once_its_body_is_decoded(
     assert 'ingot_batch_size_sum{model="affine",version="1"} 80000.0' in text
 
 
+@pytest.mark.source  # has no DataPlane
 def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go = threading.Semaphore(0), threading.Event()
     texts: list[bytes] = []
