@@ -166,6 +166,7 @@ class TestHttp:
             connection.send(STALLED["a length"])
             assert connection.answer().status == 408
 
+    @pytest.mark.source  # extends Connection
     def test_of_fastapi_alone(self, tmp_path: Path) -> None:
         with serve_app([str(onnx_models.affine(tmp_path))], MIB) as url, Connection(address_of(url)) as connection:
             connection.send(STALLED["a length"])
