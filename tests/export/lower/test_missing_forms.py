@@ -182,6 +182,28 @@ def test_cumulative_extremes_of_rows_that_hold_the_ends_of_the_datatype(dtype: s
     check(lambda x: (*torch.cummax(x, 1), *torch.cummin(x, 1)), f"x:{dtype}[batch,n]", x, x.flip(1))
 
 
+@pytest.mark.matrix
+@pytest.mark.one_case
+def test_places_in_sequences_that_end_in_nan() -> None:
+    """PyTorch's answers depend on which values its binary search reads."""
+
+    def places(x: Tensor) -> tuple[Tensor, ...]:
+        edges, values = x[0].sort().values, torch.cat([x[1], x[1] + 0.5])
+        fixed = torch.tensor([0.0, 1, math.nan, math.nan])
+        found = [torch.bucketize(values, some, right=right) for some in (edges, fixed) for right in (False, True)]
+        return *found, torch.searchsorted(x.sort(1).values, x), torch.searchsorted(x, x, sorter=x.argsort(1))
+
+    rows = torch.stack([torch.arange(9.0), torch.arange(-1.0, 8)])
+    rows[1, -1] = math.nan
+    examples = []
+    for size in (2, 5, 8, 9):
+        for unknown in range(size + 1):
+            x = rows[:, 9 - size :] - (9 - size)
+            x[0, size - unknown :] = math.nan
+            examples.append(x)
+    check(places, "x:float32[2,n=2..]", *examples)
+
+
 class GhostNorm(torch.nn.Module):
     """Normalizes a batch in parts whose count depends on its size, as TabNet does."""
 

@@ -100,19 +100,45 @@ def search_sorted(
     sequence: Any, x: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
 ) -> Any:
     """Express ``aten.searchsorted``: the number of values of the sequence that come before each."""
-    if sorter is not None:
-        sequence = op.GatherElements(sequence, sorter, axis=-1)
+    given, kind = sequence, sequence.dtype
     if isinstance(x, int | float):
         if isinstance(x, float) and sequence.dtype.is_integer():
             sequence = converted(sequence, ir.DataType.DOUBLE)
         x = op.Constant(value=ir.tensor(np.array(x, sequence.dtype.numpy())))
+    if sorter is not None:
+        sequence = op.GatherElements(sequence, sorter, axis=-1)
     values = op.Unsqueeze(x, ints(-1))
-    if len(sequence.shape) > 1:
+    if len(given.shape) > 1:
         sequence = op.Unsqueeze(sequence, ints(-2))
-    after = op.Greater(sequence, values) if right or side == "right" else op.GreaterOrEqual(sequence, values)
-    before = op.Not(after)  # a NaN comes after all numbers
-    count = op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), ints(-1), keepdims=0)
+    before = op.Not((op.Greater if right or side == "right" else op.GreaterOrEqual)(sequence, values))
+    if kind.is_integer():
+        count = _count(before)
+    else:
+        unknown = op.IsNaN(sequence)
+        count = _found(_count(op.And(before, op.Not(unknown))), _count(unknown), given)
+    count = op.Squeeze(count, ints(-1))
     return op.Cast(count, to=ir.DataType.INT32) if out_int32 else count
+
+
+def _count(flags: Any) -> Any:
+    return op.ReduceSum(op.Cast(flags, to=ir.DataType.INT64), ints(-1), keepdims=1)
+
+
+def _found(before: Any, unknown: Any, sequence: Any) -> Any:
+    """Return where PyTorch's binary search ends: at ``before``, or at the end if the search reads a NaN.
+
+    It continues after a NaN, as after a smaller number. As long as it finds only smaller numbers, it reads the values
+    at floor((size + 1) / 2), floor((size + 1) / 4), ... from the end. The first of these that is not smaller decides:
+    all values that the search reads afterwards precede that one, and the ``unknown`` NaN are last.
+    """
+    size = sequence.shape[-1]
+    if isinstance(size, int):
+        read = ints(*((size + 1) >> step for step in range(1, max((size + 1).bit_length(), 2))))
+    else:
+        read = op.Div(op.Add(_size(sequence, -1), _int(1)), ints(*(1 << step for step in range(1, 32))))
+    size = _size(sequence, -1)
+    ends = op.And(op.Greater(read, unknown), op.LessOrEqual(read, op.Sub(size, before)))
+    return op.Where(op.Greater(_count(ends), _int(0)), before, size)
 
 
 def bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
