@@ -268,13 +268,14 @@ def _kron(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _tensor_split(original: Callable[..., Any]) -> Callable[..., Any]:
-    def split(x: Tensor, count: Any = None, dim: int = 0, **named: Any) -> Any:
-        count = named.get("sections", named.get("indices_or_sections", count))
-        if not isinstance(count, int) or not isinstance(x.shape[dim], torch.SymInt):
-            return original(x, *(() if count is None else (count,)), dim=dim, **named)
-        size = x.shape[dim]
+    def split(input: Tensor, *given: Any, **named: Any) -> Any:  # noqa: A002 - PyTorch's name
+        count = given[0] if given else named.get("sections")
+        dim = given[1] if len(given) > 1 else named.get("dim", 0)
+        if not isinstance(count, int) or not isinstance(input.shape[dim], torch.SymInt):
+            return original(input, *given, **named)
+        size = input.shape[dim]
         ends = [part * (size // count) + sym_min(part, size % count) for part in range(count + 1)]
-        return tuple(x.narrow(dim, begin, end - begin) for begin, end in pairwise(ends))
+        return tuple(input.narrow(dim, begin, end - begin) for begin, end in pairwise(ends))
 
     return split
 

@@ -135,6 +135,35 @@ def test_functions_that_choose_by_a_size() -> None:
     assert covariance is torch.cov
 
 
+class Spelled(nn.Module):
+    """The functions with the arguments in all the ways that PyTorch accepts, of fixed and of dynamic dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = []
+        for dim in (1, 0):
+            named = torch.tensor_split(x, sections=2, dim=dim), torch.tensor_split(input=x, sections=2, dim=dim)
+            methods = x.tensor_split(2, dim), x.tensor_split(sections=2, dim=dim), x.tensor_split(indices=[1], dim=dim)
+            parts += [part.sum(0) for found in (*named, *methods, torch.tensor_split(x, 2, dim)) for part in found]
+        order = x.argsort(0)[:, :1]
+        for y in (x, x[:2]):
+            other = y.flip(1)
+            parts += [torch.cross(input=y, other=other), y.cross(other, 1), y.cross(other=other, dim=1)]
+            parts += [torch.kron(input=y, other=other), y.kron(other), torch.linalg.multi_dot(tensors=[y, y.T, other])]
+            parts += [torch.cov(input=y, correction=0), y.cov(correction=0), torch.corrcoef(input=y)]
+        parts += [torch.take_along_dim(input=x, indices=order, dim=0), x.take_along_dim(indices=order, dim=0)]
+        parts += [torch.take_along_dim(x, order.flatten()), x.take_along_dim(order, 0)]
+        image = x[None, None]
+        parts += [functional.max_pool2d(input=image, kernel_size=(1, 3)), functional.avg_pool1d(x, kernel_size=[3])]
+        parts += [functional.max_pool2d(input=image, kernel_size=image.shape[2:], stride=None)]
+        parts += [functional.adaptive_avg_pool2d(input=image, output_size=(2, None))]
+        return torch.cat([part.flatten() for part in parts])
+
+
+@pytest.mark.matrix
+def test_functions_with_named_arguments() -> None:
+    equal(Spelled(), ["x:float32[n=2..,3]"], (5, 3))
+
+
 class Direct(nn.Module):
     """The functions that ``torch`` itself has."""
 
