@@ -94,10 +94,12 @@ class Flow:
             return self if self.kind is Kind.MIXED else other
         if kinds <= {Kind.SHARED, Kind.COUNTED}:
             return COUNTED
+        if self.located or other.located:
+            return Flow(Kind.MIXED, reason="it has positions of samples in one case, and other values in another")
         alike = (self.axis, self.rank, self.size) == (other.axis, other.rank, other.size)
         ordered = None in (self.inner, other.inner) or self.inner == other.inner
         if kinds == {Kind.SAMPLES} and alike and ordered:
-            return replace(self.plain, inner=self.inner if other.inner is None else other.inner)
+            return replace(self, inner=self.inner if other.inner is None else other.inner)
         return Flow(Kind.MIXED, reason="its value has samples in one case, and in another none, or elsewhere")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from ingot.bounds.abstract import INT32, INT64
 from ingot.bounds.flow import Flow, Kind, MixingError
 from ingot.bounds.interval import Interval
 from ingot.bounds.poly import ONE, product
@@ -14,6 +15,8 @@ Rule = Callable[[Step], "Flow | list[Flow]"]
 Axes = Callable[[Step, int], Iterable[int]]
 
 _CONTRACTS = "it sums over the samples"
+_WIDE = frozenset([INT32, INT64, 11, 12, 13])
+"""Element types that hold the positions of any batch; the last are DOUBLE, UINT32 and UINT64."""
 
 
 def elementwise(step: Step) -> Flow:
@@ -21,8 +24,10 @@ def elementwise(step: Step) -> Flow:
 
 
 def cast(step: Step) -> Flow:
-    """Cast and the like; of a second input only the type counts."""
-    return step.flow(0)
+    """Cast and the like; of a second input only the type counts, which may be too narrow for positions."""
+    flow, output = step.flow(0), step.outputs[0]
+    exact = output is not None and output.kind in _WIDE
+    return flow if exact or not flow.sampled else flow.plain
 
 
 def apart(axes: Axes, does: str = "it combines the samples") -> Rule:
@@ -164,7 +169,8 @@ def pool(step: Step) -> list[Flow]:
 def remainder(step: Step) -> Flow:
     """Mod: of indices that count from the first sample, those within an image."""
     plane = step.flow(0).plane
-    if plane is None or step.flow(1).sampled or step.op[1].scalar.exact != plane:
+    # An index of nothing but NaN may be negative, whose remainder has the divisor's sign without fmod only.
+    if plane is None or step.op.integer("fmod") or step.flow(1).sampled or step.op[1].scalar.exact != plane:
         return elementwise(step)
     return replace(step.flow(0), plane=None)
 

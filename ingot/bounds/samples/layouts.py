@@ -13,6 +13,7 @@ from ingot.bounds.poly import ONE, ZERO, Poly, product
 from ingot.bounds.samples.step import Step
 
 _REGROUPS = "it divides the samples into parts of several, or by their number"
+_JOINS = "it joins the positions of samples with other values"
 
 
 def identity(step: Step) -> Flow:
@@ -216,6 +217,8 @@ def concat(step: Step) -> Flow:
     sampled = [flow for flow in flows if flow.sampled]
     if len(sampled) < len(flows):
         raise MixingError("it joins samples with values of certain positions in the batch")
+    if any(flow.plane is not None for flow in sampled):
+        raise MixingError(_JOINS)
     first = replace(sampled[0], positions=False, columns=frozenset())
     for flow in sampled[1:]:
         first = first.joined(replace(flow, positions=False, columns=frozenset()))
@@ -224,7 +227,7 @@ def concat(step: Step) -> Flow:
     if axis != first.axis:
         return replace(first, columns=_columns(step, flows, axis))
     # Whole batches one after another: samples stay apart, and can be split again.
-    if first.inner is None or any(flow.positions or flow.columns for flow in flows):
+    if first.inner is None or any(flow.located for flow in flows):
         raise MixingError("it appends samples to others")
     return replace(first, size=product([Poly.of(len(flows)), first.size]))
 
@@ -232,12 +235,12 @@ def concat(step: Step) -> Flow:
 def _columns(step: Step, flows: Sequence[Flow], axis: int) -> frozenset[int]:
     """Return the places in the last dimension whose values are the positions of samples."""
     found, place = set[int](), 0
-    if not any(flow.positions or flow.columns for flow in flows):
+    if not any(flow.located for flow in flows):
         return frozenset()
     for index, flow in enumerate(flows):
         width = step.size(index, axis)
         if axis != flow.rank - 1 or width is None or width.constant is None:
-            raise MixingError("it joins the positions of samples with other values")
+            raise MixingError(_JOINS)
         if flow.positions:
             found.update(range(place, place + int(width.constant)))
         found.update(place + column for column in flow.columns)

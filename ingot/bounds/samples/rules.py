@@ -103,13 +103,12 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("DynamicQuantizeMatMul", refused("it chooses one scale for all samples"), MICROSOFT),
     **_all("FusedConv", at_axis(others=(3,)), MICROSOFT),
     **_all("MultiHeadAttention", at_axis(others=(1, 2, 4, 5, 6, 7)), MICROSOFT),
-    **_all("LabelEncoder ZipMap", computing.cast, ML),
     **_all(
         "TreeEnsembleClassifier LinearClassifier SVMClassifier TreeEnsembleRegressor LinearRegressor SVMRegressor "
         "TreeEnsemble Scaler Normalizer Imputer OneHotEncoder",
         at_axis(),
         ML,
     ),
-    **_all("Binarizer", apart(lambda step, rank: ()), ML),
+    **_all("Binarizer LabelEncoder ZipMap", apart(lambda step, rank: ()), ML),
     **_all("ArrayFeatureExtractor", apart(computing.last(1)), ML),
 }

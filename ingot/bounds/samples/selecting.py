@@ -18,6 +18,7 @@ def gather(step: Step) -> Flow:
     if not data.sampled:
         step.share(0)
         return index.at(axis + index.axis, rank - 1 + places)
+    data = data.plain
     if not index.sampled:
         step.share(1)
         if axis == data.axis:
@@ -74,6 +75,7 @@ def gather_nd(step: Step) -> Flow:
         if index.axis < skipped or index.axis == places - 1:
             raise MixingError("it selects values of certain positions in the batch")
         return index.at(index.axis, rank)
+    data = data.plain
     if data.axis < skipped:
         if not index.sampled or (index.axis, index.size, index.inner) != (data.axis, data.size, data.inner):
             raise MixingError(_OTHERS)
@@ -100,7 +102,7 @@ def scatter_nd(step: Step) -> Flow:
     if updates.axis != wanted or updates.size != data.size or len(layouts) > 1:
         raise MixingError(_OTHERS)
     found = data if updates.inner is None else replace(data, inner=updates.inner)
-    return found.plain if not (updates.positions or updates.columns) else updates.plain
+    return updates.plain if updates.located else found.plain
 
 
 def _depth(step: Step) -> int:

@@ -13,6 +13,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import TensorProto
 from torch import nn
 
 from ingot.bounds import inputs_of
@@ -26,7 +27,7 @@ from ingot.export.lower import onnx as lower_onnx
 from ingot.export.lower.forms.translations import TRANSLATIONS
 from ingot.tensors import DType, Range, Signature, TensorSpec
 from tests.bounds.samples.cases import APART, MIXING, Function
-from tests.bounds.test_random_graphs import Graph, run
+from tests.bounds.test_random_graphs import INT64, UINT8, Graph, run
 
 X = TensorSpec("x", DType.FP32, ("batch", "seq", 4))
 N = TensorSpec("n", DType.INT64, ("batch",))
@@ -104,7 +105,38 @@ def test_samples_that_are_called_apart_are(name: str) -> None:
 class Mixed(Graph):
     """A random graph in which samples are moved, combined and selected too."""
 
+    def placed(self, source: str) -> None:
+        """Combine values that count from the first sample, or positions of samples, with others."""
+        cube = self.add("Unsqueeze", [source, self.constant([1])])
+        places = f"{self.add('MaxPool', [cube], kernel_shape=[1])}places"
+        self.nodes[-1].output.append(places)
+        zero, one = (self.add("Squeeze", [self.constant([value])]) for value in (0, 1))
+        count = self.add("Squeeze", [self.add("Shape", [source], start=0, end=1)])
+        row = self.add("Range", [zero, count, one])
+        positions = self.add("Unsqueeze", [row, self.constant([1, 2])])
+        located = self.rng.choice([places, positions])
+        other = self.rng.choice([self.add("Cast", [cube], to=INT64), places, positions])
+        pair = self.rng.sample([located, other], 2)
+        condition = self.add("Cast", [self.add("Gather", ["v", self.constant([0])])], to=TensorProto.BOOL)
+        index = self.add("Unsqueeze", [row, self.constant([1])])
+        narrow = self.rng.choice([UINT8, TensorProto.BOOL, TensorProto.FLOAT16])
+        axis = self.rng.randrange(3)
+        steps = [
+            lambda: self.add("Concat", pair, axis=axis),
+            lambda: self.add("If", [condition], then_branch=branch(pair[0]), else_branch=branch(pair[1])),
+            lambda: self.add("Where", [condition, *pair]),
+            lambda: self.add("Mod", [places, self.add("Shape", [cube], start=2)]),
+            lambda: self.add("Cast", [self.add("Cast", [located], to=narrow)], to=INT64),
+            lambda: self.add("Gather", [located, row]),
+            lambda: self.add("GatherND", [located, index]),
+            lambda: self.add("ScatterND", [other, index, located]),
+        ]
+        self.rng.choice(steps)()
+
     def step(self) -> None:
+        if self.rng.random() < 0.2:
+            self.placed(self.rng.choice(["x", self.data[-1]]))
+            return
         if self.rng.random() < 0.4:
             super().step()
             return
@@ -133,6 +165,12 @@ class Mixed(Graph):
         self.lists.append(self.add("Shape", [self.data[-1]]))
 
 
+def branch(name: str) -> onnx.GraphProto:
+    """Return an inner graph whose output is a tensor of the outer graph."""
+    inner = onnx.helper.make_node("Identity", [name], [f"{name}inner"])
+    return onnx.helper.make_graph([inner], "inner", [], [onnx.ValueInfoProto(name=f"{name}inner")])
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 100))])
 def test_random_graphs(tmp_path: Path, seed: int) -> None:
@@ -159,7 +197,7 @@ def test_random_graphs(tmp_path: Path, seed: int) -> None:
                 for index in range(count):
                     part = sample(whole[place], flow, index, {"batch": count, "width": width})
                     expected = sample(alone[index][place], flow, 0, {"batch": 1, "width": width})
-                    if flow.positions or flow.columns:
+                    if flow.located:
                         continue
                     same = part.shape == expected.shape and np.allclose(part, expected, 1e-4, 1e-4, equal_nan=True)
                     assert same, f"{name} {flow}\n" + "\n".join(map(str, graph.nodes))
@@ -186,6 +224,11 @@ def sample(array: Any, flow: Flow, index: int, sizes: dict[str, int]) -> Any:
     return parts.take(index, flow.axis + 1)
 
 
+_CHOSEN = """c = Constant<value_float = 0.0>() w1 = ReduceMax<keepdims = 0>(w) b = Less(w1, c)
+    f = If(b) <then_branch = one () => (int64[batch, seq, 4] p) {p = Identity(k)},
+               else_branch = two () => (int64[batch, seq, 4] q) {q = Identity(i)}>"""
+_POSITIONS = """s = Shape<start = 0, end = 1>(x) h = Squeeze(s) o = Constant<value_int = 0>()
+    j = Constant<value_int = 1>() n = Range(o, h, j)"""
 GRAPHS = {
     "a branch that one condition chooses": (
         """c = Constant<value_float = 0.0>() m = ReduceMax<keepdims = 0>(x) b = Greater(m, c)
@@ -247,8 +290,42 @@ GRAPHS = {
         "it computes with the positions of samples in the batch",
     ),
     "places that no remainder is taken of": (
-        "v, i = MaxPool<kernel_shape = [1]>(x) y = Cast<to = 1>(i)",
+        "v, i = MaxPool<kernel_shape = [1]>(x) y = Cast<to = 11>(i)",
         "has the positions of samples in the batch",
+    ),
+    "places after other values": (
+        """v, i = MaxPool<kernel_shape = [1]>(x) k = Cast<to = 7>(x) c = Concat<axis = 2>(k, i)
+        a = Constant<value_ints = [4]>() e = Constant<value_ints = [8]>() b = Constant<value_ints = [2]>()
+        z = Slice(c, a, e, b) y = Cast<to = 1>(z)""",
+        "(Concat): it joins the positions of samples with other values",
+    ),
+    "places in one of two branches": (
+        f"v, i = MaxPool<kernel_shape = [1]>(x) k = Cast<to = 7>(x) {_CHOSEN} y = Cast<to = 1>(f)",
+        "it has positions of samples in one case, and other values in another",
+    ),
+    "positions in one of two branches": (
+        f"""{_POSITIONS} i = Identity(n) a = Constant<value_ints = [1, 2]>() g = ReduceMax<keepdims = 0>(x, a)
+        k = Cast<to = 7>(g) {_CHOSEN.replace("[batch, seq, 4]", "[batch]")} y = Gather(w, f)""",
+        "it has positions of samples in one case, and other values in another",
+    ),
+    "own value by position": (f"{_POSITIONS} y = Gather(x, n)", ""),
+    "positions by position": (
+        f"{_POSITIONS} m = Gather(n, n) y = Gather(x, m)",
+        "it computes with the positions of samples in the batch",
+    ),
+    "positions in too narrow a datatype": (
+        f"{_POSITIONS} b = Cast<to = 2>(n) m = Cast<to = 7>(b) y = Gather(x, m)",
+        "it computes with the positions of samples in the batch",
+    ),
+    "positions by another name": (
+        f"""{_POSITIONS} m = ai.onnx.ml.LabelEncoder<keys_int64s = [5], values_int64s = [1], default_int64 = 0>(n)
+        y = Gather(x, m)""",
+        "it computes with the positions of samples in the batch",
+    ),
+    "places whose remainder may be negative": (
+        """v, i = MaxPool<kernel_shape = [1]>(x) d = Constant<value_ints = [4]>() m = Mod<fmod = 1>(i, d)
+        y = Cast<to = 1>(m)""",
+        "it computes with the positions of samples in the batch",
     ),
 }
 
@@ -257,7 +334,7 @@ GRAPHS = {
 def test_control_flow(tmp_path: Path, name: str) -> None:
     text, reason = GRAPHS[name]
     model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 20, "my.domain": 1]> '
+        '<ir_version: 10, opset_import: ["": 20, "my.domain": 1, "ai.onnx.ml": 4]> '
         f"g (float[batch, seq, 4] x, float[4, 4] w) => (float[batch, seq, 4] y) {{{text}}}"
     )
     onnx.save(model, tmp_path / "graph.onnx")
