@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ingot.bounds.abstract import INT32, INT64
 from ingot.bounds.flow import Flow, Kind, MixingError
 from ingot.bounds.interval import Interval
 from ingot.bounds.poly import ONE, product
 from ingot.bounds.samples.step import Step, broadcast
+from ingot.tensors import DType
 
 Rule = Callable[[Step], "Flow | list[Flow]"]
 Axes = Callable[[Step, int], Iterable[int]]
 
 _CONTRACTS = "it sums over the samples"
-_WIDE = frozenset([INT32, INT64, 11, 12, 13])
-"""Element types that hold the positions of any batch; the last are DOUBLE, UINT32 and UINT64."""
+_WIDE = frozenset(dtype.onnx for dtype in (DType.INT32, DType.INT64, DType.UINT32, DType.UINT64, DType.FP64))
+"""Element types that hold the positions of any batch."""
 
 
 def elementwise(step: Step) -> Flow:
