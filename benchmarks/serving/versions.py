@@ -7,7 +7,9 @@ means that this tree's is larger.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,25 @@ class Version(Ingot):
     folder: str = ""
 
     def environment(self, start: Start) -> dict[str, str]:
-        return {"PYTHONPATH": self.folder}
+        return self.variables
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables with which Python imports the folder's package, and not that of the working directory."""
+        return {"PYTHONPATH": self.folder, "PYTHONSAFEPATH": "1"}
+
+    def check(self) -> None:
+        """Check that a server of this version runs the folder's code.
+
+        Raises:
+            SystemExit: it imports the package from elsewhere.
+        """
+        line = [sys.executable, "-c", "import ingot; print(ingot.__file__)"]
+        found = subprocess.run(
+            line, env={**os.environ, **self.variables}, check=True, capture_output=True, text=True
+        ).stdout.strip()
+        if not Path(found).is_relative_to(self.folder):
+            raise SystemExit(f"the server of {self.folder} would import {found}")
 
 
 def main() -> None:
@@ -34,7 +54,10 @@ def main() -> None:
     parser.add_argument("commit")
     parsed = options(parser, MODELS)
     old = _checkout(parsed.commit, build_folder())
-    compare(Version("new", folder=str(Path.cwd())), Version("old", folder=str(old)), parsed)
+    versions = Version("new", folder=str(Path.cwd())), Version("old", folder=str(old))
+    for version in versions:
+        version.check()
+    compare(*versions, parsed)
 
 
 def _checkout(commit: str, build: Path) -> Path:
