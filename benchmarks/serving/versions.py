@@ -53,14 +53,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.versions")
     parser.add_argument("commit")
     parsed = options(parser, MODELS)
-    old = _checkout(parsed.commit, build_folder())
+    old = checkout(parsed.commit, build_folder())
     versions = Version("new", folder=str(Path.cwd())), Version("old", folder=str(old))
     for version in versions:
         version.check()
     compare(*versions, parsed)
 
 
-def _checkout(commit: str, build: Path) -> Path:
+def checkout(commit: str, build: Path) -> Path:
     """Return a folder with the tree of a commit."""
     whole = subprocess.run(["git", "rev-parse", commit], check=True, capture_output=True, text=True).stdout.strip()
     folder = build / "versions" / whole
