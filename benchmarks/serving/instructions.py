@@ -48,8 +48,9 @@ class Counted(Version):
         return {**super().variables, **({"INGOT_PURE": "1"} if self.pure else {})}
 
     def command(self, start: Start) -> list[str]:
-        valgrind = ["valgrind", "--tool=callgrind", "--fair-sched=yes", "--instr-atstart=no", f"--callgrind-out-file={self.counts}"]
-        return [*valgrind, *super().command(start)]
+        # Without fair turns, threads that wait for Valgrind's lock starve on one core.
+        options = ["--fair-sched=yes", "--instr-atstart=no", f"--callgrind-out-file={self.counts}"]
+        return ["valgrind", "--tool=callgrind", *options, *super().command(start)]
 
 
 def main() -> None:
