@@ -125,6 +125,8 @@ class Eager:
 
     Attributes:
         caches: attributes and buffers that its first call fills.
+        refills: whether a capture starts with empty caches and drops what the code assigns to them, instead of holding
+            what a first call fills.
         written: the inputs that calls have changed in place.
     """
 
@@ -144,6 +146,7 @@ class Eager:
         self.output_names = output_names
         self.snapshot = snapshot
         self.caches: tuple[str, ...] = ()
+        self.refills = False
         self.written: set[str] = set()
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
         self.device = first.device if first is not None else torch.device("cpu")
@@ -202,9 +205,12 @@ class Eager:
 
     @contextlib.contextmanager
     def filled(self, inputs: Mapping[str, Array]) -> Iterator[None]:
-        """Hold what a first call fills, such as tables, during a block, which may capture the module."""
+        """Hold what a first call fills, such as tables, during a block, which may capture the module.
+
+        With :attr:`refills`, only undo what the block changes.
+        """
         changes: tuple[Change, ...] = ()
-        if self.snapshot is not None and self.snapshot.changed:
+        if self.snapshot is not None and self.snapshot.changed and not self.refills:
             changes = self.run_in_a_row([inputs])[1]
         with self.undone():
             for change in changes:
@@ -275,6 +281,7 @@ class _Flat(nn.Module):
         self._arguments = eager.arguments
         self._states = eager.states
         self._scratch = eager.scratch
+        self._caches = tuple(dict.fromkeys(path.partition("[")[0] for path in eager.caches)) if eager.refills else ()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = list(tensors[: len(self._arguments.names)])
@@ -285,6 +292,8 @@ class _Flat(nn.Module):
         fixed = {name: torch.tensor(value, dtype=dtype) for name, (value, dtype) in self._constants.items()}
         # The graph shows a use of a copy: see :func:`ingot.export.capture.exported.check_scratch`.
         fixed |= {name: self.ingot_wrapped.get_buffer(name).clone() for name in self._scratch}
+        # PyTorch refuses tensors that the code has assigned to attributes once it returns.
+        fixed |= {name: _fresh(self.ingot_wrapped, name) for name in self._caches}
         lifted = zip(self._states.buffers, tensors[len(own) :], strict=True)
         held = {name: value.clone() for name, value in lifted}
         with _holding(self.ingot_wrapped, [*fixed], [*fixed.values()]) if fixed else contextlib.nullcontext():
@@ -322,18 +331,33 @@ class Captured:
         return {spec.name: from_torch(tensor) for spec, tensor in zip(self._signature.outputs, outputs, strict=True)}
 
 
+_ABSENT: Any = object()
+
+
+def _fresh(module: nn.Module, name: str) -> Any:
+    """Return an attribute of a part of a module, of a container a copy, which a call may change."""
+    value = getattr(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], _ABSENT)
+    return value.copy() if isinstance(value, dict | list) else value
+
+
 @contextlib.contextmanager
-def _holding(module: nn.Module, names: Sequence[str], values: Sequence[torch.Tensor | None]) -> Iterator[None]:
-    """Set a module's buffers to other values, and restore their own afterwards."""
+def _holding(module: nn.Module, names: Sequence[str], values: Sequence[Any]) -> Iterator[None]:
+    """Set a module's buffers and attributes to other values, and restore their own, or remove them, afterwards."""
     places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
-    before = [getattr(owner, name) for owner, name in places]
-    try:
+    before = [getattr(owner, name, _ABSENT) for owner, name in places]
+
+    def put(values: Sequence[Any]) -> None:
         for (owner, name), value in zip(places, values, strict=True):
-            setattr(owner, name, value)
+            if value is not _ABSENT:
+                setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)
+
+    put(values)
+    try:
         yield
     finally:
-        for (owner, name), value in zip(places, before, strict=True):
-            setattr(owner, name, value)
+        put(before)
 
 
 def _next_values(states: States, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

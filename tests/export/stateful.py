@@ -641,14 +641,14 @@ CASES["LoRA that merges in eval"] = Case(lambda: nn.Sequential(_LoRA(), nn.ReLU(
 # Caches
 
 
-@case("mask cached in an attribute by its size", "mask", plain(mask=None), inputs=("x:float32[batch,seq,4]",))
+@case("mask cached in an attribute by its size", None, plain(mask=None), inputs=("x:float32[batch,seq,4]",))
 def _(self: Any, x: Tensor) -> Any:
     if self.mask is None or len(self.mask) != x.shape[1]:
         self.mask = torch.ones(x.shape[1], x.shape[1]).tril()
     return self.mask @ x
 
 
-@case("rotary table that grows", "table", buffer(table=torch.zeros(0)), inputs=("x:float32[batch,seq,4]",))
+@case("rotary table that grows", None, buffer(table=torch.zeros(0)), inputs=("x:float32[batch,seq,4]",))
 def _(self: Any, x: Tensor) -> Any:
     if x.shape[1] > len(self.table):
         self.table = torch.arange(x.shape[1]).float()

@@ -6,7 +6,7 @@ Calls in a row are compared with calls of a module that was not called before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,25 +108,42 @@ class Calls:
         for index, outputs in zip(self._order(), self.outputs, strict=True):
             if (name := _different(self.alone(index)[0], outputs, exact=exact)) is not None:
                 return name
-        for sizes in self._other_sizes():
-            other = self.examples.make(sizes)
-            try:
-                expected = self.eager.run(other)
-            except ExportError:
-                continue
-            try:
-                row = self.eager.run_in_a_row([self.inputs[0], other, self.inputs[0]])[0]
-            except ExportError as error:
-                raise _stuck(self.eager, error) from error
-            for one, another in ((expected, row[1]), (self.outputs[0], row[2])):
-                if (name := _different(one, another, exact=exact)) is not None:
-                    return name
-        return None
+        return influenced_at(self.eager, self.examples, self._other_sizes(), exact=exact)
 
     def _other_sizes(self) -> Iterator[Mapping[str, int]]:
         default = self.examples.default_sizes
         sizes = [dict(sizes) for sizes in self.examples.cases() if sizes != default]
         yield from sizes[-1 : -1 - _OTHER_SIZES : -1]
+
+
+def influenced_at(eager: Eager, examples: Examples, cases: Iterable[Mapping[str, int]], *, exact: bool) -> str | None:
+    """Return an output that depends on a call at other sizes before.
+
+    Args:
+        eager: the module.
+        examples: makes the inputs.
+        cases: the other sizes.
+        exact: whether any difference counts, or only one by more than rounding.
+
+    Raises:
+        ExportError: the module does not run at some sizes after its first call.
+    """
+    usual = examples.make(examples.default_sizes)
+    alone = eager.run(usual)
+    for sizes in cases:
+        other = examples.make(sizes)
+        try:
+            expected = eager.run(other)
+        except ExportError:
+            continue
+        try:
+            row = eager.run_in_a_row([usual, other, usual])[0]
+        except ExportError as error:
+            raise _stuck(eager, error) from error
+        for one, another in ((expected, row[1]), (alone, row[2])):
+            if (name := _different(one, another, exact=exact)) is not None:
+                return name
+    return None
 
 
 def find(calls: Calls) -> Kept:

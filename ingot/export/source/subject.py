@@ -182,8 +182,6 @@ def prepare(
     if kept.states or kept.scratch:
         eager = Eager(module, call, output_names, kept.states, kept.scratch, snapshot)
         calls = states.Calls(eager, examples)
-    if kept.filled:
-        notes.append(f"the model fills {', '.join(kept.filled)} on its first call; the graph contains the result")
     notes += states.check(calls, kept)
     eager.caches = kept.filled
     named = calls.outputs[0]

@@ -58,6 +58,9 @@ def capture_module(context: Context, subject: Subject) -> ladder.Captured:
     loose = arguments.outside_parameters(eager.module, list(eager.arguments.fixed))
     journal.note(*(f"'{name}' is not a parameter of forward, whose **kwargs may ignore it" for name in loose))
     captured = _climb(context, subject)
+    if eager.caches:
+        then = "computes the values at each call" if eager.refills else "contains the result"
+        journal.note(f"the model fills {', '.join(eager.caches)} on its first call; the graph {then}")
     journal.note(*captured.log)
     if isinstance(captured, Program):
         journal.graphs.append(fx_graphs.of_program("FX graph as captured", captured))
@@ -82,16 +85,38 @@ def _climb(context: Context, subject: Subject) -> ladder.Captured:
             captured, attempts = ladder.capture(task, options.capture, check, journal.progress, tried)
         except ExportError as error:
             limited = bool(context.broken) or violates_constraints(error.__cause__)
-            crossed = _across(context, task, subject, check) if limited and options.capture == "auto" else None
-            explained = _explained(error, subject) if crossed is None else error
+            other = _refilled(context, task, check)
+            if other is None and limited and options.capture == "auto":
+                other = _across(context, task, subject, check)
+            explained = _explained(error, subject) if other is None else error
             if explained is not error:
                 raise explained from error
-            if crossed is None:
+            if other is None:
                 raise
-            captured, attempts = crossed
+            captured, attempts = other
         stage.detail = attempts[-1].route
     journal.attempts.extend(attempts)
     return captured
+
+
+def _refilled(
+    context: Context, task: ladder.Task, check: Callable[[ladder.Captured], None]
+) -> tuple[ladder.Captured, tuple[Attempt, ...]] | None:
+    """Capture a module with empty caches, which its code computes again where the size differs, or return None."""
+    eager, examples = task.eager, context.examples
+    if not eager.caches or eager.refills:
+        return None
+
+    def steady(captured: ladder.Captured) -> None:
+        check(captured)
+        if (name := states.influenced_at(eager, examples, context.examples.cases(), exact=False)) is not None:
+            raise ParityError(f"'{name}' depends on the sizes of an earlier call")
+
+    eager.refills = True
+    route = context.options.capture
+    found = foreign.outcome(lambda: ladder.capture(task, route, steady, context.journal.progress))
+    eager.refills = not isinstance(found, Exception)
+    return None if isinstance(found, Exception) else found
 
 
 def _across(

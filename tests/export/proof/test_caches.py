@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from pathlib import Path
@@ -57,6 +58,33 @@ class Table(nn.Module):
         return x * torch.cos(self.table[:length])
 
 
+class Grid(nn.Module):
+    """YOLOv5's head: a list with the grid of each level, which is made again where the size of the level changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = [torch.zeros(1)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape[2:]
+        if self.grid[0].shape[2:4] != x.shape[2:4]:
+            ys, xs = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+            self.grid[0] = torch.stack((xs, ys), 2).view(1, 1, rows, columns, 2).float()
+        result: torch.Tensor = (x.sigmoid()[:, None, :, :, :, None] + self.grid[0][:, :, None]).flatten(2)
+        return result
+
+
+class Angles(nn.Module):
+    """Rotary angles for the last length, in an attribute that the first call adds."""
+
+    angles: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "angles") or len(self.angles) != x.shape[1]:
+            self.angles = torch.arange(x.shape[1])[:, None] * torch.tensor([0.1, 0.2, 0.3, 0.4])
+        return x * self.angles.cos()
+
+
 class Once(nn.Module):
     """A table that is computed only at the first call: the model itself is wrong, so no graph can be right."""
 
@@ -108,7 +136,6 @@ def test_a_buffer_filled_by_the_first_call_is_a_constant(empty: bool) -> None:
     ("module", "inputs", "dims", "shape"),
     [
         (Positions, "x:float32[batch,4,6,w=6..24:6]", "'w'", (4, 6, 6)),
-        (Table, "x:float32[batch,seq,4]", "'seq'", (5, 4)),
         (Once, "x:float32[batch,seq,4]", "'seq'", (5, 4)),
     ],
 )
@@ -125,6 +152,27 @@ def test_one_that_depends_on_a_dynamic_size_is_refused_with_the_remedy(
     x = torch.randn(2, *shape)
     torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), kept(x))
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "shapes"),
+    [
+        (Grid, "x:float32[batch,3,h,w]", [(3, 5, 7), (3, 7, 5), (3, 40, 1)]),
+        pytest.param(Table, "x:float32[batch,seq,4]", [(50, 4), (1, 4)], marks=pytest.mark.matrix),
+        pytest.param(Angles, "x:float32[batch,seq,4]", [(50, 4), (1, 4)], marks=pytest.mark.matrix),
+    ],
+)
+def test_one_that_the_code_computes_again_for_each_size_is_part_of_the_graph(
+    module: type[nn.Module], inputs: str, shapes: list[tuple[int, ...]]
+) -> None:
+    kept = module().eval()
+    archive = export_model(kept, inputs=inputs)
+    notes = archive.variant().serving.provenance.notes
+    assert any(note.endswith("on its first call; the graph computes the values at each call") for note in notes)
+    with contextlib.closing(load_engine(EngineSpec(archive.variant().path(), device="cpu"))) as engine:
+        for shape in shapes:
+            x = torch.randn(2, *shape)
+            torch.testing.assert_close(torch.from_numpy(engine.run({"x": x.numpy()})["output"]), kept(x))
 
 
 @pytest.mark.matrix
