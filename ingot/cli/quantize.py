@@ -43,7 +43,7 @@ class Search:
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16, fp16 or pt2e-int8.",
+            help="static-int8, dynamic-int8, weight-int8, weight-int4, bf16 or fp16.",
             show_default="the fastest within the budget",
         ),
     ] = None
@@ -91,14 +91,6 @@ def quantize(
     force: Annotated[
         bool, typer.Option("--force", help="Keep a recipe's result even if it is slower or less exact.")
     ] = False,
-    allow_code: Annotated[
-        bool,
-        typer.Option(
-            "--allow-code",
-            envvar="INGOT_ALLOW_CODE",
-            help="Allow the archive's PyTorch program to run, which pt2e-int8 and --option device=cpu compile.",
-        ),
-    ] = False,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
@@ -140,7 +132,6 @@ def quantize(
             budget=seconds("--budget", search.budget) if search.budget is not None else None,
             seed=search.seed,
             force=force,
-            allow_code=allow_code,
         )
         result = run(
             located.open(),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ingot.quant.config import BFloat16 as BFloat16
     from ingot.quant.config import DynamicInt8 as DynamicInt8
     from ingot.quant.config import Float16 as Float16
-    from ingot.quant.config import PT2EInt8 as PT2EInt8
     from ingot.quant.config import QuantConfig as QuantConfig
     from ingot.quant.config import StaticInt8 as StaticInt8
     from ingot.quant.config import WeightInt4 as WeightInt4
@@ -29,7 +28,6 @@ _PLACES = {
     "BFloat16": "ingot.quant.config",
     "DynamicInt8": "ingot.quant.config",
     "Float16": "ingot.quant.config",
-    "PT2EInt8": "ingot.quant.config",
     "QuantConfig": "ingot.quant.config",
     "Quantized": "ingot.quant.pipeline",
     "StaticInt8": "ingot.quant.config",
@@ -44,7 +42,6 @@ __all__ = [
     "BFloat16",
     "DynamicInt8",
     "Float16",
-    "PT2EInt8",
     "QuantConfig",
     "Quantized",
     "StaticInt8",

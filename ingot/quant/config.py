@@ -46,11 +46,6 @@ class Recipe:
         """Whether it learns ranges from data."""
         return False
 
-    @property
-    def compiles(self) -> bool:
-        """Whether it compiles an archive's PyTorch program, instead of changing its ONNX graph."""
-        return False
-
     def record(self) -> dict[str, Any]:
         """Return the recipe as archives record it."""
         return {"name": self.name, "version": self.version, **asdict(self)}
@@ -180,16 +175,10 @@ class HalfRecipe(Recipe):
 
     Attributes:
         device: ``cuda``: weights and activations in half precision where that loses little, for GPUs; ``any``: weights
-            are stored in half precision and computed with in float32, at float32's speed and half the size; ``cpu``:
-            the archive's PyTorch program is compiled for this kind of processor, by AOTInductor. With AMX that can
-            come near int8's speed on transformers, and loses less.
+            are stored in half precision and computed with in float32, at float32's speed and half the size.
     """
 
-    device: Literal["cuda", "any", "cpu"] = "cuda"
-
-    @property
-    def compiles(self) -> bool:
-        return self.device == "cpu"
+    device: Literal["cuda", "any"] = "cuda"
 
 
 @dataclass(frozen=True)
@@ -208,30 +197,8 @@ class Float16(HalfRecipe):
     precision: ClassVar[str] = "fp16"
 
 
-@dataclass(frozen=True)
-class PT2EInt8(Recipe):
-    """Linear layers and convolutions in 8 bits by torchao's PT2E, compiled by AOTInductor for this kind of processor.
-
-    Attributes:
-        dynamic: activations in the range of each call, for linear layers only; it needs no data.
-    """
-
-    name: ClassVar[str] = "pt2e-int8"
-    precision: ClassVar[str] = "int8"
-
-    dynamic: bool = False
-
-    @property
-    def needs_data(self) -> bool:
-        return not self.dynamic
-
-    @property
-    def compiles(self) -> bool:
-        return True
-
-
 RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
-    {kind.name: kind for kind in (StaticInt8, DynamicInt8, WeightInt8, WeightInt4, BFloat16, Float16, PT2EInt8)}
+    {kind.name: kind for kind in (StaticInt8, DynamicInt8, WeightInt8, WeightInt4, BFloat16, Float16)}
 )
 """All recipes by name: those of ``--recipe``. The search tries plans instead, see ``search/families.py``."""
 
@@ -264,7 +231,6 @@ class QuantConfig:
         budget: seconds for the search, whose best result is then used; None for no limit.
         seed: the seed of all sampling: the split of the data, and its selection.
         force: keep a recipe's result even if it is slower or exceeds the accuracy budget.
-        allow_code: run the archive's PyTorch program, which can run its author's code: some recipes compile it.
     """
 
     recipe: Recipe | None = None
@@ -278,7 +244,6 @@ class QuantConfig:
     budget: float | None = None
     seed: int = 0
     force: bool = False
-    allow_code: bool = False
 
     def __post_init__(self) -> None:
         if self.recipe is not None and not isinstance(self.recipe, Recipe):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,14 +23,13 @@ class Module(Protocol):
     def state_dict(self, *args: Any, **options: Any) -> Any: ...
 
 
-def exported(model: Module, data: Any, target: Literal["onnx", "pt2"] = "onnx") -> Archive:
+def exported(model: Module, data: Any) -> Archive:
     """Return a module's archive.
 
     Args:
         model: the module.
         data: arrays by the names of ``forward``'s parameters, each with all rows along its first axis, or such an
             ``.npz``.
-        target: the format to export to, as in ``export_model``.
 
     Raises:
         InvalidArgument: it is not a module, or the data lacks arrays of its inputs.
@@ -54,4 +53,4 @@ def exported(model: Module, data: Any, target: Literal["onnx", "pt2"] = "onnx") 
             dims = ",".join(["batch", *map(str, array.shape[1:])])
             inputs.append(f"{name}:{DType.of(array).torch_name}[{dims}]")
     name = type(model).__name__.lower()
-    return export_model(model, inputs=inputs, name=name, target=target)  # type: ignore[arg-type]  # a module, by its methods
+    return export_model(model, inputs=inputs, name=name)  # type: ignore[arg-type]  # a module, by its methods

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingot.errors import InvalidArgument, QuantizationError, missing_package
+from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import Archive, BlobFolder, Variant
 from ingot.quant import modules
 from ingot.quant.config import ENGINES, HalfRecipe, LayerRecipe, QuantConfig, Recipe
@@ -19,7 +19,6 @@ from ingot.quant.graph.source import Source
 from ingot.quant.measure import limits
 from ingot.quant.measure.datasets import Datasets, prepare
 from ingot.quant.measure.limits import Deadline, TimeUp
-from ingot.quant.measure.runner import Runner
 from ingot.quant.measure.trial import TrialRunner, certain
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
@@ -148,11 +147,9 @@ def run(
         original = archive
     else:
         progress("Exporting")
-        original = modules.exported(archive, data, "pt2" if config.recipe and config.recipe.compiles else "onnx")
+        original = modules.exported(archive, data)
     blobs = BlobFolder.scratch()
     local = original.copy_to(blobs)
-    if config.recipe is not None and config.recipe.compiles:
-        return _compile(local, blobs, config, config.recipe, (data, validate, transform), progress)
     try:
         added = _change_graph(local, blobs, config, (data, validate, transform), kept_in, progress, deadline)
     except TimeUp:
@@ -193,7 +190,7 @@ def _change_graph(
             check=deadline.check if config.recipe is None else lambda: None,
         )
     ) as runner:
-        job = packing.GraphJob(
+        job = packing.Job(
             archive=local,
             blobs=blobs,
             runner=runner,
@@ -232,53 +229,6 @@ def _check_kept(source: Source, config: QuantConfig) -> None:
         raise InvalidArgument(
             "every layer is kept in floating point, so that nothing is left to quantize; keep fewer (--keep)"
         )
-
-
-def _compile(
-    archive: Archive,
-    blobs: BlobFolder,
-    config: QuantConfig,
-    recipe: Recipe,
-    sources: tuple[Data | None, Data | None, str | None],
-    progress: Progress,
-) -> Quantized:
-    """Quantize an archive's PyTorch program; ``sources`` are the data, the validation data and the transform."""
-    try:
-        from ingot.quant.variants import compiled
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise missing_package("torch", "compiling models", "export") from error
-    program = compiled.find_program(archive, recipe, config)
-    packing.free_name(archive, compiled.name_of(recipe))  # fails before the work, not after it
-    original = compiled.find_original(archive, program)
-    metric = parse_metric(config.metric, original.signature)
-    datasets = prepare(original, *sources, config, metric)
-    runner = Runner(
-        original,
-        lambda: compiled.load(original, config.threads),
-        calibration=datasets.calibration,
-        evaluation=datasets.evaluation,
-        metric=metric,
-        batches=config.batches,
-        threads=config.threads,
-        progress=progress,
-    )
-    with contextlib.closing(runner):
-        notes = (*datasets.notes, *runner.notes)
-        job = packing.Job(
-            archive=archive,
-            blobs=blobs,
-            runner=runner,
-            config=config,
-            metric=metric.name,
-            datasets=datasets,
-            notes=notes,
-        )
-        found = compiled.attempt(job, program, recipe, progress)
-        faults = acceptance.judge(recipe, found.evidence.speedups(), found.comparison.drop.value, config)
-        report, added = compiled.add(job, program, recipe, found, " and ".join(faults))
-    return Quantized(added, report)
 
 
 def _check_engine(config: QuantConfig) -> None:

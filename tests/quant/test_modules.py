@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import ingot
-from ingot.errors import InvalidArgument, Unsupported
-from ingot.quant import PT2EInt8, StaticInt8
+from ingot.errors import InvalidArgument
+from ingot.quant import StaticInt8
 
 
 class Scaled(nn.Module):
@@ -34,13 +34,6 @@ def test_a_module_is_exported_with_the_inputs_that_the_data_holds() -> None:
     archive = ingot.quantize(Scaled().eval(), data, config=config)
     assert {variant.name for variant in archive.variants} == {"fp32", "int8"}
     assert [str(spec) for spec in archive.signature.inputs] == ["x:float32[batch,32]", "by:float32[batch,1]"]
-
-
-@pytest.mark.matrix
-def test_a_recipe_that_compiles_programs_gets_one() -> None:
-    data = {"x": np.ones((8, 32), np.float32), "by": np.ones((8, 1), np.float32)}
-    with pytest.raises(Unsupported, match="'pt2e-int8' runs the PyTorch program in the archive"):
-        ingot.quantize(Scaled().eval(), data, config=PT2EInt8())
 
 
 @pytest.mark.parametrize("data", [None, {"other": np.ones((2, 3))}, [np.ones((2, 32), np.float32)]])

@@ -15,7 +15,7 @@ import ingot
 from ingot.errors import InvalidArgument, NotFound, QuantizationError, StorageFull
 from ingot.export import export_model
 from ingot.model_store import Archive, BatchLatency
-from ingot.quant import BFloat16, DynamicInt8, Float16, PT2EInt8, QuantConfig, StaticInt8, WeightInt4, WeightInt8
+from ingot.quant import BFloat16, DynamicInt8, Float16, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
 from ingot.quant.measure.limits import Deadline
 from ingot.quant.measure.trial import Trial, TrialRunner
@@ -428,7 +428,7 @@ class TestRefusedModels:
 
 
 class TestRefusedConfigurations:
-    @pytest.mark.parametrize("kind", [DynamicInt8, WeightInt8, WeightInt4, Float16, PT2EInt8])
+    @pytest.mark.parametrize("kind", [DynamicInt8, WeightInt8, WeightInt4, Float16])
     def test_an_engine_without_kernels_for_a_recipe(self, classifier: Archive, kind: type[Any]) -> None:
         """Reported before the work, whether the engine is installed or not."""
         steps: list[str] = []

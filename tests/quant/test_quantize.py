@@ -199,8 +199,6 @@ class TestModels:
         model = make()
         for name, recipe in RECIPES.items():
             config = QuantConfig(recipe(), force=True)
-            if recipe().compiles:  # accepts another format
-                continue
             if name not in recipes:
                 if name != "fp16" or model.variant().name != "fp16":
                     with pytest.raises(QuantizationError, match="nothing in th"):

@@ -31,6 +31,8 @@ _OPTIONS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
     # The folder of precompiled headers is fixed when PyTorch is imported, and they would outlive the export.
     "aot_inductor.precompile_headers": False,
+    # Whatever the environment says: the weights stay in one layout, and are computed as in the program.
+    "freezing": False,
 }
 # Conversions to and from integers, which Inductor compiles without their Python source.
 _INTEGERS = "quantized_decomposed::"
@@ -39,15 +41,13 @@ _PARALLEL: dict[str, Any] = {"cpp.dynamic_threads": True}
 _SERIAL: dict[str, Any] = {"cpp.threads": 1}
 
 
-def lower(program: Program, path: Path, *, device: str = "cpu", freeze: bool = False) -> Path:
+def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
     """Compile a captured program, which takes from seconds to minutes. Dynamic dimensions stay dynamic.
 
     Args:
         program: the program.
         path: the package; its name ends in ``.pt2``.
         device: the device that will run it: ``cpu`` or ``cuda``, which this machine must have.
-        freeze: fold operations on weights alone, and store weights in the layout that kernels use; integer kernels
-            require it.
 
     Raises:
         InvalidArgument: this machine does not have the device.
@@ -58,7 +58,7 @@ def lower(program: Program, path: Path, *, device: str = "cpu", freeze: bool = F
     exported = program.exported
     if device != "cpu":
         exported = move_to_device_pass(copy.deepcopy(exported), device)
-    options = {**_OPTIONS, "freezing": freeze, "aot_inductor.metadata": {HEADER: header(program)}}
+    options = {**_OPTIONS, "aot_inductor.metadata": {HEADER: header(program)}}
     with _scratch() as folder:
         package = folder / "model.pt2"
         if not _takes_indices(exported):
@@ -69,10 +69,10 @@ def lower(program: Program, path: Path, *, device: str = "cpu", freeze: bool = F
     return path
 
 
-def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu", freeze: bool = False) -> Packed:
+def pack(program: Program, blobs: BlobFolder, *, device: str = "cpu") -> Packed:
     """Compile a program and put the package into ``blobs``; see :func:`lower`."""
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
-        path = lower(program, Path(folder) / "model.pt2", device=device, freeze=freeze)
+        path = lower(program, Path(folder) / "model.pt2", device=device)
         metadata = read_metadata(path)
         graph = put(path, blobs)
     requires = {

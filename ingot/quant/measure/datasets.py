@@ -129,9 +129,8 @@ def _hash(array: Array) -> bytes:
 
 def _check_recipe(config: QuantConfig) -> None:
     if config.recipe is not None and config.recipe.needs_data:
-        other = "set its option dynamic" if config.recipe.compiles else "use dynamic-int8"
         raise InvalidArgument(
-            f"the recipe '{config.recipe.name}' needs calibration data; pass some (--calibrate), or {other}"
+            f"the recipe '{config.recipe.name}' needs calibration data; pass some (--calibrate), or use dynamic-int8"
         )
 
 

@@ -21,7 +21,7 @@ from ingot.quant.report.records import Candidate, Report, Score
 from ingot.quant.schemes import half
 from ingot.quant.schemes.half import Halved
 from ingot.quant.variants import packing
-from ingot.quant.variants.packing import GraphJob
+from ingot.quant.variants.packing import Job
 from ingot.runtime import EngineSpec, load_engine
 from ingot.runtime.machine import devices
 
@@ -39,7 +39,7 @@ class _Times:
     notes: tuple[str, ...] = ()
 
 
-def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
+def add(job: Job, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[Report, Archive]:
     """Add a variant in half precision to an archive, after the existing ones.
 
     Its accuracy is measured in a float32 graph that rounds where a GPU would; its speed only on a machine with a GPU.
@@ -97,7 +97,7 @@ def add(job: GraphJob, recipe: HalfRecipe, progress: Callable[[str], None]) -> t
     return summary, archive
 
 
-def _on_cpu(recipe: HalfRecipe, job: GraphJob, path: Path, blobs: BlobFolder) -> Path:
+def _on_cpu(recipe: HalfRecipe, job: Job, path: Path, blobs: BlobFolder) -> Path:
     """Return a model that computes on a CPU the same as the variant at ``path``; a new one is added to blobs."""
     if recipe.device == "any":
         return path
@@ -107,7 +107,7 @@ def _on_cpu(recipe: HalfRecipe, job: GraphJob, path: Path, blobs: BlobFolder) ->
     return blobs.path(onnx_graph.pack(model, blobs, source.blobs)[0])
 
 
-def _convert(recipe: HalfRecipe, model: ir.Model, job: GraphJob, *, emulate: bool = False) -> Halved:
+def _convert(recipe: HalfRecipe, model: ir.Model, job: Job, *, emulate: bool = False) -> Halved:
     dtype = ir.DataType.FLOAT16 if recipe.precision == "fp16" else ir.DataType.BFLOAT16
     layers = job.runner.source.by_name(model)
     kept = [layers[name].node for name in choose(job.runner.source.names, (*job.config.keep, *recipe.keep))]
@@ -117,7 +117,7 @@ def _convert(recipe: HalfRecipe, model: ir.Model, job: GraphJob, *, emulate: boo
     return convert(model, dtype, kept)
 
 
-def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
+def _time(job: Job, recipe: HalfRecipe, path: Path) -> _Times:
     """Time the variant and the original if the variant can run."""
     device = "cuda" if recipe.device == "cuda" else "cpu"
     if device == "cuda" and not devices.has_cuda():
@@ -133,7 +133,7 @@ def _time(job: GraphJob, recipe: HalfRecipe, path: Path) -> _Times:
     return _Times(baseline, latency, words.uncertainty(latency))
 
 
-def _report(job: GraphJob, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
+def _report(job: Job, recipe: HalfRecipe, name: str, size: int, comparison: Comparison, times: _Times) -> Report:
     candidate = Candidate(
         name=recipe.name,
         recipe=recipe.record(),

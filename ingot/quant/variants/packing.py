@@ -16,7 +16,6 @@ from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
 from ingot.quant.measure.datasets import Datasets
 from ingot.quant.measure.limits import Deadline, TimeUp
-from ingot.quant.measure.runner import Runner
 from ingot.quant.measure.trial import Trial, TrialRunner, slowness
 from ingot.quant.metric import Comparison
 from ingot.quant.report import words
@@ -38,25 +37,27 @@ _GOLDEN_TOLERANCE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One quantization.
+    """The quantization of an ONNX graph.
 
     Attributes:
         archive: the original archive, whose blobs are files.
         blobs: the folder of old and new blobs.
-        runner: measures results.
+        runner: tries plans and measures results.
         config: the configuration.
         datasets: the samples.
         metric: the metric's name.
         notes: remarks for the report.
+        deadline: after it, parts of the report that are only informative are omitted.
     """
 
     archive: Archive
     blobs: BlobFolder
-    runner: Runner
+    runner: TrialRunner
     config: QuantConfig
     metric: str
     datasets: Datasets
     notes: tuple[str, ...]
+    deadline: Deadline = field(default_factory=Deadline)
 
     @property
     def data(self) -> str:
@@ -69,19 +70,8 @@ class Job:
         return self.runner.variant
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphJob(Job):
-    """The quantization of an ONNX graph, whose ``runner`` tries plans.
-
-    After the ``deadline``, parts of the report that are only informative are omitted.
-    """
-
-    runner: TrialRunner
-    deadline: Deadline = field(default_factory=Deadline)
-
-
 def add(
-    job: GraphJob, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
+    job: Job, found: Found, verdict: Verdict, reason: str, progress: Callable[[str], None]
 ) -> tuple[Report, Archive | None]:
     """Return the report of a search, and the archive with its result; None if there is none.
 
@@ -150,11 +140,11 @@ def loss(drop: float, budget: float) -> str:
     return f"loses {drop:.4g} of the metric, more than the {budget:g} allowed"
 
 
-def provenance(parent: Variant, notes: Sequence[str], packages: Sequence[str] = ()) -> Provenance:
-    """Return the provenance of a new variant made with ``packages``, by default those of ONNX."""
+def provenance(parent: Variant, notes: Sequence[str]) -> Provenance:
+    """Return the provenance of a new variant."""
     known = distributions()
     runtimes = (known[name][0] for name in installed() if name in known)
-    return Provenance.of(parent.serving.provenance.source, packages or (*runtimes, "onnx"), notes)
+    return Provenance.of(parent.serving.provenance.source, (*runtimes, "onnx"), notes)
 
 
 def documents(summary: Report) -> dict[str, bytes]:
@@ -166,11 +156,11 @@ def documents(summary: Report) -> dict[str, bytes]:
     }
 
 
-def head(job: Job, variant: str, comparison: Comparison | None, packages: Sequence[str] = ()) -> Report:
+def head(job: Job, variant: str, comparison: Comparison | None) -> Report:
     """Return a report's first part: configuration, data and metric."""
     runner = job.runner
     calibration, evaluation = runner.calibration, runner.evaluation
-    made = provenance(job.parent, (), packages)
+    made = provenance(job.parent, ())
     return Report(
         model=job.archive.name,
         variant=variant,
@@ -195,7 +185,7 @@ def head(job: Job, variant: str, comparison: Comparison | None, packages: Sequen
     )
 
 
-def report(job: GraphJob, found: Found, variant: str, noises: Sequence[Noise]) -> Report:
+def report(job: Job, found: Found, variant: str, noises: Sequence[Noise]) -> Report:
     """Return the report of a search."""
     chosen = found.chosen
     part = head(job, variant, chosen.comparison if chosen is not None else None)
@@ -232,7 +222,7 @@ def _candidate(trial: Trial, budget: float, found: Found) -> Candidate:
     )
 
 
-def _noises(job: GraphJob, found: Found, plan: Plan) -> Sequence[Noise]:
+def _noises(job: Job, found: Found, plan: Plan) -> Sequence[Noise]:
     """Return the noise of each quantized layer, measured now if the search did not need it."""
     if found.noises or job.runner.large or not found.complete or not plan.schemes:
         return found.noises
@@ -256,7 +246,7 @@ def _noises(job: GraphJob, found: Found, plan: Plan) -> Sequence[Noise]:
         return ()
 
 
-def _layers(job: GraphJob, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:
+def _layers(job: Job, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, ...]:
     by_name = {noise.layer: (rank, noise) for rank, noise in enumerate(noises, 1)}
     rows = []
     for layer in job.runner.source.layers:
@@ -279,7 +269,7 @@ def _layers(job: GraphJob, plan: Plan, noises: Sequence[Noise]) -> tuple[Layer, 
     return tuple(rows)
 
 
-def _recipe(job: GraphJob, chosen: Trial) -> dict[str, Any]:
+def _recipe(job: Job, chosen: Trial) -> dict[str, Any]:
     asked = job.config.recipe
     named = asked.record() if asked is not None else {"name": "auto", "version": 1, "seed": job.config.seed}
     return {
@@ -290,7 +280,7 @@ def _recipe(job: GraphJob, chosen: Trial) -> dict[str, Any]:
     }
 
 
-def _evidence(job: GraphJob, chosen: Trial) -> Evidence:
+def _evidence(job: Job, chosen: Trial) -> Evidence:
     return Evidence(
         machine=devices.describe(),
         baseline=chosen.baseline,

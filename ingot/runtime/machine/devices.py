@@ -139,12 +139,6 @@ def has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_features().split())
 
 
-def saturates_products() -> bool:
-    """Return whether kernels add products of 8-bit integers in 16 bits, which saturate: on x86-64 without VNNI."""
-    machine, *names = cpu_features().split()
-    return machine == "x86_64" and {"avx512_vnni", "avx_vnni", "amx_int8"}.isdisjoint(names)
-
-
 def describe() -> str:
     """Return the architecture, CPU model and cores of the machine, and a digest of its instruction sets, for evidence.
 

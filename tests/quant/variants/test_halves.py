@@ -147,3 +147,8 @@ def test_kept_layers_are_not_stored_in_half_precision(digits: tuple[Digits, Data
     assert sum(fewer["operators"].values()) == sum(operators["operators"].values()) - 2
     with pytest.raises(InvalidArgument, match="there is no layer 'clasify' to keep"):
         quantize(digits_fp32, data, config=Float16(device="any", keep=("clasify",)))
+
+
+def test_a_device_without_a_recipe_in_half_precision() -> None:
+    with pytest.raises(InvalidArgument, match="device of bf16 is 'cpu'; it must be one of cuda, any"):
+        BFloat16(device="cpu")  # type: ignore[arg-type]
