@@ -12,8 +12,7 @@ from ingot.errors import InvalidArgument, NotFound, write_error
 from ingot.importing import mar, triton
 from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
 from ingot.importing.record import Candidate, Consent, Imported
-from ingot.importing.tars import TarMembers
-from ingot.importing.zips import ZipMembers
+from ingot.importing.unpacking import TarMembers, ZipMembers
 from ingot.model_store.references import name_from
 
 _PROGRAMS = (".pt", ".pth", ".pt2", ".bin", ".safetensors", ".ckpt")

@@ -16,7 +16,6 @@ from ingot.server.access.gate import Gate
 from ingot.server.access.grants import Refusal
 from ingot.server.access.peers import Peer
 from ingot.server.access.watch import Watch
-from ingot.server.grpc.listener import create_listener
 from ingot.server.http.admission import Admission, Cors, Hosts
 from ingot.server.http.listener import HttpListener
 from ingot.server.net.limits import ClientLimits
@@ -136,13 +135,19 @@ class Listeners:
             self.audit = None
 
     def _create(self, gate: Gate | None) -> dict[str, Listener]:
-        """Return a listener of each protocol that does not listen yet."""
+        """Return a listener of each protocol that does not listen yet. Only the chosen gRPC server is imported."""
         plane, config, tls, limits = self._plane, self._config, self._tls, self._limits()
         sizes = config.max_body_bytes, config.max_bodies_mb << 20
         admission, share_port = self._admission(gate), config.share_port
         http = HttpListener(plane, *sizes, tls, admission, limits, share_port=share_port, page=config.shows_page)
-        grpc = create_listener(config.grpc_server, plane, *sizes, tls, gate, limits, share_port=share_port)
-        return {"HTTP": http, "gRPC": grpc}
+        if config.grpc_server == "grpcio":
+            from ingot.server.grpc.grpcio_server import GrpcioListener
+
+            return {"HTTP": http, "gRPC": GrpcioListener(plane, sizes[0], tls, gate, share_port=share_port)}
+        from ingot.server.grpc.fast import FastListener
+
+        context = None if tls is None else tls.context(["h2"])
+        return {"HTTP": http, "gRPC": FastListener(plane, *sizes, context, gate, limits, share_port=share_port)}
 
     async def _listen(self) -> None:
         self.http_port = await self._opened("HTTP", self.http_port)

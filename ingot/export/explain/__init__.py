@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ingot.export.explain import branches, code, conversions, loops, sizes, suppression
+from ingot.export.explain import branches, code, conversions, loops
 from ingot.export.explain.causes import Cause, Kind, find_cause
 from ingot.export.explain.code import Edit
 from ingot.export.explain.places import Place, find_place, forward_of
@@ -87,15 +87,15 @@ def _edit(cause: Cause, place: Place) -> Edit:
     site = code.find(place.file, place.line)
     if site is None:
         return fallback
-    if cause.kind is not Kind.OTHER and (found := suppression.replace_loop(site)):
+    if cause.kind is not Kind.OTHER and (found := loops.suppress(site)):
         return found
     match cause.kind:
         case Kind.DECISION:
             found = branches.decide(site, place.line) or loops.vectorize(site, place.line)
-            return found or sizes.bound(site) or fallback
+            return found or conversions.bound(site) or fallback
         case Kind.NUMBER:
             found = branches.decide(site, place.line) or conversions.convert(site, place.line)
-            return found or sizes.bound(site) or fallback
+            return found or conversions.bound(site) or fallback
         case Kind.FIXED:
             found = loops.vectorize(site, place.line)
             if found is None or loops.NUMBER in found.advice:

@@ -1,16 +1,22 @@
-"""Python loops over the rows of a tensor, rewritten as ``torch.vmap``."""
+"""Python loops: over the rows of a tensor, rewritten as ``torch.vmap``; and non-maximum suppression, an operator."""
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ingot.export.explain.code import Edit, Site, covers, expressions, loaded, stored
 
 _ADVICE = "compute all rows at once by torch.vmap, which keeps the dimension dynamic"
 NUMBER = "or declare a number instead of the dimension's name"
+_NAMES = re.compile(r"(^|_)(iou|ious|nms|suppress\w*|suppression)(_|$)", re.IGNORECASE)
+_SUPPRESS = (
+    "this looks like non-maximum suppression: call torchvision.ops.nms or batched_nms, which becomes the graph's "
+    "NonMaxSuppression, or define an operator with ingot.op (docs/guides/make/detectors.md)"
+)
 _SEQUENTIAL = "steps that depend on each other cannot be computed at once"
 _KEPT = f"export with --capture script, which keeps the loop, {NUMBER}"
 
@@ -185,3 +191,20 @@ class _IndexedRows(ast.NodeTransformer):
 
     def _row(self, tensor: str) -> ast.Name:
         return ast.Name(self.found.setdefault(tensor, f"{tensor}_row"), ast.Load())
+
+
+def suppress(site: Site) -> Edit | None:
+    """Return the edit of a function with a loop and names of non-maximum suppression, or None."""
+    function = site.function
+    if function is None or not any(isinstance(node, ast.While | ast.For) for node in ast.walk(function)):
+        return None
+    if not any(map(_NAMES.search, _identifiers(function))):
+        return None
+    return Edit(_SUPPRESS, site.text(site.statement, site.statement))
+
+
+def _identifiers(function: ast.AST) -> Iterator[str]:
+    for node in ast.walk(function):
+        match node:
+            case ast.Name(name) | ast.Attribute(_, name) | ast.arg(name) | ast.FunctionDef(name):
+                yield name

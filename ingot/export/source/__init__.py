@@ -17,8 +17,7 @@ from ingot.export.arguments import FileArrays
 from ingot.export.source import checkpoint as checkpoints
 from ingot.export.source import imported, repositories
 from ingot.export.source.checkpoint import load_checkpoint
-from ingot.export.source.files import load_program, load_torchscript
-from ingot.export.source.model_file import load_model_file
+from ingot.export.source.files import load_model_file, load_program, load_torchscript
 from ingot.tensors import arrays
 
 _SUFFIXES = (".onnx", ".pt", ".pth", ".pt2")
