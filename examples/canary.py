@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import ingot
-from ingot.demo.digits import Digits, load, train
+from ingot.demo import Digits, load, train
 
 RULES: dict[str, Any] = {
     "canary": "0,50",  # steps: only copies of requests, then half of the requests, then all

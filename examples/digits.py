@@ -9,7 +9,7 @@ held-out.npz (images and labels it has never seen) and one.npy (one held-out ima
 import numpy as np
 import torch
 
-from ingot.demo.digits import Digits, load, predict, train
+from ingot.demo import Digits, load, predict, train
 
 model = Digits
 

@@ -13,7 +13,7 @@ import zipfile
 import torch
 
 import ingot
-from ingot.demo.digits import load, predict, train
+from ingot.demo import load, predict, train
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from tests.support import IN_PROCESS, ROOT, RequireTool, RunIngot, run_in_proces
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from ingot.demo.digits import Data, Digits
+    from ingot.demo import Data, Digits
 
 # PyTorch's threads wait by spinning: on a busy machine of two cores, training the digits takes 45 s with two threads
 # and 2.5 s with one. Subprocesses inherit this.
@@ -70,7 +70,7 @@ def digits(made_once: MadeOnce) -> tuple[Digits, Data, Data]:
     """The digits classifier after a few epochs (some 98 % right), the training and the held-out images."""
     import torch
 
-    from ingot.demo.digits import Digits, load, train
+    from ingot.demo import Digits, load, train
 
     training, held_out = load()
     model = Digits()
@@ -84,7 +84,7 @@ def digits_fp32(request: pytest.FixtureRequest, made_once: MadeOnce) -> Path:
     """An archive file of the digits classifier, as exported."""
 
     def make(path: Path) -> None:
-        from ingot.demo.digits import INPUT
+        from ingot.demo import INPUT
         from ingot.export import export_model
 
         model = request.getfixturevalue("digits")[0]

@@ -14,7 +14,7 @@ from torch import nn
 
 import ingot
 from examples.custom_op.model import Gated, train
-from ingot.demo.digits import Data, load, predict
+from ingot.demo import Data, load, predict
 from ingot.errors import ExportError
 from ingot.export import export_model
 from ingot.model_store import BlobFolder, Variant

@@ -21,13 +21,13 @@ import ingot
 from benchmarks.serving import models
 from benchmarks.serving.docs import updated
 from benchmarks.serving.pairs import build_folder
+from ingot import demo
 from ingot.bench.measurement import Objective
 from ingot.capacity.calibration import Site, measure, pinned, serving
 from ingot.capacity.plan import Plan, Request
 from ingot.capacity.recorded import OVERHEADS
 from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Overhead
-from ingot.demo import digits
 from ingot.errors import IngotError
 from ingot.model_store import Store
 from ingot.runtime.machine import devices
@@ -115,9 +115,9 @@ def digits_store(build: Path) -> Path:
     """Return a store with the model of ``ingot demo`` as ``digits:1``; train it if it does not exist."""
     store = build / "digits-store"
     if "1" not in Store(store).tags("digits"):
-        training, _ = digits.load()
-        model = digits.train(training)
-        archive = ingot.export_model(model, inputs=[digits.INPUT], output_names=["logits"], name="digits")
+        training, _ = demo.load()
+        model = demo.train(training)
+        archive = ingot.export_model(model, inputs=[demo.INPUT], output_names=["logits"], name="digits")
         Store(store).push(archive, "digits:1")
     return store
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ingot
-from ingot.demo.digits import Data, load, predict
+from ingot.demo import Data, load, predict
 
 
 @ingot.op("acme::gated_rms_norm", example=(torch.ones(2, 8), torch.ones(2, 8), torch.ones(8)))

@@ -15,12 +15,12 @@ from ingot.errors import Unavailable, missing_package
 
 if TYPE_CHECKING:
     from ingot.bench.measurement import Bench, Point
-    from ingot.demo.digits import Data
+    from ingot.demo import Data
     from ingot.model_store import Archive, Store
     from ingot.server.main import RunningServer
     from ingot.tensors import Array
 
-_SOURCE = "ingot.demo.digits:Digits"
+_SOURCE = "ingot.demo:Digits"
 _CLIENTS = 32
 # The names under which the variants are served.
 _SERVED = {"fp32": "digits-fp32", "int8": "digits"}
@@ -58,9 +58,9 @@ def demo(
         check_port(protocol, "127.0.0.1", port)  # before the training, not after
     where = Store(store)
     try:
-        from ingot.demo import digits
+        from ingot import demo
 
-        training, held_out = digits.load()
+        training, held_out = demo.load()
     except ModuleNotFoundError as error:
         raise missing_package(str(error.name), "the demo", "cpu,export,demo") from error
     reference, checkpoint = _find(where) or _make(where, training)
@@ -105,16 +105,16 @@ def _make(store: Store, training: Data) -> tuple[str, Path]:
     with progress("Importing PyTorch", log=True) as step:
         import torch
 
-        from ingot.demo import digits
+        from ingot import demo
         from ingot.export import export_model
         from ingot.quant import QuantConfig, StaticInt8, quantize
 
         def on_epoch(epoch: int, loss: float) -> None:
             step(f"Training on {len(training.images)} handwritten digits: epoch {epoch}, loss {loss:.4f}")
 
-        model = digits.train(training, progress=on_epoch)
+        model = demo.train(training, progress=on_epoch)
         exported = export_model(
-            model, inputs=[digits.INPUT], output_names=["logits"], name="digits", source=_SOURCE, progress=step
+            model, inputs=[demo.INPUT], output_names=["logits"], name="digits", source=_SOURCE, progress=step
         )
         # By name and forced, so that there is an int8 model to look at however busy the machine is.
         config = QuantConfig(recipe=StaticInt8(), force=True)
@@ -130,12 +130,12 @@ def _make(store: Store, training: Data) -> tuple[str, Path]:
 
 
 def _torch_classes(checkpoint: Path, held_out: Data) -> Array:
-    from ingot.demo import digits
+    from ingot import demo
     from ingot.export.source import load_checkpoint
 
-    model = digits.Digits().eval()
+    model = demo.Digits().eval()
     load_checkpoint(model, checkpoint)
-    return digits.predict(model, held_out.images)
+    return demo.predict(model, held_out.images)
 
 
 def _report(server: RunningServer, archive: Archive, classes: Array, held_out: Data) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.model_store import Archive
 from tests import onnx_models
 from tests.support import RunIngot, refused, run_in_process, succeeded

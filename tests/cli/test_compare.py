@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.model_store import Archive, BlobFolder, add_variant
 from ingot.model_store.format import manifest
 from ingot.quant.report.records import DOCUMENT, Candidate, Layer, Report

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ingot.cli import demo
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.model_store import Archive, Store
 from tests.support import run_in_process, succeeded
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.demo.digits import Data, Digits, predict
+from ingot.demo import Data, Digits, predict
 from ingot.errors import InvalidArgument, QuantizationError, Unsupported
 from ingot.model_store import Archive
 from ingot.model_store.format import manifest

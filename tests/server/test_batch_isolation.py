@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.quant import DynamicInt8, QuantConfig
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot import RunningServer
-from ingot.demo.digits import Data, Digits, predict
+from ingot.demo import Data, Digits, predict
 from ingot.tensors import Array
 
 

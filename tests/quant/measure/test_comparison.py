@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.errors import InvalidArgument, NotFound, QuantizationError, Unsupported
 from ingot.export import export_model
 from ingot.model_store import Archive, BlobFolder, Serving, add_variant

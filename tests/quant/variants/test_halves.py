@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import ingot
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.errors import InvalidArgument, QuantizationError
 from ingot.model_store import Archive
 from ingot.quant import BFloat16, Float16, QuantConfig, Quantized, StaticInt8

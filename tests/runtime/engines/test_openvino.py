@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import Client
-from ingot.demo.digits import Data, Digits
+from ingot.demo import Data, Digits
 from ingot.errors import InternalError, InvalidArgument, Unsupported
 from ingot.model_store import Archive
 from ingot.runtime import Engine, EngineSpec, Settings, load_engine

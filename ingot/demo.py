@@ -1,4 +1,4 @@
-"""A convolutional classifier of scikit-learn's handwritten digits: 1,797 real images of 8 x 8 grey values.
+"""The demo's model: a convolutional classifier of handwritten digits, 1,797 real images of 8 x 8 grey values.
 
 ``ingot demo`` takes this model all the way; ``examples/digits.py`` is the same by hand.
 """
