@@ -1,4 +1,4 @@
-"""``ingot trust keygen``, ``sign`` and ``verify``: signatures of archives, and of files and folders for other tools."""
+"""``ingot trust``: keys, and signatures of archives, and of files and folders for other tools."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ingot.model_store.trust.keys import PrivateKey
     from ingot.model_store.trust.policy import Policy, Verdict
 
+trust = typer.Typer(help="Sign archives, and check who signed them.", no_args_is_help=True)
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -32,6 +34,7 @@ Model = Annotated[
 ]
 
 
+@trust.command()
 def keygen(
     out: Annotated[Path, typer.Option("--out", "-o", help="The name of the files, without suffix.")] = Path("ingot"),
     as_json: Json = False,
@@ -66,6 +69,7 @@ def keygen(
     say(f"{public}  to verify with; key id {key.public.keyid}")
 
 
+@trust.command()
 def sign(
     model: Model,
     key: Annotated[Path, typer.Option(help="The private key, from ingot trust keygen.")],
@@ -101,6 +105,7 @@ def sign(
         _sign_archive(model, key, form, replace, store, as_json)
 
 
+@trust.command()
 def verify(
     model: Model,
     trust: Annotated[
