@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -250,6 +251,11 @@ class TestTypes:
         assert archive.variant().name == dtype.value.lower()
         x = np.ones((2, 4), dtype.numpy)
         assert np.allclose(ask(archive, input=x)["output"], torch_answer(module, x), rtol=1e-2)
+
+    def test_a_model_without_weights_is_called_by_the_type_of_its_inputs(self) -> None:
+        """Though its graph computes with a size in double precision."""
+        module = models.Function(lambda x: x * math.sqrt(x.shape[1] + 0.5))
+        assert export_model(module, inputs=["x:float32[batch,n]"]).variant().name == "fp32"
 
     @pytest.mark.matrix
     def test_bfloat16_where_the_runtime_has_the_operators(self) -> None:

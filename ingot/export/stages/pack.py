@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import onnx_ir as ir
+from torch import nn
 
 from ingot.export.explain import places
 from ingot.export.lower import packed as lowered
@@ -20,14 +22,21 @@ from ingot.tensors import Signature
 
 def pack_onnx(context: Context, model: ir.Model, signature: Signature) -> tuple[Packed, str]:
     """Put an ONNX model into the files of the archive, and return them with its precision."""
-    precision = lowered.precision(_weights(model), signature)
+    # A graph also has constants that the translation computes with in double precision.
+    weights = _weights_in(model) if context.eager is None else _weights_of(context.eager.module)
+    precision = lowered.precision(weights, signature)
     context.stacks = places.onnx_stacks(model)
-    graph, weights = onnx_graph.pack(model, context.blobs)
+    graph, files = onnx_graph.pack(model, context.blobs)
     requires = {"engine": "onnxruntime", "opset": str(model.opset_imports.get("", 0))}
-    return Packed(graph, weights, "onnx", requires), precision
+    return Packed(graph, files, "onnx", requires), precision
 
 
-def _weights(model: ir.Model) -> Iterator[tuple[str, int]]:
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, int]]:
+    for held in itertools.chain(module.parameters(), module.buffers()):
+        yield str(held.dtype).removeprefix("torch."), held.nbytes
+
+
+def _weights_in(model: ir.Model) -> Iterator[tuple[str, int]]:
     for value in model.graph.initializers.values():
         if value.const_value is not None and value.dtype is not None and value.dtype != ir.DataType.STRING:
             yield value.dtype.numpy().name, value.const_value.nbytes
