@@ -1,4 +1,4 @@
-"""Types of the shared fixtures, and small helpers; the fixtures themselves are in conftest.py."""
+"""Types of the shared fixtures, and what several tests check with; the fixtures themselves are in conftest.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,3 +100,43 @@ def run_python(code: str, **variables: str) -> str:
     command, environment = [sys.executable, "-c", code], os.environ | variables
     result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment)
     return result.stdout
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and collects the text and the attributes."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+    def count(self, tag: str, kind: str | None = None, **attributes: str) -> int:
+        """Return the number of elements with these attributes; ``kind`` is their class."""
+        if kind is not None:
+            attributes["class"] = kind
+        return sum(tag == name and attributes.items() <= found.items() for name, found in self.seen)

@@ -146,17 +146,6 @@ class TestDecisions:
         check(bench, net(*lines, init="self.f = nn.Linear(4, 4)"), ONE)
 
     @pytest.mark.matrix
-    def test_a_loop_rewritten_to_vmap_is_exported(self, bench: Workbench) -> None:
-        body = net("return torch.stack([self.f(row) / row.norm() for row in x])", init="self.f = nn.Linear(4, 4)")
-        repaired = bench.repair(body, ROWS[:1])
-        del repaired.captured
-        for target in ("onnx", "pt2"):
-            archive = export_model(repaired, inputs="x:float32[batch,4]", target=target)
-            assert archive.signature.batch == "batch"
-            assert not [note for note in archive.variant().serving.provenance.notes if "left out" in note]
-        assert bisect_model(repaired, inputs="x:float32[batch,4]")[0] is None
-
-    @pytest.mark.matrix
     def test_branches_inside_branches_take_one_edit_each(self, bench: Workbench) -> None:
         lines = ["if x.sum() > 0:", "    return x * 2", "elif x.min() < -0.5:", "    return x - 1", "return x.exp()"]
         check(bench, net(*lines), ONE, times=2)

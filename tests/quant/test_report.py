@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from ingot.quant.report import comparison
 from ingot.quant.report.records import Audit, Candidate, DataRecord, Layer, ModelComparison, Report, Score, Side
 from ingot.quant.report.view import html, text
 from ingot.report.axes import Axis
+from tests.support import Page
 
 
 def score(value: float, half: float = 0.004) -> Score:
@@ -77,43 +77,6 @@ REPORT = Report(
     outputs=(Agreement(tensor="logits", cosine=0.9987, error=0.013, top1=0.991, sqnr=27.5),),
     notes=("the last rows were left out",),
 )
-
-
-class Page(HTMLParser):
-    """A page's tags, all closed correctly, and its text."""
-
-    VOID = ("meta", "br")
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.words)
-
-    def count(self, tag: str, kind: str) -> int:
-        return sum(tag == name and found.get("class") == kind for name, found in self.seen)
 
 
 def test_records_survive_json() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from ingot.export.report import Attempt, GraphView, Node, Report, Rewrite, Stage
 from ingot.export.report.view import html, text
 from ingot.model_store import ParityEvidence
+from tests.support import Page
 
 
 def node(name: str, operator: str = "aten.add.Tensor", module: str = "", **more: Any) -> Node:
@@ -58,43 +58,6 @@ REPORT = Report(
     outside_opset=("aten.special_erfcx.default",),
     notes=("fixed in the graph: use_cache=False",),
 )
-
-
-class Page(HTMLParser):
-    """Checks that elements are closed in order, and collects the text and the attributes."""
-
-    VOID = ("meta", "br")
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.words)
-
-    def count(self, tag: str, **attributes: str) -> int:
-        return sum(tag == name and attributes.items() <= found.items() for name, found in self.seen)
 
 
 SHOWN_AS = {0.25: "0.25 s", 1.5: "1.50 s", 3.5e-7: "3.5e-07", 1e-4: "1e-04", 2.5e-6: "2.5e-06", 2048: "2 KiB"}
