@@ -70,8 +70,11 @@ _PLACES = {
     (_MICROSOFT, "SparseAttention"): (5, 6, 8),
     (_MICROSOFT, "WhisperBeamSearch"): (0,),
 }
-# Their outputs do not depend on the values of their inputs.
-_OF_SHAPE = frozenset((("", "Shape"), ("", "Size")))
+# Their outputs are sizes of their inputs or places within them, whatever the values are.
+_OF_SHAPE = frozenset(("", name) for name in ("ArgMax", "ArgMin", "NonZero", "Shape", "Size"))
+_FLAGS = frozenset(
+    ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
+)
 # The attribute with the dimension in which an operator selects; of the ND operators, the first such dimension.
 _AXES = {"GatherBlockQuantized": "gather_axis", "GatherND": "batch_dims", "ScatterND": "batch_dims"}
 # Their output has the sizes of the first input.
@@ -250,6 +253,8 @@ class _Reading:
             return None
         if node.operator in _SAME:
             return {node.inputs[0]: allowed}
+        if _makes_flags(node) and allowed.low <= 0 < allowed.high:
+            return {}
         if node.operator == "Concat":
             return dict.fromkeys(node.inputs, allowed)
         if node.operator == "Cast" and "to" in node.attributes:
@@ -383,6 +388,12 @@ def _has(node: Node, place: int) -> bool:
 
 def _kind(node: Node) -> tuple[str, str]:
     return node.domain, node.operator
+
+
+def _makes_flags(node: Node) -> bool:
+    """Return whether the outputs are 0 or 1."""
+    to = node.attributes.get("to") if node.operator == "Cast" else None
+    return node.operator in _FLAGS or (to is not None and to.integer == DType.BOOL.onnx)
 
 
 def _is_indexed(node: Node) -> bool:

@@ -146,6 +146,9 @@ class Poly:
     def scaled(self, by: Number) -> Poly:
         return Poly({monomial: factor * by for monomial, factor in self.terms.items()} if by else {})
 
+    def __hash__(self) -> int:
+        return hash(frozenset(self.terms.items()))
+
     def __str__(self) -> str:
         """Return the exact terms; other polynomials have other texts, whatever the names of dimensions are."""
         terms = sorted(self.terms.items(), key=lambda term: (_degree(term[0]), term[0]))

@@ -103,7 +103,7 @@ NORMALIZED = node("LayerNormalization", "k scale scale", "normal", axis=-1)
         ([node("Where", "c i j", "k"), GATHER], None),
         ([node("Cast", "i", "f", to=TensorProto.FLOAT), node("Cast", "f", "k", to=INT64), GATHER], None),
         ([node("Cast", "i", "f", to=TensorProto.UINT8), node("Cast", "f", "k", to=INT64), GATHER], None),
-        ([node("Cast", "i", "f", to=TensorProto.BOOL), node("Cast", "f", "k", to=INT64), GATHER], None),
+        ([node("Equal", "i j", "f"), node("Cast", "f", "k", to=INT64), node("Gather", "last k")], None),
         ([node("Gather", "j i")], None),
         # Each index may have several numbers, or stand for those that follow it.
         ([node("Reshape", "i flat", "k"), node("GatherND", "table k")], None),
@@ -134,6 +134,9 @@ def test_the_range_of_an_index_follows_from_what_it_selects_from(
     "nodes",
     [
         [node("Shape", "i", "k"), GATHER],  # no value of the input is an index
+        [node("Greater", "i two", "f"), node("NonZero", "f", "k"), node("GatherND", "table k")],  # as in x[i > 2]
+        [node("ArgMax", "i", "k"), GATHER],
+        [node("Cast", "i", "f", to=TensorProto.BOOL), node("Cast", "f", "k", to=INT64), GATHER],
         [node("OneHot", "i depth on")],  # accepts any index
         [node("OneHot", "i endless on")],
         [node("Gather", "table i", domain="own")],  # another operator

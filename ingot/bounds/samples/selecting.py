@@ -98,11 +98,10 @@ def scatter_nd(step: Step) -> Flow:
     else:
         _check_own(step, data, index, data.axis)
         wanted = index.axis
-    layouts = {flow.inner for flow in (data, updates) if flow.inner is not None}
-    if updates.axis != wanted or updates.size != data.size or len(layouts) > 1:
+    found = data.joined(replace(updates, axis=data.axis, rank=data.rank))
+    if updates.axis != wanted or not found.sampled:
         raise MixingError(_OTHERS)
-    found = data if updates.inner is None else replace(data, inner=updates.inner)
-    return updates.plain if updates.located else found.plain
+    return found.plain
 
 
 def _depth(step: Step) -> int:

@@ -308,6 +308,16 @@ GRAPHS = {
         k = Cast<to = 7>(g) {_CHOSEN.replace("[batch, seq, 4]", "[batch]")} y = Gather(w, f)""",
         "it has positions of samples in one case, and other values in another",
     ),
+    "a step replaced in each sample": (
+        """i = Constant<value_ints = [0]>() j = Unsqueeze(i, i) t = Transpose<perm = [1, 0, 2]>(x)
+        u = Gather(t, i) v = Neg(u) s = ScatterND(t, j, v) y = Transpose<perm = [1, 0, 2]>(s)""",
+        "",
+    ),
+    "a step replaced by a shared row": (
+        """i = Constant<value_ints = [0]>() j = Unsqueeze(i, i) t = Transpose<perm = [1, 0, 2]>(x)
+        u = Gather(w, i) v = Unsqueeze(u, i) s = ScatterND(t, j, v) y = Transpose<perm = [1, 0, 2]>(s)""",
+        "it combines samples with values of certain positions in the batch",
+    ),
     "own value by position": (f"{_POSITIONS} y = Gather(x, n)", ""),
     "positions by position": (
         f"{_POSITIONS} m = Gather(n, n) y = Gather(x, m)",
