@@ -20,6 +20,7 @@ from torch import nn
 from ingot import foreign
 from ingot.errors import ExportError
 from ingot.export.arguments import Arguments, to_torch
+from ingot.export.explain import places
 from ingot.export.snapshot import Change, Snapshot, same
 from ingot.export.torch_internals import pytree
 from ingot.runtime.engines.pytorch.torch_arrays import from_torch
@@ -223,7 +224,9 @@ class Eager:
 
         def failed(error: Exception) -> str:
             shapes = ", ".join(f"{name} {list(inputs[name].shape)}" for name in self.names)
-            return f"the model does not run on the example inputs ({shapes}): {foreign.typed(error)}"
+            place = places.find_place(error)
+            where = f" (at {place.file}:{place.line} in {place.function})" if place is not None else ""
+            return f"the model does not run on the example inputs ({shapes}): {foreign.typed(error)}{where}"
 
         context = contextlib.nullcontext() if within is None else within(tensors)
         with foreign.reported_as(ExportError, failed, keep=ExportError), torch.no_grad():

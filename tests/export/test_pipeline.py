@@ -308,6 +308,10 @@ class TestRefusals:
             export_model(models.Net(), inputs=inputs)
         assert "\n" not in str(caught.value)
 
+    def test_an_error_in_the_code_of_the_model_names_its_line_alone(self) -> None:
+        with pytest.raises(ExportError, match=r"TypeError: .*'str' .*\(at .*test_pipeline\.py:\d+ in <lambda>\)$"):
+            export_model(models.Function(lambda x: x @ "weights"), inputs=["x:float32[batch,4]"])
+
     @pytest.mark.parametrize(
         ("given", "message"),
         [

@@ -22,10 +22,12 @@ _FARTHER = 4
 # Values that nearly every model with a range accepts, such as divisors, and how often they are drawn to try them.
 _VALUES = {True: ValueRange(1, 9), False: ValueRange(0.1, 0.9)}
 _SEEDS = 3
+# Errors of the model's code, which no other size of an input removes.
+_IN_CODE = ("AttributeError:", "ImportError:", "ModuleNotFoundError:", "NameError:", "TypeError:", "UnboundLocalError:")
 
 
 def remedy(runner: Runner, examples: Examples) -> str:
-    """Return a remedy for a model that does not run at the examples' default sizes."""
+    """Return a remedy for a model that does not run at the examples' default sizes; '' if its code is at fault."""
     sizes = examples.default_sizes
     reason = failure(runner, examples, sizes) or ""
     if ranged := by_values(runner, examples):
@@ -42,6 +44,8 @@ def remedy(runner: Runner, examples: Examples) -> str:
     for changed in farther[:_FARTHER]:
         if (fitting := stepped(runner, changed)) is not None:
             return _advice(examples, fitting)
+    if reason.startswith(_IN_CODE):
+        return ""
     if not sizes:
         return "the values were generated: pass real ones with --example"
     dim = list(sizes)[-1]

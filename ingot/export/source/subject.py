@@ -232,7 +232,8 @@ def _fitted(eager: Eager, examples: Examples, *, strict: bool) -> tuple[Examples
         indices.check_ranges(eager, examples)
         fitting = _running(eager, examples)
         if fitting is None:
-            raise ExportError(f"{error}; {misdeclared.remedy(eager, examples)}") from error
+            remedy = misdeclared.remedy(eager, examples)
+            raise ExportError(f"{error}; {remedy}" if remedy else str(error)) from error
         notes = sizes.changes(examples, fitting)
         examples = _weighed(eager, fitting)
     known = probe.index_limits(eager, examples.make(examples.default_sizes))
