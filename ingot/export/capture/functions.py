@@ -254,6 +254,23 @@ def _cross(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return cross
 
 
+def _combinations(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:  # noqa: A002
+        if r < 1 or not _any_dynamic(input.shape):
+            return original(input, r, with_replacement)
+        size = input.shape[0]
+        places = torch.meshgrid([torch.arange(size, device=input.device)] * r, indexing="ij")
+        kept = torch.ones_like(places[0], dtype=torch.bool)
+        for one, other in pairwise(places):
+            kept = kept & (one <= other if with_replacement else one < other)
+        chosen = kept.nonzero()
+        number = math.prod(size + step if with_replacement else size - step for step in range(r)) // math.factorial(r)
+        cast(Any, torch)._check(chosen.shape[0] == number)
+        return input[chosen]
+
+    return combinations
+
+
 def _kron(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def kron(input: Tensor, other: Tensor, **options: Any) -> Tensor:  # noqa: A002 - PyTorch's name
         if options or not _any_dynamic((*input.shape, *other.shape)):
@@ -318,7 +335,7 @@ def _any_dynamic(sizes: Any) -> bool:
 
 
 _OWNERS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("linspace", "logspace"), (torch,)),
+    **dict.fromkeys(("linspace", "logspace", "combinations"), (torch,)),
     **dict.fromkeys(("cov", "corrcoef", "cross", "kron", "tensor_split", "take_along_dim"), (torch, Tensor)),
     "multi_dot": (torch.linalg,),
     "adaptive_avg_pool1d": (functional, torch),
@@ -343,6 +360,7 @@ _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "cov": _cov,
     "corrcoef": _corrcoef,
     "cross": _cross,
+    "combinations": _combinations,
     "kron": _kron,
     "tensor_split": _tensor_split,
     "take_along_dim": _take_along_dim,

@@ -13,9 +13,10 @@ from ingot.export.torch_internals import OpOverload
 
 _SIGMOID = "within 1e-7, not relative to small results"
 _NAN = "a NaN among the values may be ignored"
+_NAN_PLACE = f"{_NAN}, and the place of another value returned"
 _OVERFLOW = "finite beyond 1e37, where PyTorch overflows"
 _ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
-_FOURIER = "with an infinity among the values, all results may be NaN or infinite"
+_FOURIER = "with an infinity among the values, or where a sum overflows, all results may be NaN or infinite"
 _PIXELS = "with an infinity among the pixels, infinite where PyTorch returns NaN"
 _MEANS = "with an infinity among the values, the mean is infinite where PyTorch returns NaN"
 _LOSS = "with an infinity among the values, NaN where PyTorch returns a number or infinity"
@@ -73,7 +74,8 @@ _BOUNDS: dict[str, _Bound] = {
     **{f"fft_{way}fft{dims}": (_FOURIER, _always) for way in _WAYS for dims in ("", "2", "n")},
     **dict.fromkeys(("stft", "istft"), (_FOURIER, _always)),
     **dict.fromkeys(("sigmoid", "silu"), (_SIGMOID, _is_floating)),
-    **{f"max_pool{rank}d{end}": (_NAN, _is_floating) for rank in (1, 2, 3) for end in ("", "_with_indices")},
+    **{f"max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},
+    **{f"max_pool{rank}d_with_indices": (_NAN_PLACE, _is_floating) for rank in (1, 2, 3)},
     **{f"adaptive_max_pool{rank}d": (_NAN, _is_floating) for rank in (1, 2, 3)},
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), (_PIXELS, _aligns_corners)),
     **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),

@@ -121,7 +121,8 @@ class Sized(nn.Module):
         parts = [part.sum(0) for part in (*torch.tensor_split(x, 3), x.T.tensor_split(2, -1)[0])]
         taken = torch.take_along_dim(x, x.argsort(0)[:, :1] - 5, 0)  # indices wrap
         products = torch.cross(x, x.flip(0)), torch.kron(x, x[:2]), torch.linalg.multi_dot([x, x.T, x])
-        return torch.cat([part.flatten() for part in (*parts, taken, *products, covariance(x))])
+        pairs = torch.combinations(x[:, 0]), torch.combinations(x[:, 1], 3, with_replacement=True)
+        return torch.cat([part.flatten() for part in (*parts, taken, *products, *pairs, covariance(x))])
 
 
 @pytest.mark.matrix

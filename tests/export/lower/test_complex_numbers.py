@@ -41,6 +41,8 @@ def assigned(z: Tensor) -> Tensor:
         lambda z: torch.einsum("bi->ib", z),
         lambda z: z[:, torch.tensor([2, 0])],
         lambda z: torch.fft.ifft(z, n=5),
+        lambda z: torch.fft.hfft(z, dim=0)[: len(z), :1] * z,
+        lambda z: torch.fft.ihfft2(z.real, norm="ortho") * z[:, :2],
         assigned,
     ],
     ids=[
@@ -56,6 +58,8 @@ def assigned(z: Tensor) -> Tensor:
         "einsum-of-one",
         "indices",
         "fourier-of-more",
+        "fourier-of-a-half",
+        "fourier-to-a-half",
         "assignment",
     ],
 )

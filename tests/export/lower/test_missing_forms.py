@@ -82,6 +82,20 @@ def test_attention_whose_width_is_dynamic() -> None:
     check(lambda x: SDPA(x, x, x), "x:float32[batch,5,width=2..]", torch.randn(2, 5, 3), torch.randn(1, 5, 8))
 
 
+def losses(x: Tensor) -> tuple[Tensor, ...]:
+    """Cross entropy of classes and of shares, of a batch, of a sequence and of one sample, with each argument."""
+    loss, shares, classes, weight = functional.cross_entropy, x.softmax(1), (x[:, 0] > 0).long(), torch.arange(1.0, 5)
+    return (
+        *(loss(x, shares, weight, reduction=kind, label_smoothing=0.2) for kind in ("none", "mean", "sum")),
+        *(loss(x, classes, weight, label_smoothing=0.2, ignore_index=1, reduction=kind) for kind in ("none", "mean")),
+        loss(x, classes, label_smoothing=0.1),
+        loss(x.T[None], shares.T[None], weight, reduction="none"),
+        loss(x.T[None], classes[None], weight, reduction="sum", label_smoothing=0.3),
+        loss(x[0], shares[0], reduction="none"),
+        loss(x[0], classes[0], weight),
+    )
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -135,6 +149,7 @@ def test_attention_whose_width_is_dynamic() -> None:
         torch.fft.fftshift,
         lambda x: torch.fft.ifftshift(torch.fft.fft(x), dim=(0, -1)).real,
         lambda x: torch.roll(x, (5, -(x.shape[0] // 2)), (1, 0)),
+        losses,
     ],
     ids=[
         *("cumprod", "cumprod-integers", "cummax", "cummin", "isin", "isin-not"),
@@ -155,7 +170,7 @@ def test_attention_whose_width_is_dynamic() -> None:
         *("scatter", "scatter-add", "scatter-mean", "scatter-mean-others", "scatter-most"),
         *("scatter-nan", "scatter-least", "scatter-number", "squeeze", "put"),
         *("index-mean", "index-product"),
-        *("fftshift", "ifftshift-complex", "roll"),
+        *("fftshift", "ifftshift-complex", "roll", "cross-entropy"),
     ],
 )
 @pytest.mark.one_case

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from onnxscript import ir, opset18
-from onnxscript.function_libs.torch_lib.ops import core
+from onnxscript.function_libs.torch_lib.ops import core, fft
 from torch import fx
 
 from ingot.export import torch_internals
 from ingot.export.lower.forms import missing_forms
-from ingot.export.lower.forms.exact_math import atan2, like
+from ingot.export.lower.forms.exact_math import atan2, ints, like
 from ingot.export.lower.forms.tails import hypotenuse
 from ingot.export.program import quiet
 
@@ -147,6 +147,19 @@ def reciprocal(x: Any) -> Any:
     return divide(1, x)
 
 
+def inverse_of_half(x: Any, dim: Sequence[int], normalization: int, size: Any) -> Any:
+    """Express ``aten._fft_c2r``.
+
+    ONNX's inference takes the size of the half for that of a result of dynamic size, so the half is cut from ``x``:
+    the size of what is cut is unknown to it.
+    """
+    if isinstance(size, ir.Value):
+        axis = dim[-1] % (len(x.shape) - 1)
+        half = op.Add(op.Div(op.Reshape(size, ints(-1)), ints(2)), ints(1))
+        x = op.Slice(x, ints(0), half, ints(axis))
+    return fft.aten__fft_c2r(x, dim, normalization, size)
+
+
 def _constant(number: complex, typed: Any) -> Any:
     made = op.Constant(value=ir.tensor(np.array([complex(number).real, complex(number).imag], typed.dtype.numpy())))
     made.dtype = typed.dtype
@@ -185,6 +198,8 @@ def with_complex_values(exported: torch.export.ExportedProgram) -> torch.export.
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten._conj_physical.default: core.aten_conj_complex,
+    aten._fft_c2r.default: inverse_of_half,
     aten.abs.default: absolute,
     aten.angle.default: angle,
     aten.div.Tensor: divide,

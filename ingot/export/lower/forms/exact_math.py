@@ -28,6 +28,8 @@ _SCALED = (
     *(aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor, aten.div.Scalar_mode, aten.div.Tensor_mode),
     *(aten.floor_divide.Scalar, aten.floor_divide.default),
 )
+# The exporter has no types for powers, and no overload for a float divided by a tensor of integers.
+_UNCONVERTED = (aten.pow.Tensor_Tensor, aten.floor_divide.default)
 _convert = torch.ops.prims.convert_element_type.default
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -63,6 +65,19 @@ def like(value: Any, x: Any) -> Any:
     return made
 
 
+def typed(value: Any, kind: ir.DataType) -> Any:
+    """Return a number, or a tensor of a known datatype, in another datatype."""
+    if not isinstance(value, ir.Value):
+        made = op.Constant(value=ir.tensor(value if kind.is_integer() else float(value), kind))
+    elif value.dtype is kind:
+        return value
+    else:
+        made = op.Cast(value, to=kind)
+        made.shape = value.shape
+    made.dtype = kind
+    return made
+
+
 def keep_digits(model: ir.Model) -> None:
     """Keep all digits of the numbers that functions of the exporter's library convert to the type of a tensor.
 
@@ -92,6 +107,14 @@ def round_numbers(program: fx.GraphModule) -> None:
         kinds = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.dim()}
         if kinds in ({torch.float16}, {torch.bfloat16}):
             (_compare if node.target in _COMPARISONS else _scale)(node, values, *kinds)
+
+
+def convert_operands(program: fx.GraphModule) -> None:
+    """Convert the tensors of operators to the type of the result where the exporter does not, or fails."""
+    graphs = [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes if node.target in _UNCONVERTED):
+        for place in (0, 1):
+            _cast(node, place, node.meta["val"].dtype)
 
 
 def _compare(node: fx.Node, values: Sequence[Any], kind: torch.dtype) -> None:
@@ -145,16 +168,24 @@ def _has_other_sign(rest: Any, y: Any, zero: Any) -> Any:
     return op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(y, zero)))
 
 
+def _is_float(x: Any) -> bool:
+    return isinstance(x, float) or (not isinstance(x, int) and bool(x.dtype.is_floating_point()))
+
+
+def _in_one_type(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return two operands, one of which may be a number, in the type of the floating-point one, if there is one."""
+    if _is_float(x) == _is_float(y):
+        return (x, like(y, x)) if isinstance(x, ir.Value) else (like(x, y), y)
+    floating = x if _is_float(x) else y
+    kind = ir.DataType.FLOAT if isinstance(floating, float) else floating.dtype
+    return typed(x, kind), typed(y, kind)
+
+
 def remainder(x: Any, y: Any) -> Any:
     """Express ``aten.remainder``; the exporter's ``x - floor(x / y) * y`` is wrong at multiples and for infinite y."""
-    if isinstance(x, float) and is_integer(y):
-        y = op.Cast(y, to=ir.DataType.FLOAT)
-        y.dtype = ir.DataType.FLOAT
-    if not isinstance(x, ir.Value):
-        x = like(x, y)
+    x, y = _in_one_type(x, y)
     if is_integer(x):
-        return core.aten_remainder(x, like(y, x))
-    y = like(y, x)
+        return core.aten_remainder(x, y)
     rest = op.Mod(x, y, fmod=1)
     return op.Where(_has_other_sign(rest, y, like(0.0, x)), op.Add(rest, y), rest)
 
@@ -165,9 +196,8 @@ def floor_divide(x: Any, y: Any) -> Any:
     The quotient of floating-point numbers may be rounded up to a whole number that the exact quotient does not reach,
     as that of 1.0 by 0.1. So the remainder is subtracted before the division, as PyTorch's kernel does.
     """
-    if not isinstance(x, ir.Value):
-        x = like(x, y)
-    return core.aten_floor_divide(x, like(y, x)) if x.dtype.is_integer() else _floor_divide(x, y)
+    x, y = _in_one_type(x, y)
+    return core.aten_floor_divide(x, y) if x.dtype.is_integer() else _floor_divide(x, y)
 
 
 @in_single
@@ -252,14 +282,10 @@ def x_log_y(x: Any, y: Any) -> Any:
     """Express ``aten.xlogy``, which is 0 where x is 0, but NaN where y is NaN."""
     kinds = {value.dtype for value in (x, y) if isinstance(value, ir.Value) and not is_integer(value)}
     kind = (kinds.pop() if len(kinds) == 1 else None) or ir.DataType.FLOAT
-    x, y = (_as_float(value, kind) for value in (x, y))
-    zero = _as_float(0.0, kind)
+    x, y = (typed(value, kind) for value in (x, y))
+    zero = typed(0.0, kind)
     known = op.And(op.Equal(x, zero), op.Not(op.IsNaN(y)))
     return op.Where(known, zero, op.Mul(x, op.Log(y)))
-
-
-def _as_float(value: Any, kind: ir.DataType) -> Any:
-    return op.Cast(value, to=kind) if isinstance(value, ir.Value) else op.Constant(value=ir.tensor(float(value), kind))
 
 
 def heaviside(x: Any, at_zero: Any) -> Any:

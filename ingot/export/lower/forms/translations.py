@@ -17,6 +17,7 @@ from ingot.export.capture import recurrent
 from ingot.export.lower.forms import (
     exact_math,
     integers,
+    losses,
     missing_forms,
     order_statistics,
     reductions,
@@ -113,6 +114,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     **special_functions.TRANSLATIONS,
     **reductions.TRANSLATIONS,
     **integers.TRANSLATIONS,
+    **losses.TRANSLATIONS,
     **resizing.TRANSLATIONS,
     **order_statistics.TRANSLATIONS,
     **missing_forms.TRANSLATIONS,
