@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -190,7 +191,7 @@ def _read(name: str, dtype: torch.dtype, seed: int, source: str) -> Iterator[_Re
         if info.full_name == name and dtype in info.dtypes:
             each = type(info).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
             for item in getattr(info, source)("cpu", dtype, set_seed=False):
-                yield partial(getattr, info, "op"), ((item.input, *item.args), dict(item.kwargs)), each
+                yield partial(_function, info), ((item.input, *item.args), dict(item.kwargs)), each
     for info in modules:
         if _module_name(info) == name and dtype in info.dtypes:
             inputs = info.module_inputs_func(info, "cpu", dtype, requires_grad=False, training=False)
@@ -198,6 +199,15 @@ def _read(name: str, dtype: torch.dtype, seed: int, source: str) -> Iterator[_Re
                 if item.forward_input is not None:
                     made, call = item.constructor_input, item.forward_input
                     yield _module(info.module_cls, made, dtype), (call.args, dict(call.kwargs)), False
+
+
+def _function(info: Any) -> Callable[..., Any]:
+    """Return an operator as models call it, by its name in ``torch``, under which exporters may replace it."""
+    path, _, name = f"torch.{info.name}".rpartition(".")
+    owner = sys.modules.get(path)
+    if getattr(owner, name, None) is not info.op:
+        return info.op  # type: ignore[no-any-return]
+    return lambda *args, **kwargs: getattr(owner, name)(*args, **kwargs)
 
 
 def _module(kind: type[nn.Module], made: Any, dtype: torch.dtype) -> Callable[[], nn.Module]:
