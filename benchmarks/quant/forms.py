@@ -22,7 +22,7 @@ from ingot.model_store import Archive, BlobFolder
 from ingot.quant.config import installed
 from ingot.quant.data.samples import Samples
 from ingot.quant.graph.source import Source
-from ingot.quant.measure.trial import TrialRunner
+from ingot.quant.measure.runner import TrialRunner
 from ingot.quant.metric import parse_metric
 from ingot.quant.search.families import families
 from ingot.runtime import Engine

@@ -23,7 +23,7 @@ from ingot.model_store import BlobFolder
 from ingot.quant import StaticInt8
 from ingot.quant.data.samples import Samples
 from ingot.quant.graph.source import Source
-from ingot.quant.measure.trial import TrialRunner
+from ingot.quant.measure.runner import TrialRunner
 from ingot.quant.metric import parse_metric
 from ingot.quant.schemes.plan import Plan
 from ingot.quant.search import sensitivity

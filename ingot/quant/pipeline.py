@@ -19,7 +19,8 @@ from ingot.quant.graph.source import Source
 from ingot.quant.measure import limits
 from ingot.quant.measure.datasets import Datasets, prepare
 from ingot.quant.measure.limits import Deadline, TimeUp
-from ingot.quant.measure.trial import TrialRunner, certain
+from ingot.quant.measure.runner import TrialRunner
+from ingot.quant.measure.trial import certain
 from ingot.quant.metric import Metric, parse_metric
 from ingot.quant.modules import Module
 from ingot.quant.report.records import Report, Verdict

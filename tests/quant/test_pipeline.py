@@ -18,7 +18,8 @@ from ingot.model_store import Archive, BatchLatency
 from ingot.quant import BFloat16, DynamicInt8, Float16, QuantConfig, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant import run as quantize
 from ingot.quant.measure.limits import Deadline
-from ingot.quant.measure.trial import Trial, TrialRunner
+from ingot.quant.measure.runner import TrialRunner
+from ingot.quant.measure.trial import Trial
 from ingot.quant.schemes.plan import EngineName
 from ingot.quant.search.search import Search
 from ingot.tensors import Array
@@ -239,7 +240,7 @@ class TestFailures:
         make_faster(monkeypatch)
         journal = str(tmp_path / "journal")
         with monkeypatch.context() as patch:
-            patch.setattr("ingot.quant.measure.trial.onnx_graph.pack", fail)
+            patch.setattr("ingot.quant.measure.runner.onnx_graph.pack", fail)
             with pytest.raises(StorageFull, match=r"no space is left in .*: free some, or set TMPDIR to a folder"):
                 quantize(classifier, {"x": rows()}, config=recipe, journal=journal)
         assert quantize(classifier, {"x": rows()}, config=recipe, journal=journal).verdict == "quantized"

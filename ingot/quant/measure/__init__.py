@@ -1,5 +1,5 @@
 """Measurement of one candidate against the original: accuracy, latency and size.
 
-Start in trial.py, which builds, loads, times and compares one plan; limits.py has the budget of time, and
+Start in runner.py, which builds, loads, times and compares plans; limits.py has the budget of time, and
 comparison.py is ``ingot compare``.
 """

@@ -18,7 +18,8 @@ from ingot.quant.config import QuantConfig, installed
 from ingot.quant.graph.layers import choose
 from ingot.quant.measure import limits
 from ingot.quant.measure.limits import Deadline, TimeUp
-from ingot.quant.measure.trial import FASTER, Trial, TrialRunner
+from ingot.quant.measure.runner import TrialRunner
+from ingot.quant.measure.trial import FASTER, Trial
 from ingot.quant.schemes.plan import Plan, fitting
 from ingot.quant.search import sensitivity
 from ingot.quant.search.families import families, float_embeddings, refinements

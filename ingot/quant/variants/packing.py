@@ -16,7 +16,8 @@ from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
 from ingot.quant.measure.datasets import Datasets
 from ingot.quant.measure.limits import Deadline, TimeUp
-from ingot.quant.measure.trial import Trial, TrialRunner, slowness
+from ingot.quant.measure.runner import TrialRunner
+from ingot.quant.measure.trial import Trial, slowness
 from ingot.quant.metric import Comparison
 from ingot.quant.report import words
 from ingot.quant.report.page import html
@@ -67,7 +68,7 @@ class Job:
     @property
     def parent(self) -> Variant:
         """The original."""
-        return self.runner.variant
+        return self.runner.source.variant
 
 
 def add(

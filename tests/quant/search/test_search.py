@@ -18,7 +18,8 @@ from ingot.model_store import BatchLatency
 from ingot.quant import DynamicInt8, StaticInt8, WeightInt4, WeightInt8
 from ingot.quant.graph.source import Source
 from ingot.quant.measure.limits import Deadline
-from ingot.quant.measure.trial import FASTER, Trial, TrialRunner
+from ingot.quant.measure.runner import TrialRunner
+from ingot.quant.measure.trial import FASTER, Trial
 from ingot.quant.metric import Comparison, Score
 from ingot.quant.schemes.plan import Plan
 from ingot.quant.search import sensitivity
