@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from benchmarks.serving import report
 from benchmarks.serving.contestants import contestants
 from benchmarks.serving.loads import missing_tools
 from benchmarks.serving.models import SPECS, model
-from benchmarks.serving.processes import LOAD_CORE
+from benchmarks.serving.processes import LOAD_CORE, system_call_us
 from benchmarks.serving.rounds import Plan, Run
 from ingot.runtime.machine import devices
 
@@ -32,6 +33,7 @@ def main() -> None:
     for name in options.models:
         model(name, options.build)
     about = {"machine": devices.describe(), "command": _command(options)}
+    about["a system call"] = f"{system_call_us():.2f} us"
     about |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), **report.versions(options.build, peers)}
     os.sched_setaffinity(0, {LOAD_CORE})
     if options.quick:
@@ -94,7 +96,7 @@ def _peers(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
-        given = text.split(",")
+        given = re.split(",(?! )", text)  # a name may contain a comma and a blank
         for name in given:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(known)}")

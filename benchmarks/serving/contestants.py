@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from benchmarks.serving.models import Model
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson, Wire
 
 PEERS = Path(__file__).parent / "peers"
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,27 @@ class Ingot(Contestant):
 
 
 @dataclass(frozen=True)
+class CompiledIngot(Ingot):
+    """This server as a wheel whose request path is compiled, with this environment's packages."""
+
+    name: str = "ingot, compiled"
+
+    def site(self, build: Path) -> Path:
+        """Return the folder that the wheel is installed into."""
+        return build / "envs" / "compiled"
+
+    def environment(self, start: Start) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.site(start.build)), "PYTHONSAFEPATH": "1"}
+
+    def missing(self, build: Path) -> str:
+        site = self.site(build)
+        sources = [path.relative_to(ROOT) for path in (ROOT / "ingot").rglob("*.py")]
+        if all((site / path).exists() and filecmp.cmp(ROOT / path, site / path, shallow=False) for path in sources):
+            return ""
+        return f"not built from this source; run python -m benchmarks.serving.install '{self.name}'"
+
+
+@dataclass(frozen=True)
 class Peer(Contestant):
     """A server of ``peers/NAME/server.py``, run with its own environment if ``requirements``, else with this one."""
 
@@ -171,7 +194,8 @@ def _ingots() -> list[Contestant]:
     grpcio = Ingot(
         "ingot, grpcio", ("--grpc-server", "grpcio"), {"grpc": OpenGrpc()}, models=("tiny", "wide"), thorough=False
     )
-    return [Ingot(options=("--grpc-server", "fast")), grpcio]
+    fast = ("--grpc-server", "fast")
+    return [Ingot(options=fast), CompiledIngot(options=fast), grpcio]
 
 
 def _peers() -> list[Contestant]:

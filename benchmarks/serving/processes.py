@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 import time
+import timeit
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _TOKEN = "BENCHMARK_TOKEN"  # not INGOT_..., as the server refuses unknown ones
 # The longest that a server may take to its first answer, and one of its answers.
 DEADLINE = 120.0
 ANSWER_SECONDS = 60.0
+_CALLS = 10_000
 # How servers say that they have too much to do, or cannot answer in time.
 REFUSED = (429, 503, 504)
 
@@ -215,6 +217,15 @@ def body_of(received: bytes) -> bytes | None:
             return body
         body, rest = body + rest[line + 2 : line + 2 + size], rest[line + size + 4 :]
     return None
+
+
+def system_call_us() -> float:
+    """Return the microseconds of a system call that does nothing, without those of a call from Python."""
+
+    def least(function: Callable[[], int]) -> float:
+        return min(timeit.repeat(function, number=_CALLS, repeat=9)) / _CALLS
+
+    return 1e6 * (least(os.getppid) - least(sys.getrecursionlimit))
 
 
 def free_ports(count: int) -> tuple[int, ...]:

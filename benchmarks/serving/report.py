@@ -24,8 +24,9 @@ delay. TorchServe, LitServe and MLServer have batches of 32 and 1 ms; FastAPI an
 the median of all rounds, with the least and the most. The contestants take turns within a round, and ratios are
 computed per round, so they can differ from the ratio of two medians. The machine is shared: its speed changes by a
 quarter from one minute to the next, and at worst by two thirds. A goal that is met in some rounds only is undecided,
-and a share of the raw engine above 1 is noise. The peers marked * are measured in the first round only, after 0.4 s of
-warm-up: they show orders of magnitude.
+and a share of the raw engine above 1 is noise. CPU time per request is the main figure, as other work on the machine
+affects it least. How much of it the kernel takes depends on what a system call costs on the machine. The peers marked *
+are measured in the first round only, after 0.4 s of warm-up: they show orders of magnitude.
 
 Loads are closed loops. `wrk` compares every answer with the expected one to the bit. For gRPC, `h2load` with 8 streams
 per connection sends one sample again and again; the HTTP status of all answers and their total size (within 0.5% and
@@ -122,13 +123,13 @@ def _model(name: str, records: Sequence[Record]) -> list[str]:
     head = (
         "contestant",
         "format",
+        "CPU us",
         "req/s 1",
         "req/s 8",
         "req/s 32",
         "p50 ms 1",
         "p50 ms",
         "p99 ms",
-        "CPU us",
         "MB",
         "start s",
     )
@@ -143,13 +144,13 @@ def _model(name: str, records: Sequence[Record]) -> list[str]:
             (
                 f"bare {record['contestant']}",
                 record["format"],
+                f"{record['cpu_us']:.1f}",
                 "",
                 "",
                 f"{record['rate']:,.0f}",
                 "",
                 "",
                 "",
-                f"{record['cpu_us']:.0f}",
                 "",
                 "",
             )
@@ -178,8 +179,8 @@ def _row(contestant: str, model: str, form: str, records: Sequence[Record]) -> t
     rates = [f"{figure('rate', clients):,.0f}" if clients in loads else "" for clients in (1, 8, 32)]
     most = max(loads)
     times = (figure("p50_ms", min(loads)), figure("p50_ms", most), figure("p99_ms", most))
-    cost = (f"{figure('cpu_us', most):,.0f}", f"{figure('memory', most) / 1e6:.0f}", f"{figure('start_s', most):.2f}")
-    return (*rates, *(f"{value:.3g}" for value in times), *cost)
+    kept = (f"{figure('memory', most) / 1e6:.0f}", f"{figure('start_s', most):.2f}")
+    return (f"{figure('cpu_us', most):,.1f}", *rates, *(f"{value:.3g}" for value in times), *kept)
 
 
 def _goodput(records: Sequence[Record]) -> list[str]:

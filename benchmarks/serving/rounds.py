@@ -31,6 +31,7 @@ from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, Wire, frame
 
 SLO_MS = 50.0
 OFFERED = (0.5, 1.0, 2.0, 3.0)
+GOODPUT = ("ingot", "ingot, compiled", "mosec")
 GREETING = OpenJson()
 
 
@@ -94,7 +95,7 @@ class Run:
                 if name in contestant.models and (contestant.thorough or number == 0):
                     self._contestant(number, contestant, served)
             if name in self.plan.goodput:
-                self._goodput(number, served, [peer for peer in turned if peer in ("ingot", "mosec")])
+                self._goodput(number, served, [peer for peer in turned if peer in GOODPUT])
 
     def _contestant(self, number: int, contestant: Contestant, served: Model) -> None:
         for formats in contestant.processes([form for form in served.spec.formats if form in self.plan.formats]):

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.serving import client, docs, goals, loads, pairs, report
-from benchmarks.serving.contestants import PEERS, Peer, contestants
+from benchmarks.serving import __main__, client, docs, goals, loads, pairs, report
+from benchmarks.serving.contestants import PEERS, ROOT, CompiledIngot, Peer, contestants
 from benchmarks.serving.loads import Load
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.processes import Process, body_of, free_ports
@@ -201,14 +201,26 @@ def test_chunked_answers_are_joined() -> None:
 
 def test_a_goal_is_met_by_ratios_within_rounds() -> None:
     def record(contestant: str, number: int, rate: float) -> dict[str, object]:
-        return {**goals.closed(contestant, "tiny", "json", 32), "round": number, "rate": rate}
+        closed = goals.closed(contestant, "tiny", "json", 32)
+        return {**closed, "round": number, "rate": rate, "cpu_us": 1e6 / rate}
 
     records = [record("ingot", n, r) for n, r in enumerate((100, 300, 260))]
     records += [record("mosec", n, r) for n, r in enumerate((100, 200, 200))]
-    goal = next(goal for goal in goals.goals() if goal.title.startswith("tiny, 32 clients, json"))
+    goal = next(goal for goal in goals.goals() if goal.title.startswith("tiny, 32 clients, json: requests"))
     assert goal.values(records) == [1.0, 1.5, 1.3]
     assert "| 1.3x (1-1.5) | in 2 of 3 rounds |" in "\n".join(report.goal_table(records))
     assert [goal.met([1.3, 1.4]), goal.met([1.0, 1.2]), goal.met([])] == ["yes", "no", ""]
+
+
+def test_a_compiled_wheel_of_another_source_is_left_out(tmp_path: Path) -> None:
+    [compiled] = __main__._names([*contestants()])("ingot, compiled")
+    assert __main__._names([*contestants()])("mosec,ingot, compiled,fastapi") == ["mosec", compiled, "fastapi"]
+    server = contestants()[compiled]
+    assert isinstance(server, CompiledIngot)
+    assert server.missing(tmp_path).endswith("run python -m benchmarks.serving.install 'ingot, compiled'")
+    server.site(tmp_path).mkdir(parents=True)
+    (server.site(tmp_path) / "ingot").symlink_to(ROOT / "ingot")
+    assert server.missing(tmp_path) == ""
 
 
 def test_the_documentation_has_room_for_the_figures() -> None:
