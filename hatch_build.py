@@ -35,8 +35,8 @@ class CompileHook(BuildHookInterface):
     """Compiles modules into the wheel if INGOT_COMPILE is set."""
 
     def dependencies(self) -> list[str]:
-        """Return the requirements of the build: the compiler, and the packages whose types it reads."""
-        return [*self.config["requires"], *self.metadata.core.dependencies] if _WANTED else []
+        """Return the requirements of the build: the compiler, and what it reads the types of."""
+        return list(self.config["requires"]) if _WANTED else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the modules, unless an editable installation is made, which runs the source."""

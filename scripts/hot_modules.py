@@ -108,8 +108,13 @@ def _default(statement: ast.stmt) -> Iterator[tuple[int, str]]:
             return
         if not _is_constant(statement.value):
             yield statement.lineno, f"'{ast.unparse(statement)}' is not a constant; set it in __init__"
-        elif ast.unparse(statement.value) == "None":
+        elif ast.unparse(statement.value) == "None" and _members(statement.annotation) > 2:
             yield statement.lineno, f"'{ast.unparse(statement)}' is left unset; set it in __init__"
+
+
+def _members(kind: ast.expr) -> int:
+    """Return how many types a union has; 1 for another type."""
+    return _members(kind.left) + _members(kind.right) if isinstance(kind, ast.BinOp) else 1
 
 
 def _is_constant(value: ast.expr) -> bool:

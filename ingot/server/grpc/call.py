@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ingot.protocol.context import RequestContext
 from ingot.server.grpc.head import Head
@@ -21,7 +21,8 @@ Unary = Callable[[bytes], Awaitable[bytes]]
 Streaming = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
 
 
-class Method(NamedTuple):
+@dataclass(frozen=True)
+class Method:
     """A method of a service, unary or streaming.
 
     ``many``: it accepts more than one message. ``large``: a message may
@@ -46,27 +47,30 @@ class Call(Stream):
     looks = 0  # of stalls(), as the next two
     mark = 0
     number = 0
+    deadline: float | None = None
+    method: Method | None = None
+    messages: Messages | None = None
+    working: deque[int] | None = None
+    ticket: Ticket | None = None
+    share: Share | None = None  # of its client, while limits count the call
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    waiting: asyncio.Future[None] | None = None  # for a message
+    room: asyncio.Future[None] | None = None  # to send
+    _context: RequestContext | None = None
 
     def __init__(self, stream_id: int, head: Head):
         super().__init__(stream_id, head.length)
         self.head = head
-        self.deadline = None if head.timeout is None else time.perf_counter() + head.timeout
-        self.method: Method | None = None
-        self.messages: Messages | None = None
-        self.working: deque[int] | None = None
-        self.ticket: Ticket | None = None
-        self.share: Share | None = None  # of its client, while limits count the call
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.waiting: asyncio.Future[None] | None = None  # for a message
-        self.room: asyncio.Future[None] | None = None  # to send
-        self._context: RequestContext | None = None
+        if head.timeout is not None:
+            self.deadline = time.perf_counter() + head.timeout
 
     @property
     def context(self) -> RequestContext:
         """The call's identity."""
         if self._context is None:
-            self._context = RequestContext(*self.head.identity)
+            request_id, traceparent = self.head.identity
+            self._context = RequestContext(request_id, traceparent)
         return self._context
 
     @property

@@ -21,12 +21,12 @@ class Stream:
     credit = 0
     received = 0
     total = 0
+    outgoing: deque[bytes | memoryview] | None = None
+    ending: bytes | None = None
 
     def __init__(self, stream_id: int, length: int | None):
         self.id = stream_id
         self.length = length
-        self.outgoing: deque[bytes | memoryview] | None = None
-        self.ending: bytes | None = None
 
 
 S = TypeVar("S", bound=Stream)
