@@ -130,6 +130,8 @@ class SignatureCheck:
         self._padding = padding
         self._noted = False
         self._known: dict[InputKey, CheckedInputs] = {}
+        self._latest_key: InputKey | None = None
+        self._latest: CheckedInputs | None = None
         self._valued = tuple(spec for spec in signature.inputs if spec.values is not None)
         # The values of an input that all samples share are part of the group.
         self._by_shape = signature.batch is None or all(signature.batch in spec.shape for spec in signature.inputs)
@@ -142,8 +144,10 @@ class SignatureCheck:
             TooLarge: a call with them would take too much memory.
         """
         key = key or key_of(inputs)
-        found = self._known.get(key)
+        # Repeated requests have the same key: hashing types and shapes would cost more than all else here.
+        found = self._latest if key is self._latest_key else self._known.get(key)
         if found is not None:
+            self._latest_key, self._latest = key, found
             for spec in self._valued:
                 tensors.check_values(spec, inputs[spec.name])
             return found

@@ -14,11 +14,6 @@ from ingot.tensors import Array, Signature
 Outcome = Mapping[str, Array] | IngotError
 Reply = Callable[[Outcome], None]
 
-Ticket = tuple[int, float, int, "Entry"]
-"""An entry with its sort key: priority, then the time at which it must start, then arrival."""
-
-_NOWHERE: tuple[int, float, int] = (0, 0.0, 0)
-
 
 class Request:
     """One request to a model.
@@ -81,7 +76,9 @@ class Entry:
 
     Attributes:
         done: whether the request was answered or cancelled.
-        waiting: whether it is in the queue; this and ``ticket`` belong to the scheduler.
+        waiting: whether it is in the queue; this, ``due`` and ``number`` belong to the scheduler.
+        due: the time at which it must start.
+        number: counts entries in the order of their arrival.
     """
 
     __slots__ = (
@@ -89,14 +86,15 @@ class Entry:
         "client",
         "deadline",
         "done",
+        "due",
         "group",
         "inputs",
         "most",
         "nbytes",
+        "number",
         "priority",
         "reply",
         "samples",
-        "ticket",
         "waiting",
     )
 
@@ -125,7 +123,13 @@ class Entry:
         self.client = client
         self.done = False
         self.waiting = False
-        self.ticket = _NOWHERE
+        self.due = 0.0
+        self.number = 0
+
+    @property
+    def place(self) -> tuple[int, float, int]:
+        """Its place in the queue: entries are sorted by priority, then by when they must start, then by arrival."""
+        return -self.priority, self.due, self.number
 
     def settle(self, outcome: Outcome) -> None:
         """Reply with the outcome."""

@@ -7,32 +7,33 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import Final
 
 # Throughputs that differ by less than this factor count as equal: a larger batch must pay off.
-_PAYS = 1.05
+_PAYS: Final = 1.05
 # Weight of one observation: one part adjusts all sizes, since a machine slows down as a whole, and one part adjusts the
 # sizes from which the estimate was interpolated.
-_WEIGHT = 0.1
+_WEIGHT: Final = 0.1
 # Largest deviation that one observation can show: a machine that was briefly busy says nothing about the model.
-_CLIP = 1.5
+_CLIP: Final = 1.5
 # Known sizes differ at least by this factor; a new size is tried once this many times as many samples wait.
-_GROWTH = 2
+_GROWTH: Final = 2
 # Smallest slope between two sizes, as a share of the average time per sample: if two calls seem to take the same time,
 # the measurement was disturbed.
-_LEAST_SLOPE = 0.25
+_LEAST_SLOPE: Final = 0.25
 # The fastest of the first calls at a size counts, since the first may compile, allocate or run on a busy machine. The
 # measurement at load time counts as one call: if it was disturbed and believed, a model that seems too slow for every
 # deadline would never receive a request to learn from.
-_TRIES = 3
+_TRIES: Final = 3
 # Calls after which the best size is recomputed. A neighbouring size is tried in a few calls after as many calls, and
 # then at doubling intervals up to ``_EXPLORE``: staying at a size that is too small for the traffic costs much more
 # than an unnecessary trial.
-_REFRESH = 16
-_EXPLORE = 256
+_REFRESH: Final = 16
+_EXPLORE: Final = 256
 # A call between two known sizes informs about the larger one only from this share of the distance on.
-_TELLING = 0.2
+_TELLING: Final = 0.2
 # Multiple of the usual deviation that calls rarely exceed.
-_MARGIN = 2.0
+_MARGIN: Final = 2.0
 
 
 class Latency:

@@ -8,44 +8,50 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
-from ingot.runtime.scheduling.entry import Entry, Ticket
+from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency
 
 # Number of empty groups whose recent load is remembered.
-_REMEMBERED = 64
+_REMEMBERED: Final = 64
 # Number of groups that are searched for an entry that has waited long, and of clients that are compared.
-_INSPECTED = 64
+_INSPECTED: Final = 64
 # Clients without entries whose share is remembered, so that it does not start again with each request.
-_REMEMBERED_CLIENTS = 1024
+_REMEMBERED_CLIENTS: Final = 1024
 # Entries of a client that are inspected to find one of a given group.
-_SEARCHED = 16
+_SEARCHED: Final = 16
+
+_place = attrgetter("place")
 
 
 class GroupQueue:
     """The waiting entries of one group, most urgent first, and the group's state. Counts are in samples."""
 
-    __slots__ = ("cap", "key", "latency", "most", "recent", "running", "samples", "started", "tickets")
+    __slots__ = ("cap", "entries", "key", "latency", "most", "recent", "running", "samples", "started")
 
     def __init__(self, key: tuple[Any, ...], latency: Latency, cap: int, most: int = sys.maxsize):
         self.key = key
         self.latency = latency
         self.cap = cap
         self.most = most  # samples of a batch, by the memory that its entries need
-        self.tickets: list[Ticket] = []
+        self.entries: list[Entry] = []
         self.samples = 0
         self.running = 0
         self.started = -math.inf  # when the last batch began
         self.recent = 0.0  # decaying maximum of samples queued and running at once
 
     def before(self, entry: Entry) -> int:
-        """Return how many of these entries precede ``entry``, which may belong to another group."""
-        return bisect_left(self.tickets, entry.ticket)
+        """Return how many of these entries precede the latest one, which is not in a queue yet."""
+        entries = self.entries
+        if not entries or _follows(entry, entries[-1]):
+            return len(entries)
+        return bisect_left(entries, entry.place, key=_place)
 
     def batches(self, entries: int) -> float:
         """Return how many full batches ``entries`` of these entries make."""
-        return entries / max(1, self.cap * len(self.tickets) // self.samples) if entries else 0
+        return entries / max(1, self.cap * len(self.entries) // self.samples) if entries else 0
 
 
 class Client:
@@ -56,14 +62,27 @@ class Client:
     seconds, and ``seen`` when that arrived.
     """
 
-    __slots__ = ("allowed", "samples", "seen", "served", "tickets")
+    __slots__ = ("allowed", "entries", "samples", "seen", "served")
 
     def __init__(self) -> None:
         self.served = 0.0
         self.allowed = math.inf
         self.seen = -math.inf
-        self.tickets: list[Ticket] = []
+        self.entries: list[Entry] = []
         self.samples = 0
+
+
+def _follows(latest: Entry, entry: Entry) -> bool:
+    """Return whether the latest entry is due after another one."""
+    return latest.due >= entry.due and latest.priority <= entry.priority
+
+
+def _insert(entries: list[Entry], entry: Entry) -> None:
+    """Insert the latest entry into a queue that is not empty, mostly as its last."""
+    if _follows(entry, entries[-1]):
+        entries.append(entry)
+    else:
+        insort(entries, entry, key=_place)
 
 
 class Clients:
@@ -100,8 +119,8 @@ class Clients:
     def held(self, key: Hashable) -> tuple[int, int]:
         """Return how many entries of a client wait, and the bytes that it holds, with those that are reserved."""
         client = self._known.get(key)
-        tickets = [] if client is None else client.tickets
-        return len(tickets), self._reserved.get(key, 0) + sum(ticket[3].nbytes for ticket in tickets)
+        entries = [] if client is None else client.entries
+        return len(entries), self._reserved.get(key, 0) + sum(entry.nbytes for entry in entries)
 
     def reserve(self, key: Hashable, nbytes: int) -> None:
         """Reserve bytes for parts of a client's request that are to be queued later, or release them if negative."""
@@ -111,37 +130,33 @@ class Clients:
         else:
             self._reserved.pop(key, None)
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, entry: Entry) -> None:
         """Add a waiting entry."""
-        entry = ticket[3]
         client = self._known.get(entry.client)
         if client is None:
             client = self._join(entry.client)
-        tickets = client.tickets
-        if not tickets:
+        if client.entries:
+            _insert(client.entries, entry)
+        else:
+            client.entries.append(entry)
             self._waiting[entry.client] = client
             if client.served < self._virtual:
                 client.served = self._virtual
-        if not tickets or ticket > tickets[-1]:
-            tickets.append(ticket)
-        else:
-            insort(tickets, ticket)
         before = client.samples
         client.samples = after = before + entry.samples
         if before <= self._few < after:
             self._many += 1
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, entry: Entry) -> None:
         """Remove an entry that runs, or that is dropped."""
-        entry = ticket[3]
         client = self._known[entry.client]
-        tickets = client.tickets
-        del tickets[0 if tickets[0][2] == ticket[2] else bisect_left(tickets, ticket)]
+        entries = client.entries
+        del entries[0 if entries[0] is entry else bisect_left(entries, entry.place, key=_place)]
         before = client.samples
         client.samples = after = before - entry.samples
         if after <= self._few < before:
             self._many -= 1
-        if not tickets:
+        if not entries:
             del self._waiting[entry.client]
 
     def expect(self, key: Hashable, allowed: float, now: float) -> None:
@@ -170,26 +185,26 @@ class Clients:
 
     def first(self) -> Entry:
         """Return the most urgent entry of the client with the least share, among those of the highest priority."""
-        client = min(self._waiting.values(), key=_rank)
+        client = min(self._waiting.values(), key=lambda client: _rank(client.entries[0], client.served))
         self._virtual = max(self._virtual, client.served)
-        return client.tickets[0][3]
+        return client.entries[0]
 
     def fair(self, group: tuple[Any, ...], seconds: float) -> Iterator[Entry]:
         """Yield the waiting entries of a group in the order in which they are due, at ``seconds`` per sample."""
         heads = []
         for order, client in enumerate(self._waiting.values()):
             entries = _of_group(client, group)
-            if (ticket := next(entries, None)) is not None:
-                heads.append((ticket[0], client.served, ticket[1:3], order, ticket[3], entries))
+            if (entry := next(entries, None)) is not None:
+                heads.append((*_rank(entry, client.served), order, entry, entries))
         heapify(heads)
         while heads:
-            _, served, _, order, entry, entries = heads[0]
-            yield entry
-            served += seconds * entry.samples
-            if (ticket := next(entries, None)) is None:
+            _, served, _, _, order, first, entries = heads[0]
+            yield first
+            served += seconds * first.samples
+            if (entry := next(entries, None)) is None:
                 heappop(heads)
             else:
-                heapreplace(heads, (ticket[0], served, ticket[1:3], order, ticket[3], entries))
+                heapreplace(heads, (*_rank(entry, served), order, entry, entries))
 
     def charge(self, entry: Entry, seconds: float) -> None:
         """Add the engine time of a waiting entry, which runs now, to its client's share."""
@@ -212,17 +227,17 @@ class Clients:
         return before + sum(found) * others // max(1, len(found))
 
 
-def _rank(client: Client) -> tuple[int, float, Ticket]:
-    ticket = client.tickets[0]
-    return ticket[0], client.served, ticket
+def _rank(entry: Entry, served: float) -> tuple[int, float, float, int]:
+    """Return the sort key of a client's first entry: its priority, the client's share, its place among others."""
+    return -entry.priority, served, entry.due, entry.number
 
 
-def _of_group(client: Client, group: tuple[Any, ...]) -> Iterator[Ticket]:
+def _of_group(client: Client, group: tuple[Any, ...]) -> Iterator[Entry]:
     """Yield a client's entries of a group; a client with entries of many groups is not searched to the end."""
     missed = 0
-    for ticket in client.tickets:
-        if ticket[3].group == group:
-            yield ticket
+    for entry in client.entries:
+        if entry.group == group:
+            yield entry
         else:
             missed += 1
             if missed > _SEARCHED:
@@ -243,33 +258,38 @@ class Queue:
         self.nbytes = 0
         self._quiet: dict[tuple[Any, ...], GroupQueue] = {}
         self._heads: list[tuple[int, float, int, GroupQueue]] = []  # may contain stale entries
-        self._order = itertools.count()
+        self._numbers = 0
+        self._latest: GroupQueue | None = None
 
     def find(self, key: tuple[Any, ...]) -> GroupQueue | None:
         """Return the group of a key, or None if it is not remembered."""
+        latest = self._latest
+        if latest is not None and latest.key is key:  # as of most requests; hashing a key costs more
+            return latest
         return self.waiting.get(key) or self._quiet.get(key)
 
     def number(self, entry: Entry, due: float) -> None:
         """Assign an entry its place: after entries of its priority that are due before ``due``."""
-        entry.ticket = (-entry.priority, due, next(self._order))
+        self._numbers += 1
+        entry.due = due
+        entry.number = self._numbers
 
     def put(self, group: GroupQueue, entry: Entry) -> None:
         """Insert a numbered entry into its group."""
-        tickets = group.tickets
-        ticket = (*entry.ticket, entry)
-        if not tickets:
+        entries = group.entries
+        if entries:
+            _insert(entries, entry)
+        else:
             self._quiet.pop(group.key, None)
             self.waiting[group.key] = group
-        if not tickets or ticket > tickets[-1]:
-            tickets.append(ticket)
-        else:
-            insort(tickets, ticket)
+            entries.append(entry)
+        self._latest = group
         entry.waiting = True
-        self.clients.put(ticket)
+        self.clients.put(entry)
         group.samples += entry.samples
         self.count += 1
         self.nbytes += entry.nbytes
-        if tickets[0][2] == ticket[2]:  # numbers are unique; the identity of a tuple is not kept when compiled
+        if entries[0] is entry:
             self._put_head(group)
 
     def first(self) -> GroupQueue | None:
@@ -277,7 +297,7 @@ class Queue:
         heads = self._heads
         while heads:
             _, _, number, group = heads[0]
-            if group.tickets and group.tickets[0][2] == number:
+            if group.entries and group.entries[0].number == number:
                 return group
             heappop(heads)
         return None
@@ -288,14 +308,14 @@ class Queue:
             entry = self.clients.first()
             return self.waiting[entry.group], entry
         group = self.first()
-        return None if group is None else (group, group.tickets[0][3])
+        return None if group is None else (group, group.entries[0])
 
     def aged(self, before: float) -> tuple[GroupQueue, Entry] | None:
         """Return an entry of a low priority that arrived before a time, with its group, or None."""
         found = None
         for group in itertools.islice(self.waiting.values(), _INSPECTED):
-            lowest = group.tickets[-1][0]
-            entry = group.tickets[bisect_left(group.tickets, (lowest,))][3]
+            entries = group.entries
+            entry = entries[bisect_left(entries, -entries[-1].priority, key=lambda entry: -entry.priority)]
             if entry.arrived < before:
                 found, before = (group, entry), entry.arrived
         return found
@@ -303,7 +323,7 @@ class Queue:
     def remove(self, entry: Entry) -> None:
         """Remove one entry from any position."""
         group = self.waiting[entry.group]
-        place = group.before(entry)
+        place = bisect_left(group.entries, entry.place, key=_place)
         self._remove(group, place, place + 1)
         if not place:
             self._changed(group)
@@ -315,20 +335,19 @@ class Queue:
 
     def _remove(self, group: GroupQueue, start: int, stop: int) -> None:
         samples = nbytes = 0
-        for ticket in group.tickets[start:stop]:
-            entry = ticket[3]
+        for entry in group.entries[start:stop]:
             entry.waiting = False
-            self.clients.remove(ticket)
+            self.clients.remove(entry)
             samples += entry.samples
             nbytes += entry.nbytes
-        del group.tickets[start:stop]
+        del group.entries[start:stop]
         group.samples -= samples
         self.count -= stop - start
         self.nbytes -= nbytes
 
     def _changed(self, group: GroupQueue) -> None:
         """Update the queue after the first entry of a group changed or the group became empty."""
-        if group.tickets:
+        if group.entries:
             self._put_head(group)
             return
         del self.waiting[group.key]
@@ -338,7 +357,7 @@ class Queue:
 
     def _put_head(self, group: GroupQueue) -> None:
         if len(self._heads) <= 2 * len(self.waiting) + _REMEMBERED:
-            heappush(self._heads, (*group.tickets[0][:3], group))
+            heappush(self._heads, (*group.entries[0].place, group))
             return
-        self._heads = [(*group.tickets[0][:3], group) for group in self.waiting.values()]
+        self._heads = [(*group.entries[0].place, group) for group in self.waiting.values()]
         heapify(self._heads)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from ingot.errors import DeadlineExceeded, Unavailable
 from ingot.report import units
@@ -18,26 +19,26 @@ from ingot.runtime.scheduling.memory_cap import MemoryCap
 from ingot.runtime.scheduling.queue import GroupQueue, Queue
 
 # Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
-LINGER = 0.1
+LINGER: Final = 0.1
 # Seconds for which a request can be overtaken by later requests with tighter deadlines, within one priority.
-PATIENCE = 1.0
+PATIENCE: Final = 1.0
 # Seconds after which an unconfirmed latency estimate no longer causes refusals.
-_STALE = 1.0
+_STALE: Final = 1.0
 # Decay of the remembered load per batch.
-_DECAY = 0.9
+_DECAY: Final = 0.9
 # Number of requests over which the allowed time is averaged.
-_USUAL = 64
+_USUAL: Final = 64
 # Longest batch, as a share of that time: a request that arrives just after a batch started waits for that batch and
 # then for its own. Trials of larger batches may take slightly more, as they can turn out faster than expected.
 _LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
 # One of so many batches begins with an entry of a low priority that has waited for so many seconds, if there is one.
 _AGED_EVERY, _AGED = 8, 10.0
 # A client may use this multiple of the free room in the queue: seven eighths of the queue if it is alone.
-_TIMES_FREE = 7
+_TIMES_FREE: Final = 7
 # Clients are served by their shares once one of them has more than 1/_FEW of a batch waiting.
-_FEW = 4
+_FEW: Final = 4
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
-_SAMPLE = 16
+_SAMPLE: Final = 16
 
 
 @dataclass(frozen=True)
@@ -224,13 +225,13 @@ class Scheduler:
 
     def waiting(self) -> list[Entry]:
         """Return the entries that are queued."""
-        return [ticket[3] for group in self._queue.waiting.values() for ticket in group.tickets]
+        return [entry for group in self._queue.waiting.values() for entry in group.entries]
 
     def wait(self, now: float) -> float:
         """Return in how many seconds an engine is expected to be free for a request that arrives last."""
         batches, seconds = 0, 0.0
         for group in self._queue.waiting.values():
-            full = math.ceil(group.batches(len(group.tickets)))
+            full = math.ceil(group.batches(len(group.entries)))
             batches += full
             seconds += full * group.latency(group.cap)
         return self._wait(batches, seconds / max(batches, 1), now)
@@ -297,8 +298,8 @@ class Scheduler:
         cap = max(group.cap, entry.samples)
         full = latency(cap)
         before = self._before(entry, group)
-        samples = before * group.samples // (len(group.tickets) or 1) + entry.samples
-        ahead = self._batches_before(entry, group) if self._queue.count > len(group.tickets) else 0
+        samples = before * group.samples // (len(group.entries) or 1) + entry.samples
+        ahead = self._batches_before(entry, group) if self._queue.count > len(group.entries) else 0
         batches = ahead + int(group.batches(before)) + after
         wait = self._wait(batches, full, now)
         # Behind others a batch is likely to be full, and must be so that the engine keeps up.
@@ -317,7 +318,7 @@ class Scheduler:
         before = group.before(entry)
         if not before or (ahead := self._queue.clients.ahead(entry)) is None:
             return before
-        return min(before, ahead * len(group.tickets) // group.samples)
+        return min(before, ahead * len(group.entries) // group.samples)
 
     def _room(self, group: GroupQueue, start: float) -> int:
         """Return the most samples that the next batch of a group can hold if it starts at ``start``.
@@ -325,7 +326,7 @@ class Scheduler:
         That is what its first entry has time for. It is the full cap if the last batch left that entry behind, since it
         is then dropped if it delays the others, or if the entry never had time for a full batch.
         """
-        first, latency = group.tickets[0][3], group.latency
+        first, latency = group.entries[0], group.latency
         if first.arrived < group.started or not self._had_time(first, latency(group.cap)):
             return group.cap
         return max(first.samples, min(group.cap, latency.within((first.deadline - start) / latency.margin)))
@@ -335,7 +336,7 @@ class Scheduler:
         queue = self._queue.waiting
         others = [group for group in itertools.islice(queue.values(), _SAMPLE) if group is not own]
         found = sum(math.ceil(group.batches(self._before(entry, group))) for group in others)
-        return found * (len(queue) - bool(own.tickets)) // len(others) if others else 0
+        return found * (len(queue) - bool(own.entries)) // len(others) if others else 0
 
     def _wait(self, batches: int, seconds: float, now: float) -> float:
         """Return in how many seconds an engine is free after ``batches`` batches of ``seconds`` seconds each."""
@@ -383,7 +384,7 @@ class Scheduler:
         if without < group.cap and (entry.arrived >= group.started or without < group.cap / 2):
             return False
         full = latency(without)
-        if left >= full or group.tickets[-1][0] != entry.ticket[0] or not self._had_time(entry, full):
+        if left >= full or group.entries[-1].priority != entry.priority or not self._had_time(entry, full):
             return False
         samples = max(entry.samples, latency.within(left / latency.margin))
         return samples / latency(samples) < (1 - LINGER) * without / full
@@ -398,25 +399,25 @@ class Scheduler:
     def _lanes_are_busy(self, group: GroupQueue) -> bool:
         """Return whether each device has a batch that follows the one it computes, and nothing else waits here."""
         enough = 2 * self._engines // self._lanes
-        return self._lanes > 2 and len(self._running) >= enough and self._queue.count == len(group.tickets)
+        return self._lanes > 2 and len(self._running) >= enough and self._queue.count == len(group.entries)
 
     def _due(self, group: GroupQueue, now: float) -> float:
         """Return until when waiting for more entries of this group pays off."""
         expected = min(int(group.recent) - group.running, group.cap)
-        if group.samples >= expected or self._queue.count > len(group.tickets):
+        if group.samples >= expected or self._queue.count > len(group.entries):
             return now
         latency = group.latency
         together = latency(expected)
         linger = min(LINGER * together, latency(group.samples) + latency(expected - group.samples) - together)
         if self.limits.max_delay is not None:
             linger = min(linger, self.limits.max_delay)
-        first = group.tickets[0][3]
+        first = group.entries[0]
         latest = first.deadline - together * (1 + LINGER)
         return min(max(self._confirmed or first.arrived, first.arrived) + linger, latest)
 
     def _start(self, group: GroupQueue, first: Entry, now: float) -> list[Entry]:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
-        if len(group.tickets) == 1:  # as in most batches of a server that is not busy
+        if len(group.entries) == 1:  # as in most batches of a server that is not busy
             batch, samples = [first], first.samples
             self.reason = self._full(group) if samples >= group.cap else "linger" if self._lingered is group else "idle"
             if self._queue.clients.uneven:
@@ -481,21 +482,21 @@ class Scheduler:
             room = min(cap, 2 * room)
         return room
 
-    def _in_order(self, group: GroupQueue, first: Entry) -> Iterator[Entry]:
-        """Yield ``first`` and the other entries of its group, in the order in which they are due."""
+    def _in_order(self, group: GroupQueue, first: Entry) -> Iterable[Entry]:
+        """Return ``first`` and the other entries of its group, in the order in which they are due."""
+        others: Iterable[Entry] = group.entries
         if self._queue.clients.uneven:
             others = self._queue.clients.fair(group.key, group.latency(group.cap) / group.cap)
-        else:
-            others = (ticket[3] for ticket in group.tickets)
-        yield first
-        yield from (entry for entry in others if entry is not first)
+        elif group.entries[0] is first:
+            return others
+        return itertools.chain([first], filter(lambda entry: entry is not first, others))
 
     def _remove(self, group: GroupQueue, batch: list[Entry], late: list[Entry]) -> None:
         """Remove the entries of a batch, and those that are late, from the queue, and count the time of the batch."""
         clients = self._queue.clients
         if not clients.uneven:
             taken = len(batch) + len(late)
-            if group.tickets[taken - 1][3] in (batch[-1], late[-1] if late else None):
+            if group.entries[taken - 1] in (batch[-1], late[-1] if late else None):
                 self._queue.remove_first(group, taken)
                 return
         else:

@@ -244,8 +244,8 @@ def test_each_batch_begins_with_the_most_urgent(arrivals: list[Arrival]) -> None
     began = {id(entry): moment for moment, batch in it.batches for entry in batch}
     for moment, batch in it.batches:
         waited = [entry for entry in it.entries if entry.arrived < moment < began.get(id(entry), -1)]
-        assert all(batch[0].ticket < entry.ticket for entry in waited)
-        assert [entry.ticket for entry in batch] == sorted(entry.ticket for entry in batch)
+        assert all(batch[0].place < entry.place for entry in waited)
+        assert [entry.place for entry in batch] == sorted(entry.place for entry in batch)
 
 
 @pytest.mark.matrix
