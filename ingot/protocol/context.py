@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -20,7 +20,18 @@ _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # https://www.w3.org/TR/trace-context/: version, trace id, span id, flags; later versions may add fields.
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _PREFIX = os.urandom(6).hex().encode()
-_numbers = itertools.count(1)
+_LAST = [b"%02x" % number for number in range(256)]
+
+
+def _new_ids() -> Iterator[bytes]:
+    """Yield ids that no other request of any server has."""
+    for number in itertools.count():
+        first = b"%b-%x" % (_PREFIX, number)  # formatted once for many ids, which costs more than the rest of one
+        for last in _LAST:
+            yield first + last
+
+
+_ids = _new_ids()
 
 
 class BatchTimes:
@@ -89,7 +100,7 @@ class RequestContext:
     inferences = 0
 
     def __init__(self, request_id: bytes = b"", traceparent: bytes = b""):
-        self.id = request_id or b"%b-%x" % (_PREFIX, next(_numbers))
+        self.id = request_id or next(_ids)
         self.traceparent = traceparent
         self.observer: Reporter | None = None
         self.batch: BatchTimes | None = None

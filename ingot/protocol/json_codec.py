@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -54,11 +54,12 @@ _TENSOR = '{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}'
 _EXAMPLES = {"inputs": _TENSOR, "outputs": '{"name": "y"}'}
 
 
-class ResponseFormat(NamedTuple):
+@dataclass(frozen=True)
+class ResponseFormat:
     """The outputs that the client wants as raw buffers."""
 
     default: bool = False
-    by_name: Mapping[str, bool] = MappingProxyType({})
+    by_name: Mapping[str, bool] = field(default_factory=dict)
 
     def binary(self, name: str) -> bool:
         return self.by_name.get(name, self.default)
@@ -231,7 +232,8 @@ def _with_texts(response: InferResponse, known: _Layout, raws: list[bytes]) -> t
     return b"".join(parts + raws), headers
 
 
-class _Layout(NamedTuple):
+@dataclass(frozen=True)
+class _Layout:
     """The bytes that all responses with the same shapes have in common.
 
     Attributes:

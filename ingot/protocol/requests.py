@@ -11,8 +11,9 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -42,7 +43,7 @@ _NO_DELIVERIES: Mapping[str, Delivery] = MappingProxyType({})
 _MAX_PRIORITY = 1 << 31
 
 # Values of a response that the event loop converts one by one, for up to 5 ms.
-_AT_ONCE = 1 << 15
+_AT_ONCE: Final = 1 << 15
 
 # Bytes that Python's object of a short text takes in addition to the text.
 _TEXT_OBJECT = 40
@@ -175,7 +176,10 @@ class InferResponse:
 
         Elements of BYTES always are, other values if ``one_by_one``, as in JSON and in typed contents.
         """
-        if sum([array.size for array in self.arrays.values()]) <= _AT_ONCE:
+        values = 0
+        for array in self.arrays.values():  # not a comprehension, which is a call in Python 3.11
+            values += array.size
+        if values <= _AT_ONCE:
             return False
         return one_by_one or any(array.dtype == object for array in self.arrays.values())
 
@@ -250,7 +254,8 @@ def step_of(parameters: Parameters) -> Step:
     return Step.of(name, start, end)
 
 
-class Pattern(NamedTuple):
+@dataclass(frozen=True)
+class Pattern:
     """A request without its id and the values of its raw tensors.
 
     Attributes:

@@ -19,11 +19,15 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.tensors.specs import Array, DType, foreign_format
 
 _LITTLE = sys.byteorder == "little"
+# Types of numbers whose memory is the raw form.
+_RAW = frozenset(map(np.dtype, "?bBhHiIlLqQefd")) if _LITTLE else frozenset()
 _LENGTH = struct.Struct("<I").unpack_from
 
 
 def to_bytes(array: Array) -> bytes:
     """Return an array in the protocol's raw form: little-endian, row-major; BYTES elements length-prefixed."""
+    if array.dtype in _RAW:
+        return array.tobytes()
     if array.dtype.kind in "OSU":
         flat = array.reshape(-1)
         return b"".join(_prefixed(flat[start : start + TEXTS]) for start in range(0, flat.size, TEXTS))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ingot.config.exposure import listed
@@ -29,7 +30,7 @@ class AppConnection(Connection):
         self._parser = Parser(BoundedCache(1), 0, None if shared.admission is None else self._admit)
 
     def _begin(self, head: RequestHead) -> None:
-        super()._begin(head._replace(infer=None, probe=head.probe if head.probe == PREFLIGHT else None))
+        super()._begin(replace(head, infer=None, probe=head.probe if head.probe == PREFLIGHT else None))
 
 
 class AppListener(HttpListener):

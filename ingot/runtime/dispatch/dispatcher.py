@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from threading import Semaphore
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.protocol.context import BatchTimes
@@ -37,17 +37,17 @@ log = logging.getLogger(__name__)
 
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 # Engine calls below this many seconds run in the event loop; longer ones run in a worker thread.
-INLINE = 250e-6
+INLINE: Final = 250e-6
 # Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
-_LARGE_CALL = 64 << 20
+_LARGE_CALL: Final = 64 << 20
 # Parts of a large request that are queued or running per engine.
-_AT_ONCE = 2
+_AT_ONCE: Final = 2
 # Share of the SLO that is planned with; the rest covers the way to the client, which is not measured here.
-_HEADROOM = 0.95
+_HEADROOM: Final = 0.95
 # Longest rest of the event loop after a tick while engine calls occupy all cores: in seconds, and as a share of the
 # expected duration of the last call.
-_REST = 2e-3
-_REST_SHARE = 0.1
+_REST: Final = 2e-3
+_REST_SHARE: Final = 0.1
 
 
 class Dispatcher:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.server.net.compression import ENCODINGS, decompressed
 from ingot.server.net.limits import check_size
 
-PREFIX = 5
+PREFIX: Final = 5
 # Chunks below this size together are joined: a client may send single bytes, and each chunk needs about 50 bytes.
 _SMALL = 1024
 

@@ -8,8 +8,9 @@ protobuf library, which alone defines what a message means.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ Decoded = tuple[InferRequest, bool]
 """A request, and whether its response shall have typed contents."""
 
 
-class _Message(NamedTuple):
+@dataclass(frozen=True)
+class _Message:
     """The pattern of a request, relative to its first tensor, and the bytes that must precede each other tensor."""
 
     pattern: Pattern

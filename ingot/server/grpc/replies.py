@@ -43,8 +43,12 @@ def integer(value: int, prefix: int, first: int = 0) -> bytes:
     return bytes(out)
 
 
+_SIZES = [integer(size, 7) for size in range(128)]
+
+
 def _text(value: bytes) -> bytes:
-    return integer(len(value), 7) + value
+    size = len(value)
+    return (_SIZES[size] if size < len(_SIZES) else integer(size, 7)) + value
 
 
 def _literal(name: bytes, value: bytes) -> bytes:

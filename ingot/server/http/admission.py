@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import urllib.parse
+from dataclasses import replace
 
 import httptools
 
@@ -131,16 +132,16 @@ class Admission:
     def admit(self, head: RequestHead, peer: Peer) -> RequestHead:
         """Return a head with its client, or with a fault if it is refused; and with the headers for a web page."""
         if self._hosts is not None and (fault := self._hosts.fault(head)) is not None:
-            return head._replace(infer=None, probe=None, fault=fault)
+            return replace(head, infer=None, probe=None, fault=fault)
         if self._cors is not None:
             extra, asked = self._cors.headers(head), self._cors.preflight(head)
             if asked is not None:  # browsers send it without a key
-                return _of_other_page(head) if extra is None else head._replace(probe=PREFLIGHT, extra=extra + asked)
+                return _of_other_page(head) if extra is None else replace(head, probe=PREFLIGHT, extra=extra + asked)
             if extra:
-                head = head._replace(extra=extra)
+                head = replace(head, extra=extra)
         if self._sticky_header and head.infer is not None:
             found = next((value for name, value in head.headers if name == self._sticky_header), b"")
-            head = head._replace(infer=head.infer._replace(sticky=found.decode("latin-1")))
+            head = replace(head, infer=replace(head.infer, sticky=found.decode("latin-1")))
         return head if self.gate is None else self._admit(self.gate, head, peer)
 
     def _admit(self, gate: Gate, head: RequestHead, peer: Peer) -> RequestHead:
@@ -154,13 +155,13 @@ class Admission:
         if isinstance(outcome, Refusal):
             gate.count(outcome, "http", head.url.partition(b"?")[0].decode("latin-1"), peer)
             fault = Fault(outcome.error, headers=(("WWW-Authenticate", outcome.challenge),))
-            return head._replace(infer=None, probe=None, fault=fault)
-        return head._replace(client=outcome.client)
+            return replace(head, infer=None, probe=None, fault=fault)
+        return replace(head, client=outcome.client)
 
 
 def _of_other_page(head: RequestHead) -> RequestHead:
     error = PermissionDenied("the origin of this web page is not one of those that --cors-origin names")
-    return head._replace(fault=Fault(error))
+    return replace(head, fault=Fault(error))
 
 
 def _scope(url: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
@@ -26,18 +26,6 @@ _HIGH_WATER = 64 << 10
 _FAILED = HttpResponse(500, b"Internal Server Error", media_type="text/plain; charset=utf-8")
 
 Message = Mapping[str, Any]
-
-
-class AsgiConnectionApi(ConnectionApi, Protocol):
-    """The part of a connection that an exchange of the application uses.
-
-    ``write_paused`` is whether its client has much of the response to read.
-    """
-
-    write_paused: bool
-
-    def hold_body(self, *, full: bool) -> None:
-        """Pause or resume reading: too much of the body waits for the application."""
 
 
 class LazyApp:
@@ -84,7 +72,7 @@ class AsgiExchange:
         head: the request's head.
     """
 
-    def __init__(self, connection: AsgiConnectionApi, head: RequestHead):
+    def __init__(self, connection: ConnectionApi, head: RequestHead):
         self.head = head
         self.keep_alive = head.keep_alive
         self.done = False

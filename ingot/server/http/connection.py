@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 from ingot.protocol.keys import BoundedCache
 from ingot.server.access.peers import Peer, peer_of
 from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
 from ingot.server.http.disconnect import DisconnectProbe
-from ingot.server.http.exchange import Exchange, HttpState, PendingBody
+from ingot.server.http.exchange import ConnectionApi, Exchange, HttpState, PendingBody
 from ingot.server.http.over_limit import RefusedConnection
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
 from ingot.server.http.timeouts import Timeouts
-from ingot.server.net.limits import Share
 
-_HEAD_END = b"\r\n\r\n"
-_MAX_KNOWN_BYTES = 4 << 10
+_HEAD_END: Final = b"\r\n\r\n"
+_MAX_KNOWN_BYTES: Final = 4 << 10
 _OWN_HEADS = 8
 
 
-class Connection(asyncio.Protocol):
+class Connection(ConnectionApi):
     """Serves inference and health checks itself and passes the rest to the application, in the order of the requests.
 
     A head with the same bytes as an earlier one is looked up instead of parsed. This applies only to complete
@@ -37,15 +36,11 @@ class Connection(asyncio.Protocol):
         connections: those that are open.
     """
 
-    transport: asyncio.Transport
-
     def __init__(self, shared: HttpState, connections: Connections):
-        self.shared = shared
-        self.loop = asyncio.get_running_loop()
+        super().__init__(shared)
         self._connections = connections
         admission = shared.admission
         self._peer = Peer()
-        self.share = Share()
         # With client certificates, equal heads of two connections are those of different clients.
         own = admission is not None and admission.by_certificate
         self._known: BoundedCache[bytes, RequestHead] = BoundedCache(_OWN_HEADS) if own else shared.heads
@@ -56,7 +51,6 @@ class Connection(asyncio.Protocol):
         self._arriving: PendingBody | AsgiExchange | None = None  # the one whose body is arriving
         self._advancing = False
         self._stopping = False
-        self.write_paused = False
         self._body_full = False
         self._read_paused = False
         self._probe: DisconnectProbe | None = None

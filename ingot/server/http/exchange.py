@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
 from ingot.protocol import json_codec, json_large
@@ -32,7 +34,8 @@ _SMALL_PART = 4 << 10
 Done = Callable[[HttpResponse], None]
 
 
-class Service(NamedTuple):
+@dataclass(frozen=True)
+class Service:
     """The parts that serve inference over HTTP.
 
     Attributes:
@@ -250,19 +253,31 @@ class HttpState:
         self.tasks: set[asyncio.Task[None]] = set()
 
 
-class ConnectionApi(Protocol):
-    """The part of a connection that its exchanges use. ``share``: of a client without a name."""
+class ConnectionApi(asyncio.Protocol):
+    """The part of a connection that its exchanges use.
 
-    shared: HttpState
-    share: Share
+    ``share``: of a client without a name. ``write_paused``: its client has much of the response to read.
+    """
+
     transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
 
+    def __init__(self, shared: HttpState):
+        self.shared = shared
+        self.loop = asyncio.get_running_loop()
+        self.share = Share()
+        self.write_paused = False
+
+    @abstractmethod
     def keeps(self, exchange: Any) -> bool:
         """Return whether the connection stays open after an exchange."""
 
+    @abstractmethod
     def finish(self, parts: Sequence[bytes], *, keep_alive: bool) -> None:
         """Send a response, and continue with the next request."""
+
+    @abstractmethod
+    def hold_body(self, *, full: bool) -> None:
+        """Pause or resume reading: too much of the body waits for the application."""
 
 
 class Exchange:
@@ -284,7 +299,8 @@ class Exchange:
         self._held = 0
         self._share: Share | None = None
         self._work: Cancellable | None = None
-        self.context = RequestContext(*head.identity)
+        request_id, traceparent = head.identity
+        self.context = RequestContext(request_id, traceparent)
         observer = connection.shared.service.plane.observer
         if observer is not None:
             observer.begin(self.context, head.method, head.url)
@@ -337,7 +353,7 @@ class Exchange:
         if self.disconnected or self.done:
             return
         if self.head.extra:
-            response = response._replace(headers=response.headers + self.head.extra)
+            response = response.with_headers(self.head.extra)
         connection = self._connection
         self._release()
         self._work = None  # it refers back to this object
@@ -444,8 +460,7 @@ class PendingBody(Exchange):
 
     def _answer_refusal(self, fault: Fault) -> None:
         response = responses.refusal(self._connection.shared.service.plane, fault.error)
-        headers = response.headers + fault.headers
-        self.answer(response._replace(status=fault.status or response.status, headers=headers))
+        self.answer(response.with_headers(fault.headers, fault.status))
 
     def _serve(self) -> None:
         if self.head.infer is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -18,7 +19,7 @@ from ingot.protocol.requests import InferRequest, Pattern, Template
 from ingot.tensors import DType
 
 # Longer lists are converted in pieces, by json_codec.py.
-_MOST_VALUES = 1 << 14
+_MOST_VALUES: Final = 1 << 14
 # An id at the beginning, where most clients write it, without escapes; and the member behind it.
 _ID = re.compile(rb'\{ ?"id": ?"([^"\\\x00-\x1f]+)", ?(?=")')
 # Replaces the values of a tensor in the check that they are its values.
@@ -28,7 +29,8 @@ _MARK = 123454321
 Decoded = tuple[InferRequest, ResponseFormat]
 
 
-class _Text(NamedTuple):
+@dataclass(frozen=True)
+class _Text:
     """A JSON text with one tensor, whose values are a flat list or one nested list."""
 
     template: Template

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ Admit = Callable[["RequestHead"], "RequestHead"]
 """Returns a head with its client, or with a fault if access is refused."""
 
 
-class InferHead(NamedTuple):
+@dataclass(frozen=True)
+class InferHead:
     """The parts of path and headers that inference needs.
 
     ``header_length`` is text if it is not a number. ``sticky`` is the value of ``sticky_header``.
@@ -75,7 +77,8 @@ class Fault(NamedTuple):
     headers: Headers = ()
 
 
-class RequestHead(NamedTuple):
+@dataclass(frozen=True)
+class RequestHead:
     """One request's line and headers.
 
     Attributes:
@@ -221,10 +224,10 @@ class Parser:
         if head.fault is None and parser.should_upgrade():
             lengths = [value for name, value in headers if name in (b"content-length", b"transfer-encoding")]
             if all(value == b"0" for value in lengths):
-                head = head._replace(infer=None, probe=None)
+                head = replace(head, infer=None, probe=None)
             else:
-                head = head._replace(keep_alive=False, fault=_UPGRADING)
-        head = head._replace(identity=identity_of(headers))
+                head = replace(head, keep_alive=False, fault=_UPGRADING)
+        head = replace(head, identity=identity_of(headers))
         if self._admit is not None and head.fault is None:
             head = self._admit(head)
         self._events.append(head)

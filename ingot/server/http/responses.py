@@ -5,7 +5,7 @@ from __future__ import annotations
 import http
 import time
 from email.utils import formatdate
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from ingot.errors import Code, DeadlineExceeded, EngineLost, IngotError, public_text
 from ingot.faults import public_error
@@ -21,7 +21,7 @@ from ingot.server.plane.dataplane import DataPlane
 _RETRY: Headers = (("Retry-After", "1"),)
 _MAX_HEADS = 1024
 # Copying a small body behind its head costs less than handing two buffers to the kernel.
-_JOIN_BELOW = 32 << 10
+_JOIN_BELOW: Final = 32 << 10
 
 CLIENT_LEFT = 499
 """nginx's status of a request whose client left, for logs."""
@@ -29,13 +29,20 @@ CLIENT_LEFT = 499
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HttpResponse(NamedTuple):
+class HttpResponse:
     """One HTTP response. Content type and length are not in ``headers``."""
 
-    status: int
-    body: bytes
-    headers: Headers = ()
-    media_type: str = "application/json"
+    __slots__ = ("body", "headers", "media_type", "status")
+
+    def __init__(self, status: int, body: bytes, headers: Headers = (), media_type: str = "application/json"):
+        self.status = status
+        self.body = body
+        self.headers = headers
+        self.media_type = media_type
+
+    def with_headers(self, headers: Headers, status: int | None = None) -> HttpResponse:
+        """Return the response with further headers and, if it is given, another status."""
+        return HttpResponse(status or self.status, self.body, self.headers + headers, self.media_type)
 
 
 # Without a date: sent where a client's further bytes cannot be read.
@@ -63,7 +70,7 @@ def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
 def too_slow(plane: DataPlane) -> HttpResponse:
     """Return the response to a request whose body arrives too slowly, and count it."""
     error = DeadlineExceeded(f"the rest of the request's body did not arrive in time; {BODY_PACE}")
-    return refusal(plane, error)._replace(status=json_codec.TOO_SLOW)
+    return refusal(plane, error).with_headers((), json_codec.TOO_SLOW)
 
 
 def failure(plane: DataPlane, error: Exception) -> HttpResponse:
@@ -74,7 +81,7 @@ def failure(plane: DataPlane, error: Exception) -> HttpResponse:
 def unsupported_encoding(response: HttpResponse) -> HttpResponse:
     """Return the response to a body whose ``Content-Encoding`` is unknown, with the encodings that are known."""
     accepted = (("Accept-Encoding", ", ".join(sorted(compression.ENCODINGS))),)
-    return response._replace(status=415, headers=response.headers + accepted)
+    return response.with_headers(accepted, 415)
 
 
 def identity(context: RequestContext) -> bytes:
@@ -100,10 +107,10 @@ class Renderer:
             keep_alive: whether the connection stays open.
             context: the request; by default a new one, for one that could not be read.
         """
-        status, body, headers, media_type = response
+        body = response.body
         if int(time.time()) != self._second:
             self._renew()
-        kind = (status, media_type, headers, keep_alive, len(body))
+        kind = (response.status, response.media_type, response.headers, keep_alive, len(body))
         head = self._heads.get(kind)
         if head is None:
             head = self._head(response, keep_alive=keep_alive)

@@ -6,7 +6,7 @@ There is no I/O here, and no event objects: a request costs two callbacks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic
+from typing import Final, Generic
 
 from ingot.server.http2 import frames
 from ingot.server.http2.abuse_budget import AbuseBudget
@@ -32,15 +32,15 @@ from ingot.server.http2.sender import Sender
 from ingot.server.http2.stream import Handler, S
 
 # Messages of some MiB flow at full speed through this; the handler bounds what all streams hold together.
-STREAM_WINDOW = 4 << 20
-_WINDOW = 16 << 20
-_MAX_STREAMS = 1024
+STREAM_WINDOW: Final = 4 << 20
+_WINDOW: Final = 16 << 20
+_MAX_STREAMS: Final = 1024
 # Bytes of a header block; the abuse budget bounds its number of frames.
 _MAX_BLOCK = 32 << 10
 # A DATA frame below this size is charged: it cannot hold even a message's shortest header.
-_SMALL_DATA = 16
+_SMALL_DATA: Final = 16
 # Bytes of queued answers above which a client gets no new streams.
-_MAX_QUEUED = 64 << 20
+_MAX_QUEUED: Final = 64 << 20
 
 _GREETING = frames.settings(
     {

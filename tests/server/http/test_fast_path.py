@@ -273,6 +273,7 @@ def test_a_client_that_reads_nothing_is_left(folder: Path, monkeypatch: pytest.M
     assert 0 < received < 2 * size
 
 
+@pytest.mark.source
 @pytest.mark.matrix
 def test_a_body_in_tiny_chunks_needs_little_more_memory_than_its_length() -> None:
     connection = SimpleNamespace(shared=HttpState(DataPlane(Repository()), 1 << 24, 1 << 24))
