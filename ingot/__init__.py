@@ -15,6 +15,7 @@ from ingot import errors as errors
 from ingot._version import __version__
 
 if TYPE_CHECKING:
+    from ingot import steps as steps
     from ingot.client.asynchronous import AsyncClient as AsyncClient
     from ingot.client.blocking import Client as Client
     from ingot.config.keywords import ServerSettings as ServerSettings
@@ -85,6 +86,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "steps":
+        return importlib.import_module("ingot.steps")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ingot' has no attribute '{name}'")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -32,6 +32,7 @@ FLOORS = {
     "protocol": 4,
     "client": 5,
     "bounds": 3,
+    "steps": 3,
     "demo": 3,
     "addresses": 0,
     "faultlog": 1,

@@ -202,4 +202,6 @@ def _with(
         if layer.media_type == manifest.DOCUMENT
     }
     changed = variant.serving.model_copy(update={"provenance": provenance, "defaults": serving})
-    return add_variant(blobs, changed, variant.graph, variant.weights, variant.goldens(), {**own, **documents})
+    own.update(documents)
+    files = variant.step_files()
+    return add_variant(blobs, changed, variant.graph, variant.weights, variant.goldens(), own, files)

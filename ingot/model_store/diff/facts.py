@@ -19,6 +19,7 @@ _SERVING = {
     "batchable",
     "padding",
     "defaults",
+    "steps",
     "golden_tolerance",
     "parents",
     "provenance",
@@ -66,7 +67,7 @@ def _variant(variant: Variant) -> dict[str, str]:
     documents = {
         layer.annotations.get(manifest.FILEPATH, ""): layer.digest
         for layer in variant.manifest.layers
-        if layer.media_type == manifest.DOCUMENT
+        if layer.media_type in (manifest.DOCUMENT, manifest.STEP_FILE)
     }
     return {**dict(_flat("", document)), **{f"file {name}": digest for name, digest in documents.items()}}
 

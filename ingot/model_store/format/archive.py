@@ -67,8 +67,11 @@ class Archive:
             raise InvalidArchive(f"the archive's variants are {names}; there must be one or more, with distinct names")
         first = self.variants[0].serving
         for variant in self.variants[1:]:
-            if (variant.serving.name, variant.signature) != (first.name, first.signature):
-                raise InvalidArchive(f"variant '{variant.name}' has another name or signature than '{first.variant}'")
+            serving = variant.serving
+            if (serving.name, serving.signature, serving.steps) != (first.name, first.signature, first.steps):
+                raise InvalidArchive(
+                    f"variant '{variant.name}' has another name or signature, or other steps, than '{first.variant}'"
+                )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Archive:

@@ -178,6 +178,20 @@ class MemoryEvidence(Record):
         return self.fixed + self.per_row * rows
 
 
+class StepsEvidence(Record):
+    """How a model's steps compared with the original's at the export.
+
+    ``reference`` is what they were compared with; ``items`` raw inputs had equal tensors, and ``answers`` of them final
+    answers that differ by at most ``error``, with ``tolerance`` allowed, relative to an answer's largest value.
+    """
+
+    reference: str
+    items: Count
+    answers: Count
+    error: Number
+    tolerance: Number
+
+
 class Evidence(Record):
     """Measurements of a variant, and the machine they are from; and what its graph shows.
 
@@ -199,6 +213,7 @@ class Evidence(Record):
     memory: MemoryEvidence | None = None
     deviations: tuple[str, ...] = ()
     tried_paddings: tuple[str, ...] = ()
+    steps: StepsEvidence | None = None
 
     def speedups(self) -> dict[int, float]:
         """Return the speed-up over the baseline for each batch size."""

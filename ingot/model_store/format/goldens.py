@@ -1,7 +1,8 @@
 """Golden inputs and outputs: cases that a server replays before a variant is ready.
 
 They are a safetensors file (data, never code). BYTES tensors, which safetensors lacks, are stored as U8 in the
-protocol's raw form, with their shape in the header's metadata.
+protocol's raw form, with their shape in the header's metadata. A case of a model with steps also has the raw inputs, of
+which the steps made the graph's inputs, and the answers that they made of its outputs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.errors import InvalidArchive, InvalidArgument
@@ -36,18 +37,20 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 @dataclass(frozen=True)
 class Golden:
-    """One case: inputs by name, and the outputs that they produced."""
+    """One case: inputs by name, and the outputs that they produced; ``raw`` and ``answers`` are those of steps."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
+    raw: dict[str, Array] = field(default_factory=dict)
+    answers: dict[str, Array] = field(default_factory=dict)
 
 
 def encode(goldens: Sequence[Golden]) -> bytes:
-    """Return a safetensors file with entries ``<case>/in/<name>`` and ``<case>/out/<name>``."""
+    """Return a safetensors file with entries ``<case>/<side>/<name>``; sides are in, out, raw and answer."""
     arrays: dict[str, Array] = {}
     for case, golden in enumerate(goldens):
-        arrays.update({f"{case}/in/{name}": array for name, array in golden.inputs.items()})
-        arrays.update({f"{case}/out/{name}": array for name, array in golden.outputs.items()})
+        for side, tensors in _sides(golden).items():
+            arrays.update({f"{case}/{side}/{name}": array for name, array in tensors.items()})
     header: dict[str, Any] = {"__metadata__": {}}
     parts: list[bytes] = []
     position = 0
@@ -86,11 +89,11 @@ def decode(raw: bytes) -> tuple[Golden, ...]:
             shape = json.loads(metadata[key]) if strings else entry["shape"]
             dtype = DType.BYTES if strings else _DTYPES[entry["dtype"]]
             golden = cases.setdefault(case, Golden({}, {}))
-            _side(golden, side)[name] = wire.from_bytes(name, dtype, wire.check_shape(name, shape), data[start:end])
+            _sides(golden)[side][name] = wire.from_bytes(name, dtype, wire.check_shape(name, shape), data[start:end])
         return tuple(cases[case] for case in sorted(cases, key=int))
     except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidArgument) as error:
         raise InvalidArchive(f"the goldens cannot be read: {error}") from error
 
 
-def _side(golden: Golden, side: str) -> dict[str, Array]:
-    return {"in": golden.inputs, "out": golden.outputs}[side]
+def _sides(golden: Golden) -> dict[str, dict[str, Array]]:
+    return {"in": golden.inputs, "out": golden.outputs, "raw": golden.raw, "answer": golden.answers}

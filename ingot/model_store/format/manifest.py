@@ -8,6 +8,7 @@ An archive is an OCI index that lists one manifest per variant. A manifest's lay
         ├── model.onnx               the graph, without tensors of 1 MiB and more
         ├── <hex>, <hex>, ...        one blob per large tensor; the graph refers to it by digest
         ├── serving.json             signature, requirements, evidence and provenance, which ModelPack lacks
+        ├── tokenizer.json, ...      files of the steps before and after the graph
         └── goldens.safetensors      inputs and outputs that the server replays before it reports ready
 
 All are parsed into strict models before anything is allocated or written. Specification:
@@ -24,6 +25,7 @@ from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.blobs.descriptor import Descriptor, Digest, OCIDocument
 from ingot.model_store.format.evidence import Evidence, Provenance, Record
 from ingot.model_store.references import valid_name
+from ingot.steps import Steps
 from ingot.tensors import Signature
 from ingot.tensors.padding import Padding
 
@@ -35,6 +37,7 @@ WEIGHT = "application/vnd.cncf.model.weight.v1.raw"
 DOCUMENT = "application/vnd.cncf.model.doc.v1.raw"
 SERVING = "application/vnd.ingot.serving.v1+json"
 GOLDENS = "application/vnd.ingot.goldens.v1+safetensors"
+STEP_FILE = "application/vnd.ingot.step.v1.raw"
 
 LAYOUT = b'{"imageLayoutVersion": "1.0.0"}'
 
@@ -136,7 +139,8 @@ class Serving(Record, populate_by_name=True):
     describes the model; in a variant that computes quantization ranges per call, samples of a call affect each other.
     ``padding`` describes, by dimension, how inputs may be enlarged without changing the outputs.
     ``tensor_parallel`` is how the weights of layers may be divided over several processes, by their modules' names.
-    ``defaults`` are settings of the model's server.
+    ``defaults`` are settings of the model's server. ``steps`` make the graph's inputs of raw ones, such as texts, and
+    answers of its outputs.
     """
 
     schema_version: Literal[1] = 1
@@ -153,6 +157,7 @@ class Serving(Record, populate_by_name=True):
     padding: dict[str, Padding] = Field(default_factory=dict)
     tensor_parallel: dict[str, Division] | None = None
     defaults: ServingDefaults | None = None
+    steps: Steps | None = None
     provenance: Provenance
     evidence: Evidence = Evidence()
     features: tuple[str, ...] = ()
@@ -174,6 +179,8 @@ class Serving(Record, populate_by_name=True):
     def _padded(self) -> Serving:
         for dim, padding in self.padding.items():
             padding.check(dim, self.signature)
+        if self.steps is not None:
+            self.steps.check(self.signature)
         return self
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
 from ingot.model_store.format.partition import PartitionPlan
 from ingot.report.text import one_line
-from ingot.tensors import Signature, check_inputs
+from ingot.steps import OpenedSteps, Values
+from ingot.tensors import Array, Signature, check_inputs
 
 _USUAL_BATCH, _USUAL_SIZE = 32, 128
 _MAX_COUNT = (1 << 63) - 1
@@ -156,7 +157,58 @@ class Variant:
                 raise InvalidArchive(f"the goldens do not match this model: {error}") from error
             if set(case.outputs) != {spec.name for spec in self.signature.outputs}:
                 raise InvalidArchive(f"the goldens do not match this model: their outputs are {list(case.outputs)}")
+            if case.raw:
+                self._check_raw(case)
         return cases
+
+    def _check_raw(self, case: Golden) -> None:
+        steps = self.serving.steps
+        known = {spec.name for spec in steps.inputs} if steps is not None else set()
+        needed = known - set(steps.optional) if steps is not None else set()
+        if steps is None or not needed <= set(case.raw) <= known:
+            raise InvalidArchive(f"the goldens do not match this model: their raw inputs are {list(case.raw)}")
+        if set(case.answers) != {spec.name for spec in steps.outputs}:
+            raise InvalidArchive(f"the goldens do not match this model: their answers are {list(case.answers)}")
+
+    def rerun(self, run: Callable[[Values], dict[str, Array]]) -> tuple[Golden, ...]:
+        """Return the golden cases with the outputs, and answers of steps, of another form of the model.
+
+        Raises:
+            InvalidArchive: the goldens or a file of the steps are damaged.
+        """
+        steps = self.opened_steps() if any(case.raw for case in self.goldens()) else None
+        cases = []
+        for case in self.goldens():
+            outputs = run(case.inputs)
+            answers = steps.finish(steps.prepare(case.raw), outputs) if steps is not None and case.raw else {}
+            cases.append(Golden(case.inputs, outputs, case.raw, answers))
+        return tuple(cases)
+
+    def opened_steps(self) -> OpenedSteps | None:
+        """Return the steps around the graph ready to run; None if it has none.
+
+        Raises:
+            InvalidArchive: a file is missing or damaged.
+            Unsupported: a package that a step needs is not installed.
+        """
+        steps = self.serving.steps
+        return None if steps is None else steps.open(self.step_file, self.signature)
+
+    def step_file(self, name: str) -> bytes:
+        """Return a file of the steps, with its digest checked.
+
+        Raises:
+            InvalidArchive: it is missing or damaged.
+        """
+        for layer in self.manifest.layers:
+            if layer.media_type == manifest.STEP_FILE and layer.annotations.get(manifest.FILEPATH) == name:
+                return read(self.blobs, layer)
+        raise InvalidArchive(f"variant '{self.name}' lacks the file '{name}', which its steps need")
+
+    def step_files(self) -> dict[str, bytes]:
+        """Return all files of the steps by name; errors as for :meth:`step_file`."""
+        steps = self.serving.steps
+        return {name: self.step_file(name) for name in (steps.files if steps is not None else ())}
 
 
 def add_variant(
@@ -166,6 +218,7 @@ def add_variant(
     weights: Sequence[Descriptor],
     cases: Sequence[Golden],
     documents: Mapping[str, bytes] | None = None,
+    step_files: Mapping[str, bytes] | None = None,
 ) -> Descriptor:
     """Write one variant's documents and return its manifest's descriptor, for :meth:`Archive.create`.
 
@@ -176,6 +229,7 @@ def add_variant(
         weights: one descriptor per large tensor or part.
         cases: golden cases.
         documents: files for people, by name, such as ``report.json``.
+        step_files: the files that the steps need, by name.
 
     Raises:
         InvalidArchive: ``graph`` refers to a file outside of ``weights``, which no store would accept.
@@ -186,6 +240,8 @@ def add_variant(
     layers.append(blobs.put(manifest.encode(serving), manifest.SERVING, {manifest.FILEPATH: "serving.json"}))
     if cases:
         layers.append(blobs.put(goldens.encode(cases), manifest.GOLDENS, {manifest.FILEPATH: "goldens.safetensors"}))
+    for name, content in (step_files or {}).items():
+        layers.append(blobs.put(content, manifest.STEP_FILE, {manifest.FILEPATH: name}))
     for name, content in (documents or {}).items():
         layers.append(blobs.put(content, manifest.DOCUMENT, {manifest.FILEPATH: name}))
     config = ModelConfig(

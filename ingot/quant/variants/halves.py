@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ingot.errors import QuantizationError
-from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Golden, Serving, add_variant
+from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Serving, add_variant
 from ingot.model_store.format import onnx_graph
 from ingot.model_store.format.evidence import speedups
 from ingot.quant.config import HalfRecipe
@@ -57,7 +57,7 @@ def add(job: Job, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[
     with contextlib.closing(load_engine(EngineSpec(path, device="cpu"))) as engine:
         progress("Measuring")
         comparison, outputs = job.runner.compare(engine)
-        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens()]
+        goldens = job.parent.rerun(engine.run)
     holds = within(comparison.drop.value, job.config.max_drop)
     fault = "" if holds else packing.loss(comparison.drop.value, job.config.max_drop)
     if fault and not job.config.force:
@@ -77,6 +77,7 @@ def add(job: Job, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[
         signature=job.parent.signature,
         padding=job.parent.serving.padding,
         defaults=job.parent.serving.defaults,
+        steps=job.parent.serving.steps,
         requires={**job.parent.serving.requires, **({"device": "cuda"} if recipe.device == "cuda" else {})},
         recipe={**recipe.record(), "operators": dict(halved.operators)},
         parents=(job.parent.descriptor.digest,),
@@ -92,7 +93,9 @@ def add(job: Job, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[
             bounds=job.parent.serving.evidence.bounds,
         ),
     )
-    added = add_variant(job.blobs, serving, graph, weights, goldens, packing.documents(summary))
+    added = add_variant(
+        job.blobs, serving, graph, weights, goldens, packing.documents(summary), job.parent.step_files()
+    )
     archive = Archive.create(job.blobs, [*(item.descriptor for item in job.archive.variants), added])
     return summary, archive
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, Variant, add_variant
+from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving, Variant, add_variant
 from ingot.model_store.format.evidence import Interval, MetricEvidence, distributions
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
@@ -89,7 +89,7 @@ def add(
     summary = report(job, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     built = job.runner.build(chosen.plan, job.blobs)
     with contextlib.closing(built.load()) as engine:
-        goldens = [Golden(golden.inputs, engine.run(golden.inputs)) for golden in job.parent.goldens()]
+        goldens = job.parent.rerun(engine.run)
     recipe = _recipe(job, chosen)
     serving = Serving(
         name=job.archive.name,
@@ -99,6 +99,7 @@ def add(
         signature=job.parent.signature,
         padding=job.parent.serving.padding,
         defaults=job.parent.serving.defaults,
+        steps=job.parent.serving.steps,
         requires={**job.parent.serving.requires, **_requires(chosen.plan)},
         recipe=recipe,
         parents=(job.parent.descriptor.digest,),
@@ -107,7 +108,9 @@ def add(
         provenance=provenance(job.parent, job.notes),
         evidence=_evidence(job, chosen),
     )
-    added = add_variant(job.blobs, serving, built.graph, built.weights, goldens, documents(summary))
+    added = add_variant(
+        job.blobs, serving, built.graph, built.weights, goldens, documents(summary), job.parent.step_files()
+    )
     others = [variant.descriptor for variant in job.archive.variants]
     first = bool(serving.evidence.holds) and chosen.faster
     return summary, Archive.create(job.blobs, [added, *others] if first else [*others, added])

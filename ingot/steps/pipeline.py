@@ -1,0 +1,220 @@
+"""The declared steps of a model, and their execution around its graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ingot.errors import InvalidArgument
+from ingot.steps.classify import Classify
+from ingot.steps.dense import Dense
+from ingot.steps.normalize import Normalize
+from ingot.steps.pool import Pool
+from ingot.steps.step import Apply, Files, Values
+from ingot.steps.tokenize import Tokenize
+from ingot.tensors import Array, DType, Signature, TensorSpec
+
+AnyStep = Annotated[Tokenize | Pool | Dense | Normalize | Classify, Field(discriminator="kind")]
+"""All kinds; a new one is added here."""
+StepTime = tuple[str, float, float]
+"""The kind of a step, and when it began and ended, in seconds of ``time.perf_counter``."""
+Run = Callable[[Values], Values]
+"""Runs the graph: its outputs from its inputs."""
+
+
+class Steps(BaseModel):
+    """The steps of a model as ``serving.json`` has them: from raw inputs to tensors, and from outputs to answers.
+
+    Attributes:
+        task: what the model does, in Hugging Face's words, such as ``text-classification``.
+        inputs: the raw inputs, whose first dimension is the number of items.
+        optional: the raw inputs that a request may leave out.
+        outputs: the answers, with the same first dimension.
+        before: run in this order on raw inputs.
+        after: run in this order on the graph's outputs; they read values of earlier steps too.
+        max_items: items of one request.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    schema_version: Literal[1] = 1
+    task: str
+    inputs: tuple[TensorSpec, ...]
+    optional: tuple[str, ...] = ()
+    outputs: tuple[TensorSpec, ...]
+    before: tuple[AnyStep, ...]
+    after: tuple[AnyStep, ...] = ()
+    max_items: int = Field(2048, ge=1)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that the steps need."""
+        return tuple(dict.fromkeys(name for step in (*self.before, *self.after) for name in step.files))
+
+    @property
+    def described(self) -> dict[str, str]:
+        """The task and the raw interface as properties, for clients; tensors as in ``ingot export --input``."""
+        needed = [spec for spec in self.inputs if spec.name not in self.optional]
+        others = [spec for spec in self.inputs if spec.name in self.optional]
+        tensors = {"raw_inputs": needed, "raw_optional_inputs": others, "raw_outputs": self.outputs}
+        listed = {name: "; ".join(map(str, specs)) for name, specs in tensors.items() if specs}
+        return {"task": self.task, **listed}
+
+    def check(self, signature: Signature) -> None:
+        """Check that the steps and the graph fit together.
+
+        Raises:
+            InvalidArgument: a step or the graph needs a value that nothing before it makes, or a name is taken.
+        """
+        raw, graph = [spec.name for spec in self.inputs], [spec.name for spec in signature.inputs]
+        if taken := set(raw) & set(graph):
+            raise InvalidArgument(f"'{taken.pop()}' is an input of the graph and of the steps; rename one of them")
+        known = set(raw)
+        _walk(self.before, known)
+        _need(graph, known, "the graph")
+        known.update(spec.name for spec in signature.outputs)
+        _walk(self.after, known)
+        _need([spec.name for spec in self.outputs], known, "the answer")
+
+    def open(self, files: Files, signature: Signature) -> OpenedSteps:
+        """Return the steps ready to run.
+
+        Raises:
+            InvalidArgument: they do not fit the graph; see :meth:`check`.
+            InvalidArchive: a file is damaged.
+            Unsupported: a package is missing.
+        """
+        self.check(signature)
+        before = tuple((step.kind, step.open(files)) for step in self.before)
+        after = tuple((step.kind, step.open(files)) for step in self.after)
+        return OpenedSteps(self, signature, before, after)
+
+
+def _walk(steps: Iterable[AnyStep], known: set[str]) -> None:
+    for step in steps:
+        _need(step.reads, known, f"step '{step.kind}'")
+        known.update(step.writes)
+
+
+def _need(names: Iterable[str], known: set[str], who: str) -> None:
+    for name in names:
+        if name not in known:
+            raise InvalidArgument(f"{who} needs '{name}', which is not among: {', '.join(sorted(known))}")
+
+
+class OpenedSteps:
+    """Steps that are ready to run; immutable, for any number of threads.
+
+    Args:
+        config: the steps.
+        signature: the graph's.
+        before: the kind and the function of each step.
+        after: the same.
+    """
+
+    def __init__(
+        self,
+        config: Steps,
+        signature: Signature,
+        before: tuple[tuple[str, Apply], ...],
+        after: tuple[tuple[str, Apply], ...],
+    ):
+        self.config = config
+        self._before, self._after = before, after
+        self._graph = {spec.name: spec.dtype.numpy for spec in signature.inputs}
+        self._specs = {spec.name: spec for spec in config.inputs}
+        self._required = [name for name in self._specs if name not in config.optional]
+        self._outputs = [spec.name for spec in config.outputs]
+
+    def takes(self, names: Iterable[str]) -> bool:
+        """Return whether a request with inputs of these names is one for the steps."""
+        return not self._specs.keys().isdisjoint(names)
+
+    def check(self, values: Values) -> int:
+        """Check the raw inputs of a request, without looking at each item; return the number of items.
+
+        Raises:
+            InvalidArgument: an input is missing, unknown or empty, has the wrong type or shape, or has too many items.
+        """
+        known = ", ".join(f"'{name}'" for name in self._specs)
+        for name in values:
+            if name not in self._specs:
+                raise InvalidArgument(f"unknown input '{name}'; the model's raw inputs are {known}")
+        for name in self._required:
+            if name not in values:
+                raise InvalidArgument(f"input '{name}' is missing; the model's raw inputs are {known}")
+        first = self._required[0]
+        count = 0
+        for name in (first, *values):
+            array, spec = values[name], self._specs[name]
+            if DType.of(array) is not spec.dtype or array.ndim != len(spec.shape):
+                raise InvalidArgument(
+                    f"input '{name}' is {DType.of(array).value} of {array.ndim} dimensions; send {spec.dtype.value} of "
+                    f"{len(spec.shape)}, with one element for each item"
+                )
+            count = count or len(array)
+            if not len(array):
+                raise InvalidArgument(f"input '{name}' is empty; send one item or more")
+            if len(array) > self.config.max_items:
+                raise InvalidArgument(
+                    f"input '{name}' has {len(array)} items, over the limit of {self.config.max_items}; divide the "
+                    "request"
+                )
+            if len(array) != count and not (name in self.config.optional and len(array) == 1):
+                raise InvalidArgument(f"input '{name}' has {len(array)} items, input '{first}' {count}")
+        return count
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its steps, each once."""
+        return tuple(dict.fromkeys(kind for kind, _ in (*self._before, *self._after)))
+
+    def prepare(self, values: Values, times: list[StepTime] | None = None) -> Values:
+        """Run the steps before the graph; return all values so far.
+
+        Args:
+            values: the raw inputs, checked.
+            times: gets the time of each step.
+
+        Raises:
+            InvalidArgument: an item is not valid; the message names the input and its index.
+        """
+        return _run(self._before, values, times)
+
+    def tensors(self, values: Values) -> dict[str, Array]:
+        """Return the graph's inputs from what :meth:`prepare` returns."""
+        return {name: values[name].astype(dtype, copy=False) for name, dtype in self._graph.items()}
+
+    def finish(self, values: Values, outputs: Values, times: list[StepTime] | None = None) -> dict[str, Array]:
+        """Run the steps after the graph; return the answers.
+
+        Args:
+            values: what :meth:`prepare` returned.
+            outputs: the graph's.
+            times: as for :meth:`prepare`.
+        """
+        found = _run(self._after, {**values, **outputs}, times)
+        return {name: found[name] for name in self._outputs}
+
+    def run(self, values: Values, run: Run) -> dict[str, Array]:
+        """Answer raw inputs with a graph.
+
+        Raises:
+            InvalidArgument: an input or an item is not valid.
+        """
+        self.check(values)
+        prepared = self.prepare(values)
+        return self.finish(prepared, run(self.tensors(prepared)))
+
+
+def _run(steps: Iterable[tuple[str, Apply]], values: Values, times: list[StepTime] | None) -> Values:
+    found: Mapping[str, Array] = values
+    for kind, step in steps:
+        began = time.perf_counter()
+        found = {**found, **step(found)}
+        if times is not None:
+            times.append((kind, began, time.perf_counter()))
+    return found

@@ -1,0 +1,87 @@
+"""``pool``: from a vector for each token to one for each text, as sentence-transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from ingot.steps.step import Apply, Files, Step, Values
+from ingot.tensors import Array
+
+Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+class Pool(Step):
+    """Pool the vectors of a text's tokens.
+
+    Attributes:
+        modes: one or more; the results of several are concatenated.
+        tokens: the vectors, float[n, seq, d].
+        mask: 1 for each token that is not padding, [n, seq].
+        output: the vectors of the texts, float32[n, d * len(modes)].
+    """
+
+    kind: Literal["pool"] = "pool"
+    modes: tuple[Mode, ...] = Field(("mean",), min_length=1)
+    tokens: str = "last_hidden_state"
+    mask: str = "attention_mask"
+    output: str = "embedding"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.tokens, self.mask)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def open(self, files: Files) -> Apply:
+        def apply(values: Values) -> Values:
+            tokens = values[self.tokens].astype(np.float32, copy=False)
+            mask = values[self.mask].astype(np.float32)
+            return {self.output: np.concatenate([_MODES[mode](tokens, mask) for mode in self.modes], axis=1)}
+
+        return apply
+
+
+def _sum(tokens: Array, weights: Array) -> Array:
+    """Return the weighted sum over the sequence, [n, d]."""
+    total: Array = np.matmul(weights[:, None, :], tokens)[:, 0]
+    return total
+
+
+def _count(mask: Array) -> Array:
+    """Return the sum of the weights, [n, 1], which is not zero."""
+    count: Array = mask.sum(1, keepdims=True)
+    return count.clip(1e-9)
+
+
+def _mean(tokens: Array, mask: Array) -> Array:
+    return np.divide(_sum(tokens, mask), _count(mask))
+
+
+def _mean_sqrt(tokens: Array, mask: Array) -> Array:
+    return np.divide(_sum(tokens, mask), np.sqrt(_count(mask)))
+
+
+def _weighted(tokens: Array, mask: Array) -> Array:
+    return _mean(tokens, mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32))
+
+
+def _last(tokens: Array, mask: Array) -> Array:
+    rows, last = np.arange(len(mask)), mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
+    vectors: Array = tokens[rows, last]
+    return vectors * mask[rows, last, None]
+
+
+_MODES: dict[str, Callable[[Array, Array], Array]] = {
+    "cls": lambda tokens, mask: tokens[:, 0],
+    "max": lambda tokens, mask: np.where(mask[:, :, None] == 0, np.float32(-1e9), tokens).max(1),
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_sqrt,
+    "weightedmean": _weighted,
+    "lasttoken": _last,
+}

@@ -1,0 +1,77 @@
+"""The base of all kinds of steps, and the values that pass between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ingot.errors import InvalidArgument
+from ingot.tensors import Array
+
+Values = Mapping[str, Array]
+"""Arrays by name, with one row for each item of a request: raw inputs, tensors of the graph, results of steps."""
+Apply = Callable[[Values], Values]
+"""An opened step: returns new values from those so far. Immutable, so that threads can share it."""
+Files = Callable[[str], bytes]
+"""Returns the content of a file of the archive by its name."""
+
+
+class Step(BaseModel):
+    """The configuration of one step, as ``serving.json`` has it.
+
+    It has all that is needed to reproduce the step, except for the content of ``files``. An unknown field is refused:
+    a step of a newer Ingot that is run without it would compute something else.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of the archive that it needs."""
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The values that it needs."""
+        raise NotImplementedError
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The values that it returns."""
+        raise NotImplementedError
+
+    def open(self, files: Files) -> Apply:
+        """Return the step ready to run; called once when a model is loaded.
+
+        Raises:
+            InvalidArchive: a file is damaged.
+            Unsupported: a package is missing.
+        """
+        raise NotImplementedError
+
+
+def texts_of(name: str, values: Array) -> list[str]:
+    """Return the texts of a BYTES input.
+
+    Raises:
+        InvalidArgument: an element is not text, or not valid UTF-8.
+    """
+    found = []
+    for index, item in enumerate(values.reshape(-1).tolist()):
+        found.append(_text(name, index, item))
+    return found
+
+
+def _text(name: str, index: int, item: Any) -> str:
+    where = f"element {index} of input '{name}'"
+    try:
+        if isinstance(item, bytes):
+            return item.decode()
+        if isinstance(item, str):
+            item.encode()  # refuses lone surrogates
+            return item
+    except UnicodeError as error:
+        raise InvalidArgument(f"{where} is not valid UTF-8 ({error}); send text encoded as UTF-8") from None
+    raise InvalidArgument(f"{where} is a {type(item).__name__}, not a text")

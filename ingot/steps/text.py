@@ -1,0 +1,219 @@
+"""The steps of the tasks on texts, as the export describes them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from ingot.errors import InvalidArgument, NotFound, quoted
+from ingot.steps.classify import Classify
+from ingot.steps.normalize import Normalize
+from ingot.steps.pipeline import AnyStep, Steps
+from ingot.steps.pool import Mode, Pool
+from ingot.steps.step import Values
+from ingot.steps.tokenize import Tokenize
+from ingot.tensors import DType, TensorSpec
+
+_BATCH = "batch"
+_COUNTS = (TensorSpec("tokens", DType.INT32, (_BATCH,)), TensorSpec("cut_tokens", DType.INT32, (_BATCH,)))
+
+
+@dataclass(frozen=True)
+class Original:
+    """What steps must equal: another library's own work before and after the model.
+
+    Attributes:
+        name: of the library, with its version.
+        prepare: returns the graph's inputs of raw ones.
+        answer: returns the answers to raw inputs, given the module that is exported.
+        items: sets of raw inputs for which the graph's inputs are compared: hard cases.
+        samples: raw inputs for which the answers are compared.
+    """
+
+    name: str
+    prepare: Callable[[Values], Values]
+    answer: Callable[[Any, Values], Values]
+    items: Sequence[Values]
+    samples: Values
+
+
+@dataclass(frozen=True)
+class Described:
+    """Steps for an export, with the files that they need; without an ``original`` there is nothing to compare with."""
+
+    steps: Steps
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    original: Original | None = None
+
+
+def text_classification(
+    tokenizer: str | Path | bytes,
+    labels: Sequence[str],
+    *,
+    function: Literal["softmax", "sigmoid", "none"] = "softmax",
+    top_k: int = 0,
+    logits: str = "logits",
+    pair: Literal["", "optional", "required"] = "optional",
+    **options: Any,
+) -> Described:
+    """Describe the steps of a classifier of texts, or of pairs of texts.
+
+    Examples:
+        >>> steps = ingot.steps.text_classification("./tokenizer.json", ["NEGATIVE", "POSITIVE"], max_length=128)
+        >>> archive = ingot.export_model(net, inputs="input_ids:int64[batch,seq]", steps=steps, name="sst2")
+
+    Args:
+        tokenizer: ``tokenizer.json``, the folder that has it, or its content.
+        labels: the names of classes, in the order of the logits.
+        function: what makes scores of logits.
+        top_k: classes that are returned, best first; 0 for all.
+        logits: the graph's output.
+        pair: whether requests may, or must, have a second text in the input ``text_pair``.
+        options: fields of :class:`~ingot.steps.tokenize.Tokenize`, such as ``max_length``.
+
+    Raises:
+        NotFound: there is no such tokenizer.
+        InvalidArgument: an option is wrong.
+    """
+    after = Classify(logits=logits, function=function, labels=tuple(labels), top_k=top_k)
+    shape = (_BATCH, top_k or len(labels))
+    answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
+    return _described("text-classification", tokenizer, (after,), answers, pair, options)
+
+
+def text_ranking(
+    tokenizer: str | Path | bytes,
+    *,
+    classes: int = 1,
+    function: Literal["softmax", "sigmoid", "none"] | None = None,
+    logits: str = "logits",
+    **options: Any,
+) -> Described:
+    """Describe the steps of a cross-encoder, which scores pairs of texts: inputs ``text`` and ``text_pair``.
+
+    Args:
+        tokenizer: as for :func:`text_classification`.
+        classes: scores of a pair.
+        function: by default sigmoid for one score, and none for several, as sentence-transformers has it.
+        logits: the graph's output.
+        options: fields of :class:`~ingot.steps.tokenize.Tokenize`.
+    """
+    after = Classify(logits=logits, function=function or ("sigmoid" if classes == 1 else "none"))
+    answer = TensorSpec(after.score, DType.FP32, (_BATCH,) if classes == 1 else (_BATCH, classes))
+    return _described("text-ranking", tokenizer, (after,), (answer,), "required", options)
+
+
+def embedding(
+    tokenizer: str | Path | bytes,
+    size: int,
+    *,
+    pooling: Mode | Sequence[Mode] = "mean",
+    normalize: bool = False,
+    further: Sequence[AnyStep] = (),
+    files: Mapping[str, bytes] | None = None,
+    tokens: str = "last_hidden_state",
+    **options: Any,
+) -> Described:
+    """Describe the steps of an embedding of texts.
+
+    Args:
+        tokenizer: as for :func:`text_classification`.
+        size: elements of a vector.
+        pooling: one or more modes; the results of several are concatenated.
+        normalize: whether vectors have the length 1.
+        further: steps after pooling, instead of ``normalize``.
+        files: the files that these need.
+        tokens: the graph's output, a vector for each token.
+        options: fields of :class:`~ingot.steps.tokenize.Tokenize`, such as ``prompts``.
+    """
+    modes: tuple[Mode, ...] = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+    pool = Pool(modes=modes, tokens=tokens, mask=options.get("mask", "attention_mask"))
+    after: list[AnyStep] = [pool, *further, *([Normalize()] if normalize else [])]
+    answer = TensorSpec(pool.output, DType.FP32, (_BATCH, size))
+    return _described("sentence-similarity", tokenizer, after, (answer,), "", options, files)
+
+
+def _described(
+    task: str,
+    tokenizer: str | Path | bytes,
+    after: Sequence[AnyStep],
+    answers: Sequence[TensorSpec],
+    pair: Literal["", "optional", "required"],
+    options: Mapping[str, Any],
+    files: Mapping[str, bytes] | None = None,
+) -> Described:
+    content = tokenizer if isinstance(tokenizer, bytes) else _content(Path(tokenizer))
+    defaults = {} if isinstance(tokenizer, bytes) else _pads(content)
+    unknown = options.keys() - Tokenize.model_fields.keys()
+    if unknown:
+        raise InvalidArgument(f"'{min(unknown)}' is not an option of a tokenizer: {', '.join(Tokenize.model_fields)}")
+    before = Tokenize(**{**defaults, **options, "pair": "text_pair" if pair else ""})
+    names = [before.text, *([before.pair] if pair else []), *([before.prompt] if before.prompts else [])]
+    optional = [*([before.pair] if pair == "optional" else []), *([before.prompt] if before.prompts else [])]
+    steps = Steps(
+        task=task,
+        inputs=tuple(TensorSpec(name, DType.BYTES, (_BATCH,)) for name in names),
+        optional=tuple(optional),
+        outputs=(*answers, *_COUNTS),
+        before=(before,),
+        after=tuple(after),
+    )
+    return Described(steps, {before.file: content, **(files or {})})
+
+
+def _content(path: Path) -> bytes:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise NotFound(f"there is no tokenizer {file}; save one with tokenizer.save_pretrained(FOLDER)")
+    return file.read_bytes()
+
+
+def _pads(content: bytes) -> dict[str, Any]:
+    """Return the padding that a tokenizer's file states, if it does."""
+    try:
+        padding = json.loads(content).get("padding") or {}
+    except (ValueError, AttributeError):
+        return {}  # reading the tokenizer reports the fault
+    side = str(padding.get("direction", "Right")).lower()
+    return {"pad_id": padding.get("pad_id", 0), "pad_type": padding.get("pad_type_id", 0), "padding_side": side}
+
+
+def read_steps(path: Path) -> Described:
+    """Return the steps that a TOML file declares: ``task``, and the arguments of its function in this module.
+
+    A ``tokenizer`` is relative to the file.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidArgument: it is not TOML, or has an unknown task or argument.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}") from error
+    task = content.pop("task", None)
+    if task not in TASKS:
+        raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
+    if not isinstance(content.get("tokenizer"), str):
+        raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
+    content["tokenizer"] = path.parent / content["tokenizer"]
+    try:
+        return TASKS[task](**content)
+    except (TypeError, ValidationError) as error:
+        raise InvalidArgument(f"{path} does not describe the task {task}: {error}") from error
+
+
+TASKS: Mapping[str, Callable[..., Described]] = {
+    "text-classification": text_classification,
+    "text-ranking": text_ranking,
+    "sentence-similarity": embedding,
+}
+"""The tasks, as Hugging Face names them."""

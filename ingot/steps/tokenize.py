@@ -1,0 +1,166 @@
+"""``tokenize``: from texts, or pairs of texts, to the ids of their tokens."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ingot import foreign
+from ingot.errors import InvalidArchive, InvalidArgument, missing_package, quoted
+from ingot.steps.step import Apply, Files, Step, Values, texts_of
+from ingot.tensors import Array
+
+
+class Tokenize(Step):
+    """Tokenize texts with a tokenizer of Hugging Face's ``tokenizers``, and pad the rows of a request in numpy.
+
+    A text that is too long is cut as the tokenizer would cut it (pairs: the longer text first), and ``cut_tokens``
+    counts what was cut, or it is refused, as ``overflow`` says. Texts over ``max_characters`` are always refused,
+    because a text is encoded whole before it is cut.
+
+    Attributes:
+        file: the serialization of the loaded tokenizer, without truncation and padding.
+        text: the input with the texts.
+        pair: the input with the second text of each pair; empty without pairs.
+        prompts: texts that are put before each text, by name.
+        prompt: the optional input with the name of the prompt, used if there are prompts.
+        default_prompt: the prompt of requests that name none; empty for none.
+        lower: whether texts are put in lower case first, as sentence-transformers' ``do_lower_case`` does.
+        max_length: tokens of a row with special tokens.
+        ids: the name of the tokens' ids, int64[n, longest]; ``mask`` and ``types`` have the same shape.
+    """
+
+    kind: Literal["tokenize"] = "tokenize"
+    file: str = "tokenizer.json"
+    text: str = "text"
+    pair: str = ""
+    prompts: Mapping[str, str] = Field(default_factory=dict)
+    prompt: str = "prompt_name"
+    default_prompt: str = ""
+    lower: bool = False
+    max_length: int = Field(512, ge=1, le=1 << 20)
+    overflow: Literal["cut", "refuse"] = "cut"
+    max_characters: int = Field(100_000, ge=1)
+    pad_id: int = Field(0, ge=0)
+    pad_type: int = Field(0, ge=0)
+    padding_side: Literal["right", "left"] = "right"
+    truncation_side: Literal["right", "left"] = "right"
+    ids: str = "input_ids"
+    mask: str = "attention_mask"
+    types: str = "token_type_ids"
+
+    @model_validator(mode="after")
+    def _known_prompt(self) -> Tokenize:
+        if self.default_prompt and self.default_prompt not in self.prompts:
+            raise ValueError(f"the default prompt '{self.default_prompt}' is not among the prompts")
+        return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.file,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.text,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.ids, self.mask, self.types, "tokens", "cut_tokens")
+
+    def open(self, files: Files) -> Apply:
+        return _Tokenizer(self, files(self.file)).apply
+
+
+class _Tokenizer:
+    """Two immutable tokenizers: one cuts, the other counts what was cut.
+
+    Settings of truncation and padding belong to the object, and changing them while a thread encodes fails
+    (huggingface/tokenizers#537).
+    """
+
+    def __init__(self, step: Tokenize, content: bytes):
+        self._step = step
+        # Its own threads would compete with those of engines, and warn where an engine process is forked.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        # Imported by name: the package has few types.
+        try:
+            tokenizers: Any = importlib.import_module("tokenizers")
+        except ModuleNotFoundError as error:
+            raise missing_package("tokenizers", "a model that is served with its tokenizer", "text") from error
+        with foreign.reported_as(InvalidArchive, f"the tokenizer '{step.file}' cannot be read"):
+            self._whole: Any = tokenizers.Tokenizer.from_str(content.decode())
+            self._whole.no_truncation()
+            self._whole.no_padding()
+            self._cutting: Any = tokenizers.Tokenizer.from_str(self._whole.to_str())
+            self._cutting.enable_truncation(step.max_length, strategy="longest_first", direction=step.truncation_side)
+
+    def apply(self, values: Values) -> Values:
+        """Return the ids, mask and types of the texts, and how many tokens each has and lost.
+
+        Raises:
+            InvalidArgument: a text is not valid UTF-8 or too long, or there is no such prompt.
+        """
+        step = self._step
+        texts = self._checked(step.text, values[step.text])
+        if step.prompts:
+            texts = self._prompted(texts, values.get(step.prompt))
+        rows: Sequence[Any] = texts
+        if step.pair and step.pair in values:
+            rows = list(zip(texts, self._checked(step.pair, values[step.pair]), strict=True))
+        # Both release the interpreter's lock, and encode() does not.
+        encodings = self._cutting.encode_batch_fast(rows)
+        cut = np.zeros(len(rows), np.int32)
+        full = [index for index, encoding in enumerate(encodings) if len(encoding) >= step.max_length]
+        if full:
+            whole = self._whole.encode_batch_fast([rows[index] for index in full])
+            for index, encoding in zip(full, whole, strict=True):
+                cut[index] = len(encoding) - len(encodings[index])
+        if step.overflow == "refuse" and cut.any():
+            index = int(cut.argmax())
+            raise InvalidArgument(
+                f"element {index} of input '{step.text}' has {len(encodings[index]) + int(cut[index])} tokens; the "
+                f"model accepts {step.max_length}; send a shorter text"
+            )
+        return {**self._padded(encodings), "cut_tokens": cut}
+
+    def _checked(self, name: str, values: Array) -> list[str]:
+        texts = texts_of(name, values)
+        for index, text in enumerate(texts):
+            if len(text) > self._step.max_characters:
+                raise InvalidArgument(
+                    f"element {index} of input '{name}' has {len(text)} characters, over the limit of "
+                    f"{self._step.max_characters}; divide the text"
+                )
+        return [text.lower() for text in texts] if self._step.lower else texts
+
+    def _prompted(self, texts: list[str], given: Array | None) -> list[str]:
+        step = self._step
+        names = [step.default_prompt] if given is None else texts_of(step.prompt, given)
+        for name in names:
+            if name and name not in step.prompts:
+                known = ", ".join(step.prompts)
+                raise InvalidArgument(f"input '{step.prompt}' is {quoted(name)}; the model's prompts are: {known}")
+        chosen = [step.prompts.get(name, "") for name in names]
+        if len(chosen) == 1:
+            chosen *= len(texts)
+        prompts = [prompt.lower() for prompt in chosen] if step.lower else chosen
+        return [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
+
+    def _padded(self, encodings: Sequence[Any]) -> dict[str, Array]:
+        step = self._step
+        lengths = [len(encoding) for encoding in encodings]
+        # A graph has no size 0: a row without any token is one masked pad token.
+        shape = len(encodings), max(1, *lengths)
+        ids, types = np.full(shape, step.pad_id, np.int64), np.full(shape, step.pad_type, np.int64)
+        mask = np.zeros(shape, np.int64)
+        for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
+            place = slice(0, length) if step.padding_side == "right" else slice(shape[1] - length, None)
+            ids[row, place] = encoding.ids
+            types[row, place] = encoding.type_ids
+            mask[row, place] = 1
+        return {step.ids: ids, step.mask: mask, step.types: types, "tokens": np.array(lengths, np.int32)}
