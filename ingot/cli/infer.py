@@ -17,6 +17,8 @@ from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, write_error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ingot.client.blocking import Client
     from ingot.tensors import Array
 
@@ -26,7 +28,11 @@ class Request:
     """The inputs of a request, and its parameters."""
 
     inputs: Annotated[
-        list[str], typer.Option("--input", help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; repeatable.")
+        list[str],
+        typer.Option(
+            "--input",
+            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; of a model with steps NAME=TEXT; repeatable.",
+        ),
     ]
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = ""
     output_names: Annotated[
@@ -63,6 +69,7 @@ def infer(
     Examples:
 
         ingot infer http://127.0.0.1:8000 digits --input image=@one.npy
+        ingot infer http://127.0.0.1:8000 sst2 --input text='a fine film'
         ingot infer grpc://127.0.0.1:8001 digits --input 'image=\\[\\[1, 2]]' --json
     """
     import numpy as np
@@ -97,6 +104,9 @@ def infer(
         note(f"wrote {out}")
     elif as_json:
         print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})
+    elif (lines := _labelled(outputs)) is not None:
+        for line in lines:
+            stdout().print(f"  {line}", markup=False, highlight=False)
     else:
         for name, array in outputs.items():
             stdout().print(f"{name} {array.dtype} {list(array.shape)}", markup=False, highlight=False)
@@ -114,16 +124,71 @@ def _is_private(url: str) -> bool:
 def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:
     inputs: dict[str, Array] = {}
     dtypes: dict[str, str] | None = None
+    raw: dict[str, str] = {}
     for name, value in _named(texts, "input", "NAME=@file.npy or NAME=[1, 2, 3]").items():
-        if value.startswith("@"):
-            inputs[name] = _read(Path(value[1:]).expanduser())
+        file = Path(value[1:]).expanduser() if value.startswith("@") else None
+        if file is not None and file.suffix == ".npy":
+            inputs[name] = _read(file)
             continue
         if dtypes is None:
-            dtypes = {spec["name"]: spec["datatype"] for spec in client.metadata(model, version).get("inputs", [])}
+            metadata = client.metadata(model, version)
+            raw = _raw_inputs(metadata.get("properties", {}))
+            dtypes = {spec["name"]: spec["datatype"] for spec in metadata.get("inputs", [])} | raw
+        if name in raw:
+            inputs[name] = _raw(value, file)
+            continue
+        if file is not None:
+            inputs[name] = _read(file)
+            continue
         if name not in dtypes:
             raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {', '.join(dtypes)}")
         inputs[name] = _parse(name, value, dtypes[name])
     return inputs
+
+
+def _raw_inputs(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the datatypes of the raw inputs that the model's steps accept, by name."""
+    from ingot.tensors import parse_spec
+
+    listed = "; ".join(properties.get(name, "") for name in ("raw_inputs", "raw_optional_inputs"))
+    specs = (parse_spec(text)[0] for text in listed.split("; ") if text)
+    return {spec.name: spec.dtype.value for spec in specs}
+
+
+def _raw(value: str, file: Path | None) -> Array:
+    """Return one item: a text, or the content of a file; or several, as a JSON list of texts."""
+    import numpy as np
+
+    items: list[bytes] = []
+    if file is not None:
+        try:
+            items = [file.read_bytes()]
+        except OSError as error:
+            raise NotFound(f"there is no readable file {file}") from error
+    else:
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+        listed = isinstance(found, list) and all(isinstance(item, str) for item in found)
+        try:
+            items = [item.encode() for item in (found if listed else [value])]
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"a text is not valid Unicode: {error}") from error
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
+
+
+def _labelled(outputs: Mapping[str, Array]) -> list[str] | None:
+    """Return a line with the labels and scores of each item, best first; None if the outputs are others."""
+    label, score = outputs.get("label"), outputs.get("score")
+    if label is None or score is None or label.dtype != object or label.ndim != 2 or label.shape != score.shape:
+        return None
+    return [
+        "   ".join(f"{name.decode(errors='replace')} {value:.3f}" for name, value in zip(names, values, strict=True))
+        for names, values in zip(label.tolist(), score.tolist(), strict=True)
+    ]
 
 
 def _named(texts: list[str], what: str, forms: str) -> dict[str, str]:

@@ -145,6 +145,16 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.step_seconds = Histograms(
+            "ingot_step_seconds",
+            "One step before or after the graph, such as `tokenize`, for one request of raw inputs",
+            (*_MODEL, "step"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.cut_tokens = Counts(
+            "ingot_cut_tokens", "Tokens that were cut from texts longer than the model accepts", _MODEL, registry
+        )
         self.encode_seconds = Histograms(
             "ingot_encode_seconds",
             "Encoding a response, in a thread too, and without compression; with `grpcio` and in streams of "

@@ -8,7 +8,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ingot.errors import IngotError, InternalError, Unavailable
@@ -32,6 +32,7 @@ from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.settings.labels import read_labels
 from ingot.runtime.settings.repeat import Repeat
 from ingot.runtime.settings.settings import Settings
+from ingot.steps import Steps
 from ingot.tensors import Array, Signature
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,17 @@ class Model:
         if (signature := self._loader.signature) is None:
             raise self.acceptor.unavailable()
         return signature
+
+    @property
+    def steps(self) -> Steps | None:
+        """The steps around its graph, which answer requests with raw inputs; None without, and before it is loaded."""
+        opened = self._loader.steps
+        return None if opened is None else opened.config
+
+    def steps_for(self, inputs: Iterable[str]) -> Steps | None:
+        """Return the steps that a request with inputs of these names takes; None for one of the graph's tensors."""
+        opened = self._loader.steps
+        return None if opened is None or not opened.takes(inputs) else opened.config
 
     @property
     def sequential(self) -> bool:
@@ -339,10 +351,12 @@ class Model:
 
     def submit_alone(self, request: Request) -> Submitted:
         """Accept a request for this model, not its canary, and not for its cache; errors as for :meth:`submit`."""
-        dispatcher = self._dispatcher
-        if dispatcher is None or self.state is not State.READY:
+        loaded = self._loaded
+        if loaded is None or self.state is not State.READY:
             raise self.acceptor.unavailable()
-        return dispatcher.submit(request)
+        if loaded.stepped is not None:
+            return loaded.stepped.submit_to(request, loaded.dispatcher)
+        return loaded.dispatcher.submit(request)
 
     @property
     def direct(self) -> Direct:
@@ -367,7 +381,10 @@ class Model:
     @property
     def in_flight(self) -> int:
         """Number of requests that are accepted and not answered."""
-        return 0 if (dispatcher := self._dispatcher) is None else dispatcher.in_flight
+        loaded = self._loaded
+        if loaded is None:
+            return 0
+        return loaded.dispatcher.in_flight + (0 if loaded.stepped is None else loaded.stepped.waiting)
 
     @property
     def waiting(self) -> int:
@@ -430,6 +447,8 @@ class Model:
             "digest": self.digest,
             "variants": self._loader.terms.variants,
         }
+        if (loaded := self._loaded) is not None and loaded.stepped is not None:
+            described["steps"] = loaded.stepped.described
         if (dispatcher := self._dispatcher) is None:
             return self._counted.copy(Duration(), described)
         return dispatcher.statistics(described)
@@ -463,6 +482,8 @@ class Model:
             reason: why it is parked, for users.
         """
         self.acceptor.drain(parked, reason)
+        if (loaded := self._loaded) is not None and loaded.stepped is not None:
+            await loaded.stepped.wait_quiet()
         if (dispatcher := self._dispatcher) is not None:
             await dispatcher.wait_quiet()
 

@@ -28,7 +28,7 @@ from ingot.serving.canary import Canary, Outcome
 from ingot.serving.deployment import CHANGES, Deployment, Event
 from ingot.serving.loading import Tasks, in_thread
 from ingot.serving.traffic_split import TrafficSplit
-from ingot.tensors import Signature, TensorSpec
+from ingot.tensors import TensorSpec
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -308,13 +308,15 @@ def _current(deployment: Deployment) -> Model:
     return deployment.current
 
 
-def _stated(signature: Signature) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+def _stated(model: Model) -> tuple[Sequence[TensorSpec], ...]:
     """Return inputs and outputs without the ranges that a graph shows, such as that of a table of another size."""
+    signature, steps = model.signature, model.steps
     inputs = [
         spec if spec.values is None or spec.values.source is None else dataclasses.replace(spec, values=None)
         for spec in signature.inputs
     ]
-    return inputs, signature.outputs
+    raw = (steps.inputs, steps.outputs) if steps is not None else ()
+    return inputs, signature.outputs, *raw
 
 
 def _check(current: Model, candidate: Model) -> None:
@@ -323,7 +325,7 @@ def _check(current: Model, candidate: Model) -> None:
             f"model '{current.name}' keeps states of sequences or answers several times, so its requests cannot be "
             "shared with a candidate; replace it at once by ingot server load"
         )
-    if _stated(current.signature) != _stated(candidate.signature):
+    if _stated(current) != _stated(candidate):
         raise InvalidArgument(
             f"the candidate of model '{current.name}' has other inputs or outputs, so they cannot share requests; "
             "replace it at once by ingot server load"

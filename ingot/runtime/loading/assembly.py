@@ -15,12 +15,14 @@ from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
+from ingot.runtime.dispatch.stepped import Stepped
 from ingot.runtime.loading.engine_loader import EngineLoader
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.machine.devices import cpu_count
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings.settings import Settings
+from ingot.steps import OpenedSteps
 from ingot.tensors import Signature
 
 log = logging.getLogger(__name__)
@@ -108,6 +110,12 @@ class Assembly:
         if not settings.states:
             return None
         return Sequences(self.name, self.version, signature, settings.states, model, settings.sequences, self.metrics)
+
+    def stepped(self, steps: OpenedSteps | None, accepts: Accepts) -> Stepped | None:
+        """Return the component that accepts raw requests in front of ``accepts``; None if the model has no steps."""
+        if steps is None:
+            return None
+        return Stepped(self.name, self.version, steps, accepts, self.settings.limits, self.metrics)
 
     def uncertainty(self, spec: LoadSpec) -> str:
         """Return why responses are not cached, though they should be; empty if they are."""

@@ -37,6 +37,7 @@ from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
 from ingot.runtime.profiling.profile import zeros
 from ingot.runtime.settings.settings import Settings
+from ingot.steps import OpenedSteps
 from ingot.tensors import Array, Signature, arrays
 from ingot.tensors.padding import Padding
 
@@ -56,7 +57,8 @@ class LoadSpec:
     and ``risk`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
     them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance needs on a GPU, and
-    ``placement`` is where instances run, once that is decided. ``source`` is the variant, whose files ``open`` reads.
+    ``placement`` is where instances run, once that is decided. ``steps`` are those around the graph. ``source`` is the
+    variant, whose files ``open`` reads.
     """
 
     open: OpenEngine
@@ -77,6 +79,7 @@ class LoadSpec:
     graph: Path | None = None
     needed: Callable[[], Need | None] = lambda: None
     placement: Placement | None = None
+    steps: OpenedSteps | None = None
     # An archive file is unpacked into a temporary folder that is removed with the last reference to its variants.
     # ``open`` has only the path, and reads the file again when an engine process is restarted.
     source: Variant | None = None
@@ -178,6 +181,7 @@ class LoadSpec:
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
             needed=needed,
+            steps=variant.opened_steps(),
             source=variant,
         )
 
@@ -292,13 +296,22 @@ class LoadSpec:
             InternalError: the outputs differ; ``model`` is its name in the message.
         """
         for case, golden in enumerate(self.goldens):
-            output, error = arrays.worst_error(golden.outputs, run(golden.inputs))
-            if error > self.tolerance:
-                raise InternalError(
-                    f"model '{model}' does not reproduce its golden outputs: output '{output}' of golden case {case} "
-                    f"departs by {error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine computes "
-                    "something else, so the model is not served"
-                )
+            outputs = run(golden.inputs)
+            self._compare(golden.outputs, outputs, model, f"golden case {case}")
+            if self.steps is not None and golden.raw:
+                values = self.steps.prepare(golden.raw)
+                self._compare(golden.inputs, self.steps.tensors(values), model, f"the steps before golden case {case}")
+                answers = self.steps.finish(values, outputs)
+                self._compare(golden.answers, answers, model, f"the steps after golden case {case}")
+
+    def _compare(self, expected: Mapping[str, Array], actual: Mapping[str, Array], model: str, where: str) -> None:
+        output, error = arrays.worst_error(expected, actual)
+        if error > self.tolerance:
+            raise InternalError(
+                f"model '{model}' does not reproduce its golden outputs: output '{output}' of {where} departs by "
+                f"{error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine computes something else, so "
+                "the model is not served"
+            )
 
 
 def _need(form: str, engine: str, **needed: Any) -> Need | None:

@@ -14,6 +14,7 @@ from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.pending import Accepts
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
+from ingot.runtime.dispatch.stepped import Stepped
 from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.choice import Choice, Choose, Reason
@@ -26,6 +27,7 @@ from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.settings.labels import check_labels
+from ingot.steps import OpenedSteps
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +41,14 @@ class Loaded:
 
     dispatcher: Dispatcher
     cache: ResponseCache | None
+    stepped: Stepped | None
     isolated: Sequence[ProcessEngine | Replaceable]
     swap: EngineSwap | None
 
     @property
     def accepts(self) -> Accepts:
         """The component in front."""
-        return self.cache or self.dispatcher
+        return self.stepped or self.cache or self.dispatcher
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the workers and free the engines.
@@ -73,6 +76,7 @@ class ModelLoader:
     Attributes:
         signature: None if only the engine knows it, and none is open.
         sequences: the states of sequences; None if the model has no states.
+        steps: the steps around the graph; None if the model has none.
         size: of the served files, in bytes.
         instances: number of copies in memory.
         engine_settings: how the engines run, for users.
@@ -92,6 +96,7 @@ class ModelLoader:
         self.properties: Mapping[str, str] = {}
         self.engine_settings: Mapping[str, str] = {}
         self.sequences: Sequences | None = None
+        self.steps: OpenedSteps | None = None
         self.placement: Placement | None = None
         self.terms = terms
         self._name, self._settings = assembly.name, assembly.settings
@@ -172,7 +177,7 @@ class ModelLoader:
         self.terms.check()
         choice = self._choose()
         self.variant, self.properties = choice.spec.variant, {**choice.properties, **self.terms.properties}
-        self.size, self.placement = choice.spec.size, choice.spec.placement
+        self.size, self.placement, self.steps = choice.spec.size, choice.spec.placement, choice.spec.steps
         return choice
 
     def _choose_again(self, spec: LoadSpec) -> Choice:
@@ -224,4 +229,5 @@ class ModelLoader:
         cache, cached = self._assembly.cache(dispatcher, self._uncertain)
         placed = self._gauges.placed(self.placement, self._fallback)
         self.properties = {**self.properties, **confinement, **placed, **cached}
-        return Loaded(dispatcher, cache, engines.isolated, engines.swap)
+        stepped = self._assembly.stepped(self.steps, cache or dispatcher)
+        return Loaded(dispatcher, cache, stepped, engines.isolated, engines.swap)

@@ -88,7 +88,10 @@ class Spans:
         batch = context.batch
         if batch is None:
             return
-        self._stage(context, "queue", context.submitted, batch.started, {"ingot.batch.reason": batch.reason})
+        for kind, began, ended in context.steps:
+            self._stage(context, kind, began, ended)
+        prepared = max([context.submitted, *(ended for _, _, ended in context.steps if ended <= batch.started)])
+        self._stage(context, "queue", prepared, batch.started, {"ingot.batch.reason": batch.reason})
         self._stage(context, "batch", batch.started, batch.began)
         self._stage(context, "compute", batch.began, batch.ran)
         # The answers of one batch come in one turn of the event loop; its span needs them all.

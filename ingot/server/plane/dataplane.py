@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
@@ -180,6 +180,8 @@ class DataPlane:
             if request.left is not None and (timeout is None or request.left < timeout):
                 timeout = request.left
             ticket = route.ticket(self, request, counters, began, reply)
+            if route.raw:
+                CONTEXT.set(request.context)  # notes the times of its steps
             inputs, client = request.inputs, request.client
             if route.step is None:
                 client = request.sticky or client
@@ -205,14 +207,14 @@ class DataPlane:
         template = request.template
         on_device = any(isinstance(array, DeviceArray) for array in request.inputs.values())
         if not on_device and not template.deliveries:
-            return _ModelRoute(model, template)
+            return _ModelRoute(model, template, request.inputs)
         # Templates with either are not remembered, so all of this concerns this request.
         direct = model.direct if self.recorder is None else Direct()
         if on_device:
             request.inputs = reachable(request.inputs, direct.inputs)
         if not template.deliveries:
-            return _ModelRoute(model, template)
-        route = _DeliveryRoute(model, template, self._memory, request.client)
+            return _ModelRoute(model, template, request.inputs)
+        route = _DeliveryRoute(model, template, request, self._memory)
         # The calls of a request with several answers have one route.
         if not template.repeated and (targets := route.deliveries.targets(direct.outputs)):
             request.inputs = TargetedInputs(request.inputs, targets)
@@ -228,10 +230,13 @@ class _ModelRoute(Route):
         Unsupported: the model answers several times.
     """
 
-    __slots__ = ("key", "model", "priority", "step", "timeout")
+    __slots__ = ("key", "model", "priority", "raw", "step", "timeout")
 
-    def __init__(self, model: Model, template: Template):
-        super().__init__(model.name, model.version, _wanted(model, template.outputs))
+    def __init__(self, model: Model, template: Template, inputs: Iterable[str]):
+        steps = model.steps_for(inputs)
+        known = model.signature.outputs if steps is None else steps.outputs
+        super().__init__(model.name, model.version, _wanted(known, template.outputs))
+        self.raw = steps is not None
         if model.repeat is not None and not template.repeated:
             raise Unsupported(
                 f"model '{model.name}' has a decoupled transaction policy: it answers a request several times. Send it "
@@ -289,7 +294,7 @@ class Ticket:
             self._observe(failed=True)
             self._reply(outcome)
             return
-        if self._plane.recorder is not None:
+        if self._plane.recorder is not None and not route.raw:  # recorded requests are inputs of graphs
             self._plane.record(route.name, route.version, request.inputs, outcome)
         self._counters.succeeded(self._began)
         if self._plane.observer is not None:
@@ -309,9 +314,10 @@ class _DeliveryRoute(_ModelRoute):
 
     __slots__ = ("deliveries",)
 
-    def __init__(self, model: Model, template: Template, memory: SharedMemory | None, client: Hashable):
-        super().__init__(model, template)
-        found = Deliveries(template.deliveries, self.outputs, model.signature.batch, memory, client, model.labels)
+    def __init__(self, model: Model, template: Template, request: InferRequest, memory: SharedMemory | None):
+        super().__init__(model, template, request.inputs)
+        batch, client = model.signature.batch, request.client
+        found = Deliveries(template.deliveries, self.outputs, batch, memory, client, model.labels)
         self.deliveries, self.outputs, self.placed = found, found.outputs, found.placed
 
     def ticket(
@@ -347,7 +353,7 @@ class _DeliveryTicket(Ticket):
             super().settle(outcome)
             return
         route, request, deliveries = self._route, self._request, self._deliveries
-        if self._plane.recorder is not None:
+        if self._plane.recorder is not None and not route.raw:
             self._plane.record(route.name, route.version, request.inputs, outcome)
         failure = f"outputs of model {route.name} could not be delivered"
 
@@ -408,11 +414,11 @@ def _observe(request: InferRequest, began: float) -> None:
     context.rows += len(first) if first is not None and first.ndim else 1
 
 
-def _wanted(model: Model, outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
+def _wanted(known: tuple[TensorSpec, ...], outputs: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Return the specs of the requested outputs."""
     if not outputs:
-        return model.signature.outputs
-    specs = {spec.name: spec for spec in model.signature.outputs}
+        return known
+    specs = {spec.name: spec for spec in known}
     for name in outputs:
         if name not in specs:
             raise InvalidArgument(f"unknown output '{name}'; the model has {', '.join(specs)}")

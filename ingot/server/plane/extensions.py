@@ -41,6 +41,8 @@ def metadata(plane: DataPlane, name: str, version: str = "") -> ModelMetadata:
         "outputs": [_metadata(spec) for spec in signature.outputs],
     }
     properties = {**model.properties, **{f"values.{name}": str(bounds) for name, bounds in signature.values.items()}}
+    if (steps := model.steps) is not None:
+        properties |= steps.described
     if properties:
         found["properties"] = properties
     if model.labels:
