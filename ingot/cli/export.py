@@ -16,15 +16,18 @@ from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_l
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
-from ingot.errors import ExportError, IngotError, InvalidArgument
+from ingot.errors import ExportError, IngotError, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from ingot.export.estimate.plan import Estimate
+    from ingot.export.source.tasks import Found
     from ingot.model_store import Archive, ServingDefaults
+    from ingot.steps import Described
 
 # As in ingot.export.pipeline, which imports more than --help needs.
 Target = Literal["onnx", "aoti", "pt2"]
 Device = Literal["cpu", "cuda"]
+Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity"]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
@@ -57,6 +60,50 @@ class Original:
             help="Run the code in a .pt2 file or a transformers folder.",
         ),
     ] = False
+
+    task: Annotated[
+        Task,
+        typer.Option(
+            help="What a transformers folder is for: auto finds it from config.json and modules.json, none stores the "
+            "graph without its tokenizer and labels."
+        ),
+    ] = "auto"
+    steps: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A TOML file that declares the steps before and after your own model."),
+    ] = None
+
+    def found(self, source: str) -> Found | None:
+        """Return the task of a folder, for which steps are known."""
+        from ingot.export.source import tasks
+
+        folder = Path(source).expanduser()
+        if self.steps is not None or (
+            not (folder / "config.json").is_file() and not (folder / "modules.json").is_file()
+        ):
+            if self.task not in ("auto", "none"):
+                raise InvalidArgument(
+                    f"--task is for folders of transformers and sentence-transformers, without --steps; {source} is "
+                    "something else"
+                )
+            return None
+        return tasks.find(folder, self.task)
+
+    def described(self, found: Found | None, model: Any) -> Described | None:
+        """Return the steps of a folder's task, or of the file."""
+        from ingot.steps.text import read_steps
+
+        if self.steps is not None:
+            return read_steps(self.steps)
+        if found is None:
+            return None
+        try:
+            return found.describe(model)
+        except Unsupported as error:
+            if self.task != "auto":
+                raise
+            note(f"note: the archive accepts tensors alone: {error}")
+            return None
 
     def model(self, source: str) -> Any:
         """Return the model; see :func:`ingot.export.load_source` for the errors."""
@@ -236,7 +283,9 @@ def export(
         if diagnosis.plan:
             _print(_plan(original.maker(source), inputs, given, fixed, batch_dim, opset), as_json)
             return
-        model = original.model(source)
+        found = original.found(source)
+        model = original.model(source if found is None else str(found.folder))
+        described = None if diagnosis.bisect else original.described(found, model)
         call: dict[str, Any] = {
             "inputs": inputs,
             "constants": fixed,
@@ -260,9 +309,10 @@ def export(
                 target=conversion.target,
                 partition=conversion.partition,
                 device=conversion.device,
-                pad=interface.pad or (),
+                pad=interface.pad or (_padding(described) if found is not None and not inputs else ()),
                 tensor_parallel=division,
                 serving=defaults,
+                steps=described,
                 source=source,
                 **call,
             )
@@ -277,7 +327,14 @@ def export(
     if as_json:
         print_json(describe(archive))
     else:
-        _show(archive, out)
+        _show(archive, out, "" if found is None else found.why)
+
+
+def _padding(described: Described | None) -> str:
+    """Return the padding along which requests of texts of different lengths share a batch."""
+    [step] = described.steps.before[:1] if described is not None else [None]
+    pad_id = getattr(step, "pad_id", 0)
+    return f"seq:input_ids={pad_id}" if pad_id else "seq"
 
 
 def _check_opset(opset: int | None) -> None:
@@ -370,8 +427,16 @@ def _constants(items: list[str]) -> dict[str, Any]:
     return constants
 
 
-def _show(archive: Archive, out: Path | None) -> None:
+def _show(archive: Archive, out: Path | None, why: str) -> None:
     variant = archive.variant()
+    if (steps := variant.serving.steps) is not None:
+        note(f"  {'task':14} {steps.task}{f' ({why})' if why else ''}")
+        road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
+        proof = variant.serving.evidence.steps
+        if proof is not None:
+            note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard texts and pairs: ids equal")
+            road += f"; answers of {proof.answers} texts equal to {proof.reference}'s within {proof.error:.0e}"
+        note(f"  {'steps':14} {road}")
     for parity in variant.serving.evidence.parity:
         note(
             f"{parity.tensor}: equals the original in {parity.cases} cases, "

@@ -35,8 +35,10 @@ from ingot.export.stages.lower import TARGETS, follow, lower_gradually, lower_to
 from ingot.export.stages.pack import pack_archive, pack_onnx
 from ingot.export.stages.prove import prove_packed
 from ingot.export.stages.rewrite import rewrite_onnx, rewrite_program
+from ingot.export.stages.steps import prove_steps
 from ingot.model_store import Archive, ServingDefaults
 from ingot.model_store.references import name_from, stored_name
+from ingot.steps import Described
 from ingot.tensors import Signature, TensorSpec, padding
 
 Capture = Literal["auto", "export", "strict", "inferred", "deferred", "oblivious", "crossed", "fx", "script", "trace"]
@@ -64,6 +66,7 @@ def export_model(
     pad: str | Sequence[str] = (),
     tensor_parallel: Mapping[str, str] | str | None = None,
     serving: ServingDefaults | None = None,
+    steps: Described | None = None,
     source: str = "",
     progress: Progress = lambda step: None,
 ) -> Archive:
@@ -103,6 +106,7 @@ def export_model(
             names of modules, or ``auto`` for the model's own plan; see :func:`ingot.export.source.tensor_plan.plan_of`.
         serving: names of classes, states and the like (:class:`ingot.model_store.ServingDefaults`), with which a server
             serves the model unless its settings say otherwise.
+        steps: the steps before and after the graph, such as those of :func:`ingot.steps.text_classification`.
         source: where the model came from, for the archive's provenance.
         progress: called with the name of each step as it begins.
 
@@ -137,6 +141,7 @@ def export_model(
         device=device,
         paddings=dict(map(padding.parse, [pad] if isinstance(pad, str) else pad)),
         serving=serving,
+        steps=steps,
     )
     journal = Journal(progress)
     if tensor_parallel is not None:
@@ -230,7 +235,7 @@ def _finish_onnx(context: Context, model: ir.Model, signature: Signature) -> Arc
 
 
 def _finish(context: Context, packed: Packed, precision: str, signature: Signature) -> Archive:
-    proved = prove_packed(context, packed, signature)
+    proved = prove_steps(context, packed, prove_packed(context, packed, signature))
     return pack_archive(context, packed, precision, proved)
 
 

@@ -14,6 +14,7 @@ from ingot.export.rewrite.passes.manager import FxPass, OnnxPass, PassRecord
 from ingot.model_store import BlobFolder, Golden, MemoryEvidence, ParityEvidence, ServingDefaults
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format.manifest import Division
+from ingot.steps import Described
 from ingot.tensors import Array, Signature
 from ingot.tensors.padding import Padding
 
@@ -35,6 +36,7 @@ class Options:
     paddings: Mapping[str, Padding]
     tensor_parallel: Mapping[str, Division] | None = None
     serving: ServingDefaults | None = None
+    steps: Described | None = None
 
 
 @dataclass(kw_only=True)

@@ -62,6 +62,7 @@ def pack_archive(context: Context, packed: Packed, precision: str, proved: Prove
         padding=proved.paddings,
         tensor_parallel=options.tensor_parallel,
         defaults=options.serving,
+        steps=options.steps.steps if options.steps is not None else None,
         provenance=Provenance.of(options.source, ("torch", "onnx-ir", "onnxscript"), journal.notes),
         evidence=proved.evidence,
     )
@@ -72,5 +73,6 @@ def pack_archive(context: Context, packed: Packed, precision: str, proved: Prove
         "report.html": page.html(report).encode(),
         "report.txt": view.text(report).encode(),
     }
-    variant = add_variant(context.blobs, serving, packed.graph, packed.weights, proved.goldens, documents)
+    files = options.steps.files if options.steps is not None else {}
+    variant = add_variant(context.blobs, serving, packed.graph, packed.weights, proved.goldens, documents, files)
     return Archive.create(context.blobs, [variant])

@@ -57,7 +57,7 @@ def prove_packed(context: Context, packed: Packed, signature: Signature) -> Prov
     journal.conditions = context.conditions
     journal.note(*_conditional(context.conditions, context.search_limit))
     paddings = declared(context.options.paddings, signature)
-    with contextlib.closing(_load(context, packed)) as engine:
+    with contextlib.closing(load_packed(context, packed)) as engine:
         with journal.stage("pack", "Proving that the graph equals the model") as stage:
             stage.parity, goldens = context.prove(engine, signature)
             signature = _with_indices(context, packed, signature)
@@ -186,7 +186,12 @@ def _advice(signature: Signature) -> str:
     return f"; if the first dimension of an input counts independent rows, name it 'batch': {options}" if firsts else ""
 
 
-def _load(context: Context, packed: Packed) -> Engine:
+def load_packed(context: Context, packed: Packed) -> Engine:
+    """Return an engine of a packed model, as a server opens it.
+
+    Raises:
+        ExportError: it does not load.
+    """
     path = context.blobs.path(packed.graph)
     device = "cpu" if packed.format == "onnx" else context.options.device
     try:

@@ -1,0 +1,138 @@
+"""Folders of transformers and sentence-transformers: their task, and steps that are proved against theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import InvalidArgument, ParityError
+from ingot.export import export_model, load_source
+from ingot.export.proof import texts
+from ingot.export.source import tasks
+from ingot.model_store import Archive
+from tests.steps import bert
+from tests.support import RunIngot, refused, succeeded
+
+
+def export(folder: Path, task: tasks.Task = "auto") -> Archive:
+    found = tasks.find(folder, task)
+    assert found is not None
+    module: Any = load_source(str(found.folder))
+    return export_model(module, pad="seq", steps=found.describe(module), name="net")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return bert.save(tmp_path / "net", id2label={0: "NEGATIVE", 1: "POSITIVE"}, label2id={"NEGATIVE": 0, "POSITIVE": 1})
+
+
+def test_a_classifier_answers_with_labels(folder: Path, run_ingot: RunIngot, tmp_path: Path) -> None:
+    result = run_ingot("export", folder, "--out", tmp_path / "net.ingot")
+    assert succeeded(result).startswith(f"{tmp_path / 'net.ingot'}: net, fp32")
+    assert "text-classification (config: id2label with 2 names)" in result.stderr
+    assert "624 hard texts and pairs: ids equal" in result.stderr
+    assert "tokenize -> graph -> classify; answers of 64 texts equal to transformers" in result.stderr
+    variant = Archive.open(tmp_path / "net.ingot").variant()
+    proof = variant.serving.evidence.steps
+    assert proof is not None
+    assert (proof.items, proof.answers) == (624, 64)
+    assert proof.error < 1e-5
+    [golden, *_] = [case for case in variant.goldens() if case.raw]
+    assert set(golden.answers) == {"label", "score", "tokens", "cut_tokens"}
+    assert set(golden.raw["text"]) <= set(texts.as_array(texts.samples()))
+    assert list(variant.step_files()) == ["tokenizer.json"]
+
+
+def test_the_corpus_is_hard() -> None:
+    joined = "".join(texts.hard())
+    for part in ("\u4f60", "\u0645", "e\u0301", "\U0001f468\u200d\U0001f469", "\x00", "\u202e", "x" * 250):
+        assert part in joined
+    assert "" in texts.hard()
+    assert len(texts.hard()) == 312
+
+
+@pytest.mark.matrix
+def test_an_embedding_follows_its_modules(tmp_path: Path) -> None:
+    archive = export(bert.sentence_transformer(tmp_path / "net"))
+    steps = archive.variant().serving.steps
+    assert steps is not None
+    assert [step.kind for step in steps.after] == ["pool", "dense", "normalize"]
+    assert steps.outputs[0].shape == ("batch", 8)
+    assert steps.optional == ("prompt_name",)
+    assert steps.before[0].max_length == 32  # type: ignore[union-attr]
+    [golden, *_] = [case for case in archive.variant().goldens() if case.raw]
+    assert np.linalg.norm(golden.answers["embedding"], axis=1) == pytest.approx(np.ones(3), abs=1e-6)
+
+
+@pytest.mark.matrix
+def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
+    folder = bert.save(tmp_path / "net", num_labels=1, sentence_transformers={"version": "5.0"})
+    steps = export(folder).variant().serving.steps
+    assert steps is not None
+    assert steps.task == "text-ranking"
+    assert [spec.name for spec in steps.inputs] == ["text", "text_pair"]
+    assert steps.after[0].function == "sigmoid"  # type: ignore[union-attr]
+
+
+def test_steps_that_differ_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tasks.find(folder)
+    assert found is not None
+    module: Any = load_source(str(folder))
+    described = found.describe(module)
+    assert described.original is not None
+    step = described.steps.before[0].model_copy(update={"lower": True, "truncation_side": "left"})
+    opened = described.steps.model_copy(update={"before": (step,)})
+    from ingot.export.stages import steps as stage
+
+    signature = export_signature(module)
+    with pytest.raises(ParityError, match="the steps make another 'input_ids' than transformers"):
+        stage._prove_tensors(opened.open(lambda name: described.files[name], signature), described.original)
+
+
+def export_signature(module: Any) -> Any:
+    from ingot.export.source import defaults
+    from ingot.export.source.subject import parse_inputs
+    from ingot.tensors import DType, Signature, TensorSpec
+
+    inputs, ranges = parse_inputs(defaults.of(module).inputs)
+    return Signature(inputs, (TensorSpec("logits", DType.FP32, ("batch", 2)),), "batch", ranges)
+
+
+class TestFind:
+    def test_no_task(self, tmp_path: Path) -> None:
+        assert tasks.find(tmp_path) is None
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTModel"]}))
+        assert tasks.find(tmp_path) is None
+
+    def test_an_override(self, folder: Path) -> None:
+        for task in ("text-ranking", "text-classification"):
+            found = tasks.find(folder, task)
+            assert found is not None
+            assert found.task == task
+        assert tasks.find(folder, "none") is None
+
+    def test_a_task_that_does_not_fit(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+        with pytest.raises(InvalidArgument, match=r"needs a model \.\.\.ForSequenceClassification; .* has BertModel"):
+            tasks.find(tmp_path, "text-classification")
+
+    @pytest.mark.parametrize(
+        ("modules", "message"),
+        [
+            (["Pooling"], "does not begin with a Transformer"),
+            (["Transformer", "LSTM"], "module LSTM of .* has no step"),
+        ],
+    )
+    def test_modules_without_a_step(self, tmp_path: Path, modules: list[str], message: str) -> None:
+        listed = [{"idx": index, "path": "", "type": f"models.{kind}"} for index, kind in enumerate(modules)]
+        (tmp_path / "modules.json").write_text(json.dumps(listed))
+        with pytest.raises(InvalidArgument, match=message):
+            tasks.find(tmp_path)
+
+    def test_the_command_refuses_a_task_for_something_else(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        result = run_ingot("export", "tests.export.models:Net", "--task", "text-ranking", "-o", tmp_path / "a.ingot")
+        assert "--task is for folders of transformers and sentence-transformers" in refused(result)
