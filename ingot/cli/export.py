@@ -434,7 +434,8 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
         road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
         proof = variant.serving.evidence.steps
         if proof is not None:
-            note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard texts and pairs: ids equal")
+            items = "hard texts and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else "hard texts"
+            note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} {items}: ids equal")
             road += f"; answers of {proof.answers} texts equal to {proof.reference}'s within {proof.error:.0e}"
         note(f"  {'steps':14} {road}")
     for parity in variant.serving.evidence.parity:

@@ -20,6 +20,7 @@ from ingot.runtime.dispatch.pending import Accepts, Submitted
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
+from ingot.runtime.dispatch.stepped import Stepped
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.assembly import Assembly
@@ -80,6 +81,7 @@ class Model:
         self.acceptor = Acceptor(name, version)
         self._settings = terms.settings.completed(defaults)
         self.labels = read_labels(self._settings.labels) or (defaults.labels if defaults is not None else ())
+        self._steps = source.steps
         self._gauges = ModelGauges(metrics, name, version)
         self._counted = Statistics()
         assembly = Assembly(name, version, self._settings, metrics, self._counted)
@@ -170,14 +172,13 @@ class Model:
 
     @property
     def steps(self) -> Steps | None:
-        """The steps around its graph, which answer requests with raw inputs; None without, and before it is loaded."""
-        opened = self._loader.steps
-        return None if opened is None else opened.config
+        """The steps around its graph, which answer requests with raw inputs; None if it has none."""
+        return self._steps
 
     def steps_for(self, inputs: Iterable[str]) -> Steps | None:
         """Return the steps that a request with inputs of these names takes; None for one of the graph's tensors."""
-        opened = self._loader.steps
-        return None if opened is None or not opened.takes(inputs) else opened.config
+        steps = self._steps
+        return steps if steps is not None and steps.takes(inputs) else None
 
     @property
     def sequential(self) -> bool:
@@ -381,10 +382,8 @@ class Model:
     @property
     def in_flight(self) -> int:
         """Number of requests that are accepted and not answered."""
-        loaded = self._loaded
-        if loaded is None:
-            return 0
-        return loaded.dispatcher.in_flight + (0 if loaded.stepped is None else loaded.stepped.waiting)
+        waiting = 0 if (stepped := self._stepped) is None else stepped.waiting
+        return waiting if (dispatcher := self._dispatcher) is None else waiting + dispatcher.in_flight
 
     @property
     def waiting(self) -> int:
@@ -447,8 +446,8 @@ class Model:
             "digest": self.digest,
             "variants": self._loader.terms.variants,
         }
-        if (loaded := self._loaded) is not None and loaded.stepped is not None:
-            described["steps"] = loaded.stepped.described
+        if (stepped := self._stepped) is not None:
+            described["steps"] = stepped.described
         if (dispatcher := self._dispatcher) is None:
             return self._counted.copy(Duration(), described)
         return dispatcher.statistics(described)
@@ -482,8 +481,8 @@ class Model:
             reason: why it is parked, for users.
         """
         self.acceptor.drain(parked, reason)
-        if (loaded := self._loaded) is not None and loaded.stepped is not None:
-            await loaded.stepped.wait_quiet()
+        if (stepped := self._stepped) is not None:
+            await stepped.wait_quiet()
         if (dispatcher := self._dispatcher) is not None:
             await dispatcher.wait_quiet()
 
@@ -506,6 +505,11 @@ class Model:
     def _dispatcher(self) -> Dispatcher | None:
         loaded = self._loaded  # which close() sets to None in a thread
         return None if loaded is None else loaded.dispatcher
+
+    @property
+    def _stepped(self) -> Stepped | None:
+        loaded = self._loaded
+        return None if loaded is None else loaded.stepped
 
     @property
     def _cache(self) -> ResponseCache | None:

@@ -63,6 +63,11 @@ class Steps(BaseModel):
         listed = {name: "; ".join(map(str, specs)) for name, specs in tensors.items() if specs}
         return {"task": self.task, **listed}
 
+    def takes(self, names: Iterable[str]) -> bool:
+        """Return whether a request with inputs of these names is one for the steps."""
+        raw = {spec.name for spec in self.inputs}
+        return not raw.isdisjoint(names)
+
     def check(self, signature: Signature) -> None:
         """Check that the steps and the graph fit together.
 
@@ -128,10 +133,6 @@ class OpenedSteps:
         self._specs = {spec.name: spec for spec in config.inputs}
         self._required = [name for name in self._specs if name not in config.optional]
         self._outputs = [spec.name for spec in config.outputs]
-
-    def takes(self, names: Iterable[str]) -> bool:
-        """Return whether a request with inputs of these names is one for the steps."""
-        return not self._specs.keys().isdisjoint(names)
 
     def check(self, values: Values) -> int:
         """Check the raw inputs of a request, without looking at each item; return the number of items.

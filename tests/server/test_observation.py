@@ -31,6 +31,7 @@ from ingot.runtime.scheduling.scheduler import REASONS
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.spans import _exporter
 from tests import onnx_models
+from tests.server.test_steps import make
 from tests.support import matrix
 
 INFER = "/v2/models/affine/infer"
@@ -247,6 +248,22 @@ class TestTraces:
         reasons = {each.key: each.value.string_value for batch in batches for each in batch.attributes}
         assert reasons["ingot.batch.reason"] in REASONS
 
+    @pytest.mark.matrix
+    def test_steps_have_spans(self, tmp_path: Path, collector: tuple[str, list[Span]]) -> None:
+        endpoint, spans = collector
+        make(tmp_path).save(tmp_path / "length.ingot")
+        with ingot.serve(
+            str(tmp_path / "length.ingot"), http_port=0, grpc_port=0, otlp=endpoint, replica="blue-3"
+        ) as running:
+            body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a fine film"]}]}
+            url = f"{running.http_url}/v2/models/length/infer"
+            httpx.post(url, json=body, headers={"traceparent": PARENT}, trust_env=False, timeout=60)
+        [span] = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+        stages = {each.name: each for each in spans if each.parent_span_id == span.span_id}
+        assert sorted(stages) == ["batch", "classify", "compute", "decode", "encode", "queue", "tokenize"]
+        assert stages["tokenize"].end_time_unix_nano <= stages["queue"].start_time_unix_nano
+        assert stages["compute"].end_time_unix_nano <= stages["classify"].start_time_unix_nano
+
     def test_a_server_ends_though_the_collector_does_not_answer(
         self, tmp_path: Path, collector: tuple[str, list[Span]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -256,7 +273,9 @@ class TestTraces:
         monkeypatch.setattr(Collector, "do_POST", lambda _: waited.append(closed.wait(10)))
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
         monkeypatch.setattr("ingot.server.observation.spans._FLUSH", 0.1)
-        with ingot.serve(onnx_models.affine(tmp_path), http_port=0, grpc_port=0, otlp=endpoint) as running:
+        with ingot.serve(
+            onnx_models.affine(tmp_path), http_port=0, grpc_port=0, otlp=endpoint, replica="blue-3"
+        ) as running:
             httpx.post(running.http_url + INFER, json=BODY, headers={"traceparent": PARENT}, trust_env=False)
         assert not waited
         closed.set()

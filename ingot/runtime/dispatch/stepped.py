@@ -63,7 +63,7 @@ class Stepped:
             InvalidArgument: a raw input is missing, unknown or empty, has the wrong type, or too many items.
             Unavailable: too many raw requests wait.
         """
-        if not self.steps.takes(request.inputs):
+        if not self.steps.config.takes(request.inputs):
             return accepts.submit(request)
         self.steps.check(request.inputs)
         nbytes = sum(size_of(array) for array in request.inputs.values())

