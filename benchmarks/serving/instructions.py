@@ -156,7 +156,9 @@ def _grpc(start: Start, requests: Sequence[Request], clients: int) -> Iterator[C
             stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{start.grpc_port}", [("ingot.number", number)]))
             for number in range(clients)
         ]
-        calls = [channel.unary_unary(requests[0].path) for channel in channels]
+        calls: list[grpc.UnaryUnaryMultiCallable[bytes, bytes]] = [
+            channel.unary_unary(requests[0].path) for channel in channels
+        ]
 
         def ask_all(number: int) -> None:
             pending = [
