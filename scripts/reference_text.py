@@ -146,6 +146,9 @@ def http() -> str:
         parts.append(f"\n## `{name}`\n")
         if "description" in kind:
             parts.append(f"{kind['description']}\n")
+        if "properties" not in kind:
+            parts.append(f"It is a {_kind(kind)}.\n")
+            continue
         required = kind.get("required", ())
         fields = [
             (f"`{field}`", _kind(about), "yes" if field in required else "no")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,15 +17,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
-from ingot.protocol import json_codec
+from ingot.protocol import json_codec, json_large
 from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http import page as page_module
 from ingot.server.http.json_memo import Decoder
 from ingot.server.http.parser import InferHead
+from ingot.server.net import compression
 from ingot.server.net.limits import SMALL_BYTES, Budget, Reservation, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
-from ingot.server.plane.operations import OPERATIONS, Handler, Operation
+from ingot.server.plane.operations import OPERATIONS, Handler, Operation, Refusal
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
@@ -34,6 +35,8 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 # The router's errors, with our codes, for the metrics.
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
+# Items of an answer whose JSON the event loop writes itself.
+_ITEMS_AT_ONCE = 8
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not read it
 
 
@@ -111,6 +114,7 @@ def _add(app: FastAPI, operation: Operation, serve: Endpoint, *, listed: bool) -
             name=operation.name,
             include_in_schema=listed and route not in operation.hidden,
             response_model=schema.response_model(operation),
+            responses=schema.refusals(operation),
             response_class=PlainTextResponse if operation.response == schema.TEXT else JSONResponse,
             openapi_extra=schema.extra(operation),
         )
@@ -146,7 +150,9 @@ class _Endpoints:
     def of(self, operation: Operation) -> Endpoint:
         """Return the endpoint of an operation."""
         if operation.handler is not None:
-            return functools.partial(self._call, operation, operation.handler)
+            if operation.refusal is not None:
+                return partial(self._answer, operation, operation.handler, operation.refusal)
+            return partial(self._call, operation, operation.handler)
         served: Endpoint = page_module.ENDPOINTS.get(operation.name) or getattr(self, operation.name)
         return served
 
@@ -157,6 +163,25 @@ class _Endpoints:
                 content = json_codec.decode_object(await self._read(request, reservation, small=True))
         answer = await handler(Call(self._plane, self._control, _client(request), content, **path))
         return _json(answer, 503 if operation.probe and not answer["ready"] else 200)
+
+    async def _answer(
+        self, operation: Operation, handler: Handler, refusal: Refusal, request: Request, **path: str
+    ) -> Response:
+        """Answer a request of another server's API, whose bodies may be large and whose errors have their own form."""
+        headers: dict[str, str] = {"Connection": "close"}  # until the body is read to the end
+        try:
+            with self._service.budget.reserve() as reservation:
+                content: Mapping[str, Any] = {}
+                if operation.request is not None:
+                    body = await self._read(request, reservation)
+                    headers = {}
+                    content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
+                call = Call(self._plane, self._control, _sender(request), content, **path)
+                return _response(await _unless_gone(request, _answered(handler, call)))
+        except IngotError as error:
+            generic = responses.refusal(self._plane, error)
+            status, refused = refusal(error)
+            return _json(refused, status, {**dict(generic.headers), **headers})
 
     async def infer(self, request: Request, model: str, version: str = "") -> Response:
         """Answer one request of inference."""
@@ -196,7 +221,7 @@ class _Endpoints:
     async def _read(self, request: Request, reservation: Reservation, *, small: bool = False) -> bytes:
         """Return a request's body; a ``small`` one is decoded in the event loop, and has a lower limit."""
         most = self._service.max_body_bytes
-        check = functools.partial(check_size, limit=min(SMALL_BYTES, most) if small else most)
+        check = partial(check_size, limit=min(SMALL_BYTES, most) if small else most)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal():
             check(int(declared))
@@ -211,6 +236,19 @@ class _Endpoints:
         except ClientDisconnect:
             raise HTTPException(_CLIENT_CLOSED_REQUEST, "the client left") from None
         return b"".join(parts)
+
+
+async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
+    """Return the answer of another server's API, in JSON that a thread makes if it is long."""
+    content = await handler(call)
+    lists = content.values() if isinstance(content, dict) else (content,)
+    many = any(len(each) > _ITEMS_AT_ONCE for each in lists if not isinstance(each, str | int))
+    return responses.HttpResponse(200, await compression.run(partial(json_codec.dumps, content), in_thread=many))
+
+
+def _decoded(body: bytes) -> Mapping[str, Any]:
+    json_large.check(body)
+    return json_codec.decode_object(body)
 
 
 def _client(request: Request) -> Hashable:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from ingot.server.plane.operations import Operation
 
@@ -13,6 +13,14 @@ class Refusal(BaseModel):
     """Body of every status from 400."""
 
     error: str
+
+
+class OtherRefusal(BaseModel):
+    """Body of every status from 400 in the APIs of other servers, each of which has further fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    error: str | dict[str, Any]
 
 
 class Live(BaseModel):
@@ -177,6 +185,155 @@ class InferResponse(BaseModel):
     outputs: list[Tensor]
 
 
+class EmbeddingsRequest(BaseModel):
+    """Body of /v1/embeddings; ``prompt_name`` is this server's, and ``user`` is not used."""
+
+    model: str
+    input: str | list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+    prompt_name: str | None = None
+
+
+class Usage(BaseModel):
+    """How many tokens a request had."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(BaseModel):
+    """The vector of one text; in base64, its elements are little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(BaseModel):
+    """Answer of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class OpenAIModel(BaseModel):
+    """Answer of /v1/models/{model}; when a model was made is not known, so ``created`` is 0."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    """Answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class EmbedRequest(BaseModel):
+    """Body of /embed; ``truncate`` false refuses texts that are too long."""
+
+    inputs: str | list[str]
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+
+
+class Vectors(RootModel[list[list[float]]]):
+    """Answer of /embed: a vector for each text."""
+
+
+class Sentences(BaseModel):
+    """One text, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityRequest(BaseModel):
+    """Body of /similarity; ``parameters`` may have prompt_name, truncate and truncation_direction."""
+
+    inputs: Sentences
+    parameters: dict[str, Any] | None = None
+
+
+class Numbers(RootModel[list[float]]):
+    """Answer of /similarity: a cosine for each sentence."""
+
+
+class PredictRequest(BaseModel):
+    """Body of /predict: a text, a pair of texts, or a list of lists of one text or two."""
+
+    inputs: str | list[str] | list[list[str]]
+    raw_scores: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+
+
+class Class(BaseModel):
+    """A class and its score."""
+
+    label: str
+    score: float
+
+
+class Classes(RootModel[list[Class] | list[list[Class]]]):
+    """Answer of /predict: the classes of the text, best first, or of each text of a list."""
+
+
+class Info(BaseModel):
+    """Answer of /info."""
+
+    model_id: str
+    model_sha: str | None = None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_input_length: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+
+
+class RerankRequest(BaseModel):
+    """Body of /rerank: ``texts`` as text-embeddings-inference has it, or ``documents`` as Jina and Cohere do."""
+
+    query: str
+    texts: list[str] | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    documents: list[str | dict[str, Any]] | None = None
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    rank_fields: list[str] | None = None
+    max_tokens_per_doc: int | None = None
+
+
+class Ranking(RootModel[list[dict[str, Any]] | dict[str, Any]]):
+    """Answer of /rerank: a list of index, score and text; of ``documents``, an object that has ``results``."""
+
+
+class InferenceRequest(BaseModel):
+    """Body of /models/{model}; the parameters depend on the model's task."""
+
+    inputs: str | list[str] | Sentences
+    parameters: dict[str, Any] | None = None
+
+
+class Answers(RootModel[list[Any]]):
+    """Answer of /models/{model}: vectors, similarities, or the classes of each text."""
+
+
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:
     """Return a model's JSON schema with its references resolved, as ``openapi_extra`` needs it."""
     whole = model.model_json_schema()
@@ -232,6 +389,13 @@ def _answer(name: str) -> dict[str, Any]:
         events = {"text/event-stream": {"schema": {"type": "string"}}}
         return {"description": "An event for each answer", "content": events}
     return {"description": "The answer", "content": {"application/json": {"schema": _inlined(globals()[name])}}}
+
+
+def refusals(operation: Operation) -> dict[int | str, dict[str, Any]]:
+    """Return the errors of an operation, if their bodies have another form than usual."""
+    if operation.refusal is None:
+        return {}
+    return {status: {**about, "model": OtherRefusal} for status, about in REFUSALS.items()}
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {

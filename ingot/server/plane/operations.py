@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 from ingot._build import BUILD
 from ingot._version import __version__
+from ingot.errors import IngotError
 from ingot.server.access.gate import INFER, METRICS
 from ingot.server.plane import handlers
+from ingot.server.plane.apis import huggingface, openai, reranking, tei
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.serving.control import Control
 
 Handler = Callable[[Call], Awaitable[Any]]
+Refusal = Callable[[IngotError], tuple[int, dict[str, Any]]]
 
 
 class Condition(NamedTuple):
@@ -42,6 +45,7 @@ class Operation:
         response: the schema of the answer; empty for any JSON.
         hidden: paths that the OpenAPI document leaves out.
         probe: whether HTTP answers 503 with ``"ready": false``.
+        refusal: of an operation of another server's API: returns the status and the body of an error in its form.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Operation:
     response: str = ""
     hidden: tuple[str, ...] = ()
     probe: bool = False
+    refusal: Refusal | None = None
 
     def holds(self, plane: DataPlane, control: Control | None) -> bool:
         """Return whether it works on a listener."""
@@ -115,6 +120,13 @@ def _managed(name: str, route: str, handler: Handler, grpc: str = "", *, alias: 
     )
 
 
+def _texts(name: str, end: str, handler: Handler, refusal: Refusal, request: str | None, response: str) -> Operation:
+    """Return an operation of an API that serves one model: below the model's address, and at the root."""
+    method, end = end.split()
+    paths = (f"{method} {end}", f"{method} /models/{{model}}{end}")
+    return Operation(name, paths, handler=handler, refusal=refusal, request=request, response=response)
+
+
 _SYSTEM, _CUDA_REGION = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 OPERATIONS = (
@@ -150,6 +162,44 @@ OPERATIONS = (
     Operation("stream_infer", (), "ModelStreamInfer"),
     Operation("generate_one", _of_model("POST", "/generate"), request="Inputs", response="GenerateResponse"),
     Operation("generate_stream", _of_model("POST", "/generate_stream"), request="Inputs", response="Events"),
+    Operation(
+        "embeddings",
+        ("POST /v1/embeddings",),
+        handler=openai.embeddings,
+        refusal=openai.refusal,
+        request="EmbeddingsRequest",
+        response="Embeddings",
+    ),
+    Operation(
+        "openai_models", ("GET /v1/models",), handler=openai.models, refusal=openai.refusal, response="OpenAIModels"
+    ),
+    Operation(
+        "openai_model",
+        ("GET /v1/models/{model}",),
+        handler=openai.model,
+        refusal=openai.refusal,
+        response="OpenAIModel",
+    ),
+    _texts("embed", "POST /embed", tei.embed, tei.refusal, "EmbedRequest", "Vectors"),
+    _texts("similarity", "POST /similarity", tei.similarity, tei.refusal, "SimilarityRequest", "Numbers"),
+    _texts("predict", "POST /predict", tei.predict, tei.refusal, "PredictRequest", "Classes"),
+    _texts("info", "GET /info", tei.info, tei.refusal, None, "Info"),
+    Operation(
+        "rerank",
+        ("POST /rerank", "POST /v1/rerank", "POST /v2/rerank", "POST /models/{model}/rerank"),
+        handler=reranking.rerank,
+        refusal=reranking.refusal,
+        request="RerankRequest",
+        response="Ranking",
+    ),
+    Operation(
+        "answer",
+        ("POST /models/{model}",),
+        handler=huggingface.answer,
+        refusal=huggingface.refusal,
+        request="InferenceRequest",
+        response="Answers",
+    ),
     Operation("log_settings", ("GET /v2/logging",), "LogSettings", handlers.log_settings, response="LogSettings"),
     Operation(
         "change_log_settings",

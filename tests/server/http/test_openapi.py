@@ -58,7 +58,9 @@ def test_each_operation_is_stated_once_and_served() -> None:
 
 def test_bodies_of_settings_are_small(server: RunningServer) -> None:
     """They are decoded in the event loop, where a large one would delay all other requests."""
-    small = [each for each in OPERATIONS if each.handler is not None and each.request is not None]
+    small = [
+        each for each in OPERATIONS if each.handler is not None and each.refusal is None and each.request is not None
+    ]
     with httpx.Client(base_url=server.http_url, trust_env=False) as client:
         for path in [route.removeprefix("POST ") for operation in small for route in operation.http]:
             answer = client.post(path.format(model="m", region="r", repository="r"), content=bytes((1 << 20) + 1))

@@ -1,0 +1,13 @@
+"""The APIs of other servers, answered by models with steps, so that their clients work unchanged.
+
+| module | API | clients |
+|---|---|---|
+| ``openai`` | ``/v1/embeddings``, ``/v1/models`` | the ``openai`` SDK, LangChain, LlamaIndex, Haystack |
+| ``tei`` | ``/embed``, ``/predict``, ``/similarity``, ``/info`` of text-embeddings-inference | its clients |
+| ``reranking`` | ``/rerank`` of text-embeddings-inference, Jina and Cohere | theirs, LiteLLM |
+| ``huggingface`` | ``/models/NAME`` | ``huggingface_hub.InferenceClient(model=URL)`` |
+
+Each handler reads the fields of a body (``fields``), asks the data plane (``asking``) and returns the answer as JSON;
+``server/plane/operations.py`` has the paths. An unknown field is refused by its name: ignored, it would change what the
+client means without a word.
+"""

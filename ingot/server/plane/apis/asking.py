@@ -1,0 +1,188 @@
+"""Asking a model with steps about texts, on behalf of the APIs of other servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ingot.errors import NotFound, quoted
+from ingot.protocol.requests import InferRequest, Template
+from ingot.runtime import Model
+from ingot.server.plane.apis.fields import InvalidField
+from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.handlers import Call
+from ingot.steps import Steps
+from ingot.tensors import Array
+
+EMBEDDING = "sentence-similarity"
+RANKING = "text-ranking"
+CLASSIFICATION = "text-classification"
+
+
+class Served(NamedTuple):
+    """A model that answers texts."""
+
+    model: Model
+    steps: Steps
+
+    @property
+    def output(self) -> str:
+        """The name of the answer: the first output that is not a name of classes."""
+        return next(spec.name for spec in self.steps.outputs if spec.name != "label")
+
+
+class Answer(NamedTuple):
+    """The answers of a model, by output."""
+
+    values: Mapping[str, Array]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return int(self.values["tokens"].sum()) if "tokens" in self.values else 0
+
+
+def find(plane: DataPlane, name: str, *tasks: str) -> Served:
+    """Return a model by its name, or ``name:version``.
+
+    Args:
+        plane: the server's.
+        name: as clients send it.
+        tasks: what it may do.
+
+    Raises:
+        NotFound: no such model or version is served.
+        Unavailable: it is still loading.
+        InvalidField: it does something else.
+    """
+    base, _, version = name.partition(":")
+    model = plane.repository.get(base, version)
+    steps = model.steps
+    if steps is None:
+        _ = model.signature  # of a model that still loads, nothing is known
+        raise InvalidField("model", f"is '{name}', which answers tensors only: it was exported without steps")
+    if steps.task not in tasks:
+        raise InvalidField("model", f"is '{name}', whose task is {steps.task}; this API serves: {', '.join(tasks)}")
+    return Served(model, steps)
+
+
+def chosen(call: Call, *tasks: str, named: str = "") -> Served:
+    """Return the model that a call names in its path or body; without a name, the only one of these tasks.
+
+    Raises:
+        NotFound: no such model is served, or several do and none is named.
+        InvalidField: as for :func:`find`.
+    """
+    if name := call.model or named:
+        return find(call.plane, f"{name}:{call.version}" if call.version else name, *tasks)
+    models = {model.name for model in call.plane.repository if model.steps is not None and model.steps.task in tasks}
+    if len(models) == 1:
+        return find(call.plane, models.pop(), *tasks)
+    if models:
+        listed = ", ".join(f"/models/{name}" for name in sorted(models))
+        raise NotFound(f"this server has several models for this path; put one of these before it: {listed}")
+    raise NotFound(f"no model of this server is loaded that does {' or '.join(tasks)}")
+
+
+async def ask(
+    call: Call, served: Served, inputs: Mapping[str, Sequence[str]], *, truncate: bool | None = None
+) -> Answer:
+    """Return the answer of a model to texts.
+
+    Args:
+        call: whose texts they are.
+        served: the model.
+        inputs: the raw inputs.
+        truncate: False to refuse texts that were cut; otherwise the archive decides.
+
+    Raises:
+        IngotError: as for :meth:`DataPlane.infer`.
+    """
+    arrays = {
+        name: np.array([text.encode("utf-8", "surrogatepass") for text in texts], object)
+        for name, texts in inputs.items()
+    }
+    model = served.model
+    request = InferRequest(Template(model.name, model.version), arrays, "", None, call.client)
+    values = (await call.plane.infer(request, "http")).arrays
+    if truncate is False and (cut := values.get("cut_tokens")) is not None and cut.any():
+        index = int(cut.argmax())
+        raise InvalidField(
+            "truncate", f"is false, and text {index} has {int(cut[index])} tokens too many; send a shorter text"
+        )
+    return Answer(values)
+
+
+async def embed(
+    call: Call,
+    served: Served,
+    texts: Sequence[str],
+    *,
+    prompt: str = "",
+    normalize: bool | None = None,
+    truncate: bool | None = None,
+    size: int = 0,
+) -> tuple[Array, Answer]:
+    """Return vectors of texts, float32[n, size], and the whole answer.
+
+    Args:
+        call: whose texts they are.
+        served: the model.
+        texts: one or more.
+        prompt: the name of the prompt that is put before each; empty for the model's default.
+        normalize: True for vectors of length 1; None for vectors as the model's steps make them.
+        truncate: as for :func:`ask`.
+        size: the leading elements that are kept, and have the length 1 again; 0 for all.
+
+    Raises:
+        InvalidField: the model cannot do that.
+        IngotError: as for :func:`ask`.
+    """
+    whole = int(served.steps.outputs[0].shape[-1])
+    if size > whole:
+        raise InvalidField("dimensions", f"is {size}; vectors of model '{served.model.name}' have {whole}")
+    normal = any(step.kind == "normalize" for step in served.steps.after)
+    if normalize is False and normal:
+        raise InvalidField("normalize", f"is false; vectors of model '{served.model.name}' always have the length 1")
+    inputs: dict[str, Sequence[str]] = {"text": texts}
+    if prompt:
+        known = [spec.name for spec in served.steps.inputs]
+        if "prompt_name" not in known:
+            raise InvalidField("prompt_name", f"is {quoted(prompt)}; model '{served.model.name}' has no prompts")
+        inputs["prompt_name"] = [prompt]
+    answer = await ask(call, served, inputs, truncate=truncate)
+    vectors: Array = answer.values[served.output]
+    if size and size < whole:
+        vectors, normalize = vectors[:, :size], True
+    if normalize:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    return vectors, answer
+
+
+async def scores(
+    call: Call, served: Served, query: str, texts: Sequence[str], *, truncate: bool | None = None
+) -> tuple[list[float], Answer]:
+    """Return how well each text answers a query, and the whole answer.
+
+    Raises:
+        IngotError: as for :func:`ask`.
+    """
+    answer = await ask(call, served, {"text": [query] * len(texts), "text_pair": texts}, truncate=truncate)
+    found: Array = answer.values[served.output]
+    if found.ndim > 1:
+        raise InvalidField("model", f"'{served.model.name}' has {found.shape[1]} scores for a pair; ranking needs one")
+    return [float(score) for score in found], answer
+
+
+def labelled(answer: Answer) -> list[list[dict[str, object]]]:
+    """Return the classes of each text, best first, as ``{"label", "score"}``."""
+    values = answer.values
+    return [
+        [
+            {"label": name.decode() if isinstance(name, bytes) else str(name), "score": float(score)}
+            for name, score in zip(names, found, strict=True)
+        ]
+        for names, found in zip(values["label"], values["score"], strict=True)
+    ]

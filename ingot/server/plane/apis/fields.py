@@ -1,0 +1,124 @@
+"""The fields of a JSON body, with errors that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.errors import InvalidArgument, quoted, shortened
+
+_MISSING = object()
+
+
+class InvalidField(InvalidArgument):
+    """A field of a body is wrong; ``field`` is its name."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"'{shortened(field)}' {message}")
+        self.field = field
+
+
+class Fields:
+    """The fields of an object, each of which is read once. :meth:`end` refuses those that were not read.
+
+    Args:
+        content: the object.
+        where: the name of the field that has it, for messages; empty for the body.
+    """
+
+    def __init__(self, content: Mapping[str, Any], where: str = ""):
+        self._left = dict(content)
+        self._where = f"{where}." if where else ""
+
+    def any(self, name: str) -> Any:
+        """Return a field; None if it is missing or null."""
+        return self._left.pop(name, None)
+
+    def nested(self, name: str) -> Fields:
+        """Return the fields of an object; none if it is missing or null."""
+        value = self.any(name)
+        if value is None:
+            return Fields({}, name)
+        if not isinstance(value, dict):
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be an object")
+        return Fields(value, name)
+
+    def text(self, name: str, default: str | None = None, among: Sequence[str] = ()) -> str:
+        """Return a text.
+
+        Args:
+            name: of the field.
+            default: for a field that is missing or null; None if the field is needed.
+            among: the texts that are known; empty for any.
+
+        Raises:
+            InvalidField: it is missing, not a text, or unknown.
+        """
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a text")
+        if among and value not in among:
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be one of: {', '.join(among)}")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """Return true or false; None if it is missing or null.
+
+        Raises:
+            InvalidField: it is neither.
+        """
+        value = self.any(name)
+        if value is not None and not isinstance(value, bool):
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be true or false")
+        return value
+
+    def count(self, name: str, default: int = 0) -> int:
+        """Return a whole number of 1 or more, or the default.
+
+        Raises:
+            InvalidField: it is something else.
+        """
+        value = self.any(name)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number of 1 or more")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of texts; one text is a list of one.
+
+        Raises:
+            InvalidField: it is missing, empty, or has something else than texts.
+        """
+        return texts_of(self._where + name, self._value(name, None))
+
+    def end(self) -> None:
+        """Refuse fields that were not read.
+
+        Raises:
+            InvalidField: there is one.
+        """
+        for name in self._left:
+            raise InvalidField(self._where + name, "is not a field that this server knows; leave it out")
+
+    def _value(self, name: str, default: object) -> Any:
+        value = self.any(name)
+        value = default if value is None else value
+        if value is None:
+            raise InvalidField(self._where + name, "is missing")
+        return value
+
+
+def texts_of(name: str, value: object) -> list[str]:
+    """Return a text, or a list of texts, as a list.
+
+    Raises:
+        InvalidField: it is empty, or has something else than texts.
+    """
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
+        raise InvalidField(name, "must be a text or a list of texts")
+    if not values:
+        raise InvalidField(name, "is an empty list; send one text or more")
+    return values

@@ -1,0 +1,66 @@
+"""``POST /models/NAME`` with ``inputs`` and ``parameters``, as ``huggingface_hub.InferenceClient(model=URL)`` sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.errors import IngotError, public_text, quoted
+from ingot.protocol.json_codec import STATUS
+from ingot.server.plane.apis import asking, tei
+from ingot.server.plane.apis.asking import Served
+from ingot.server.plane.apis.fields import Fields, InvalidField, texts_of
+from ingot.server.plane.handlers import Call
+
+# Parameters of the embedding that clients send at the root.
+_AT_ROOT = ("normalize", "prompt_name", "truncate", "truncation_direction")
+
+
+async def answer(call: Call) -> Any:
+    """Return the answer of a model, in the form of its task.
+
+    Raises:
+        InvalidField: a field is wrong.
+        IngotError: as for :meth:`DataPlane.infer`.
+    """
+    served = asking.chosen(call, asking.EMBEDDING, asking.CLASSIFICATION, asking.RANKING)
+    if served.steps.task == asking.EMBEDDING:
+        return await _vectors(call)
+    if served.steps.task == asking.RANKING:
+        raise InvalidField("inputs", f"do not fit a ranking; ask POST /models/{served.model.name}/rerank")
+    return await _classes(call, served)
+
+
+async def _vectors(call: Call) -> Any:
+    """Return the vectors of texts, or the similarities of a ``source_sentence`` and ``sentences``."""
+    if isinstance(call.content.get("inputs"), Mapping):
+        return await tei.similarity(call)
+    fields = Fields(call.content)
+    parameters = fields.any("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise InvalidField("parameters", f"is {quoted(parameters)}; it must be an object")
+    content = {**call.content, **parameters}
+    content.pop("parameters", None)
+    for name in set(content) - {"inputs", *_AT_ROOT}:
+        raise InvalidField(name, "is not a parameter of this task; leave it out")
+    return await tei.embed(Call(call.plane, call.control, call.client, content, call.model, call.version))
+
+
+async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
+    """Return the classes of each text, best first."""
+    fields = Fields(call.content)
+    texts, parameters = texts_of("inputs", fields.any("inputs")), fields.nested("parameters")
+    count = parameters.count("top_k")
+    declared = next((step.function for step in served.steps.after if step.kind == "classify"), "none")
+    wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
+    if wanted != declared:
+        raise InvalidField("parameters.function_to_apply", f"is '{wanted}'; the model's steps apply {declared}")
+    parameters.end()
+    fields.end()
+    found = asking.labelled(await asking.ask(call, served, {"text": texts}))
+    return [classes[: count or None] for classes in found]
+
+
+def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error."""
+    return STATUS[error.code], {"error": public_text(error)}

@@ -1,0 +1,135 @@
+"""text-embeddings-inference's ``/embed``, ``/predict``, ``/similarity`` and ``/info``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot._version import __version__
+from ingot.errors import Code, IngotError, public_text
+from ingot.protocol.json_codec import STATUS
+from ingot.server.plane.apis import asking
+from ingot.server.plane.apis.fields import Fields, InvalidField, texts_of
+from ingot.server.plane.handlers import Call
+from ingot.steps import Steps
+from ingot.tensors import Array
+
+_KINDS = {
+    Code.INVALID_ARGUMENT: (422, "Validation"),
+    Code.TOO_LARGE: (413, "Validation"),
+    Code.TOO_MANY_REQUESTS: (429, "Overloaded"),
+    Code.UNAVAILABLE: (503, "Unhealthy"),
+}
+
+
+async def embed(call: Call) -> Array:
+    """Return a vector for each text."""
+    fields = Fields(call.content)
+    texts = fields.texts("inputs")
+    normalize, prompt, size = fields.flag("normalize"), fields.text("prompt_name", ""), fields.count("dimensions")
+    served = asking.chosen(call, asking.EMBEDDING)
+    truncate = truncation(fields, served.steps)
+    fields.end()
+    vectors, _ = await asking.embed(
+        call, served, texts, prompt=prompt, normalize=normalize, truncate=truncate, size=size
+    )
+    return vectors
+
+
+async def similarity(call: Call) -> list[float]:
+    """Return the cosine of the angle between one text and each of the others."""
+    fields = Fields(call.content)
+    inputs, parameters = fields.nested("inputs"), fields.nested("parameters")
+    source, sentences = inputs.text("source_sentence"), inputs.texts("sentences")
+    prompt = parameters.text("prompt_name", "")
+    served = asking.chosen(call, asking.EMBEDDING)
+    truncate = truncation(parameters, served.steps)
+    for each in (inputs, parameters, fields):
+        each.end()
+    vectors, _ = await asking.embed(
+        call, served, [source, *sentences], prompt=prompt, normalize=True, truncate=truncate
+    )
+    return [float(value) for value in vectors[1:] @ vectors[0]]
+
+
+async def predict(call: Call) -> list[Any]:
+    """Return the classes of a text or a pair of texts, best first; a list of such lists for several."""
+    fields = Fields(call.content)
+    given = fields.any("inputs")
+    served = asking.chosen(call, asking.CLASSIFICATION)
+    if fields.flag("raw_scores"):
+        raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
+    truncate = truncation(fields, served.steps)
+    fields.end()
+    single, rows = _rows(given)
+    inputs = {"text": [row[0] for row in rows]}
+    if len(rows[0]) == 2:
+        inputs["text_pair"] = [row[1] for row in rows]
+    answers = asking.labelled(await asking.ask(call, served, inputs, truncate=truncate))
+    return answers[0] if single else list(answers)
+
+
+async def info(call: Call) -> dict[str, Any]:
+    """Describe the model."""
+    served = asking.chosen(call, asking.EMBEDDING, asking.CLASSIFICATION, asking.RANKING)
+    steps = served.steps
+    tokenize = steps.before[0]
+    return {
+        "model_id": served.model.name,
+        "model_sha": served.model.digest or None,
+        "model_dtype": str(served.model.signature.outputs[0].dtype.numpy),
+        "model_type": _type(steps),
+        "max_input_length": getattr(tokenize, "max_length", 0),
+        "max_client_batch_size": steps.max_items,
+        "auto_truncate": getattr(tokenize, "overflow", "") == "cut",
+        "version": __version__,
+    }
+
+
+def truncation(fields: Fields, steps: Steps) -> bool | None:
+    """Read how texts that are too long are cut; return False to refuse them.
+
+    Raises:
+        InvalidField: the model's steps cut the other end.
+    """
+    truncate = fields.flag("truncate")
+    side = getattr(steps.before[0], "truncation_side", "right")
+    wanted = fields.text("truncation_direction", side.title(), ("Left", "Right", "left", "right")).lower()
+    if wanted != side and truncate is not False:
+        raise InvalidField("truncation_direction", f"is '{wanted}'; the model cuts texts on the {side}")
+    return truncate
+
+
+def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of an error."""
+    status, kind = _KINDS.get(error.code, (STATUS[error.code], "Backend"))
+    return status, {"error": public_text(error), "error_type": kind}
+
+
+def _type(steps: Steps) -> dict[str, Any]:
+    if steps.task == asking.EMBEDDING:
+        pooling = next((step.modes[0] for step in steps.after if step.kind == "pool"), "mean")
+        return {"embedding": {"pooling": pooling}}
+    if steps.task == asking.RANKING:
+        return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+    labels = next((step.labels for step in steps.after if step.kind == "classify"), ())
+    return {
+        "classifier": {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
+    }
+
+
+def _rows(given: Any) -> tuple[bool, list[list[str]]]:
+    """Return whether there is one item, and the text or pair of each."""
+    if isinstance(given, str):
+        return True, [[given]]
+    texts = isinstance(given, list) and given and all(isinstance(item, str) for item in given)
+    if texts and len(given) <= 2:
+        return True, [list(given)]
+    if texts or not isinstance(given, list) or not given:
+        raise InvalidField("inputs", "must be a text, a pair of texts, or a list of lists of one or two texts")
+    rows = [texts_of("inputs", item) for item in given]
+    if any(len(row) != len(rows[0]) or len(row) > 2 for row in rows):
+        raise InvalidField("inputs", "mixes texts and pairs; send lists of one text each, or of two")
+    return False, rows
