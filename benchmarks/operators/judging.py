@@ -193,13 +193,16 @@ def _other_kernel(call: _Asked, output: int) -> Array | None:
 
 
 def _in_single(call: _Asked, output: int) -> Array | None:
-    """Return eager's answer of an operator on elements of bfloat16, computed in float32 and rounded once."""
+    """Return eager's answer of an operator on float16 or bfloat16, computed in float32 and rounded once."""
     part = call.part
-    if not call.sample.each or not isinstance(part, Call) or part.dtype is not torch.bfloat16:
+    if not isinstance(part, Call) or part.dtype not in (torch.float16, torch.bfloat16):
         return None
-    given = tuple(tensor.bfloat16().float() if tensor.is_floating_point() else tensor for tensor in call.tensors)
+    given = tuple(tensor.to(part.dtype).float() if tensor.is_floating_point() else tensor for tensor in call.tensors)
     answer = run(Call(part.function, part.structure, part.constants, torch.float32), given)
-    return answer[output].to(part.dtype).float().numpy() if answer else None
+    if not answer or not answer[output].is_floating_point():
+        return None
+    rounded = answer[output].to(part.dtype)
+    return (rounded.float() if part.dtype is torch.bfloat16 else rounded).numpy()
 
 
 def _element(call: _Asked, expected: Array, actual: Array) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ingot.export.explain import places
+from ingot.export.lower.forms.exact_math import MOST_MULTIPLIED
 from ingot.export.lower.forms.integers import MOST_FACTORS
 from ingot.export.torch_internals import OpOverload
 
@@ -16,6 +17,7 @@ _NAN = "a NaN among the values may be ignored"
 _NAN_PLACE = f"{_NAN}, and the place of another value returned"
 _OVERFLOW = "finite beyond 1e37, where PyTorch overflows"
 _ROUNDED = "integers beyond 2^53 are rounded to 53 bits"
+_POWERS = f"powers of odd integers with an exponent above {MOST_MULTIPLIED} are not exact"
 _FOURIER = "with an infinity among the values, or where a sum overflows, all results may be NaN or infinite"
 _PIXELS = "with an infinity among the pixels, infinite where PyTorch returns NaN"
 _MEANS = "with an infinity among the values, the mean is infinite where PyTorch returns NaN"
@@ -66,6 +68,13 @@ def _multiplies_many(node: fx.Node, x: torch.Tensor) -> bool:
     return not x.is_floating_point() and not x.is_complex() and not count
 
 
+def _is_power_of_integers(node: fx.Node, x: torch.Tensor) -> bool:
+    """Return whether the result is an integer, unless the exponent is a number for which it is exact."""
+    result, exponent = node.meta.get("val"), node.args[1]
+    exact = isinstance(exponent, int) and exponent <= MOST_MULTIPLIED
+    return isinstance(result, torch.Tensor) and not result.is_floating_point() and not result.is_complex() and not exact
+
+
 def _always(node: fx.Node, x: torch.Tensor) -> bool:
     return True
 
@@ -81,6 +90,8 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),
     "multi_margin_loss": (_LOSS, _is_floating),
     **dict.fromkeys(("gru", "lstm"), (_GATES, _is_floating)),
+    "tanhshrink": ("within 2.5e-7 of the value, not relative to small results", _is_floating),
+    "pow": (_POWERS, _is_power_of_integers),
     "special_erfcx": ("1.2e-7 of the value", _is_double),
     **dict.fromkeys(("hardswish", "remainder", "fmod"), (_OVERFLOW, _is_floating)),
     **dict.fromkeys(

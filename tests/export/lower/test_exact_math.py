@@ -123,6 +123,10 @@ INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "round": lambda x, y: x.round(),
     "softmax in single precision": lambda x, y: torch.softmax(torch.stack((x % 5, y % 5), 1), 1, torch.float32)[:, 0],
     "x ** 3": lambda x, y: x**3,
+    "x ** 21": lambda x, y: x**21,
+    "2 ** y": lambda x, y: 2 ** (y * 9),
+    "x ** y": lambda x, y: x**y,
+    "flag ** y": lambda x, y: (x > 7) ** y,
 }
 # Python numbers that single precision rounds, with tensors in double precision.
 NUMBERS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -183,6 +187,7 @@ HALVES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "x // 0.1": lambda x: x // 0.1,
     "sign of a difference": lambda x: (x - 0.3).sign(),
     "product": lambda x: x * 3.3 > 0.99,
+    "sinc": torch.sinc,
 }
 VALUES = [0.0, -0.0, 1, -1, 0.3, 1.5, -2.5, 3, -3, 1e-8, -1e-5, 1e-3, -20, -100, 100, 1e10, 2**24 + 1, INF, -INF, NAN]
 ENDS = [0.0, -0.0, 1, -1, 0.3, -2.5, 3, 1e10, INF, -INF, NAN]

@@ -28,6 +28,8 @@ _SCALED = (
     *(aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor, aten.div.Scalar_mode, aten.div.Tensor_mode),
     *(aten.floor_divide.Scalar, aten.floor_divide.default),
 )
+# The largest exponent of integers whose product is written out; all numbers but 1 and -1 overflow with it.
+MOST_MULTIPLIED = 63
 # The exporter has no types for powers, and no overload for a float divided by a tensor of integers.
 _UNCONVERTED = (aten.pow.Tensor_Tensor, aten.floor_divide.default)
 _convert = torch.ops.prims.convert_element_type.default
@@ -233,12 +235,46 @@ def power(x: Any, exponent: Any) -> Any:
         for _ in range(exponent - 1):
             found = op.Mul(found, x)
         return found if exponent > 1 else op.Identity(x)
+    if is_integer(x) and is_integer(exponent):
+        return _whole_power(x, exponent)
     if not isinstance(exponent, int | float):
         return op.Pow(op.Cast(x, to=ir.DataType.FLOAT) if is_integer(x) else x, exponent)
     if is_integer(x) or abs(exponent) != 0.5:
         return core.aten_pow_tensor_scalar(x, exponent)
     root = op.Sqrt(x)
     return root if exponent > 0 else op.Reciprocal(root)
+
+
+def power_of_tensors(x: Any, exponent: Any) -> Any:
+    """Express ``aten.pow.Tensor_Tensor`` of tensors of one type."""
+    return _whole_power(x, exponent) if is_integer(x) else op.Pow(x, exponent)
+
+
+def power_of_number(x: Any, exponent: Any) -> Any:
+    """Express ``aten.pow.Scalar``."""
+    whole = is_integer(x) and is_integer(exponent)
+    return _whole_power(like(int(x), exponent), exponent) if whole else core.aten_pow_scalar(x, exponent)
+
+
+def _whole_power(x: Any, exponent: Any) -> Any:
+    """Multiply 64-bit integers, which wrap around, where the exponent's six lowest bits are set.
+
+    A larger or a negative exponent leaves 0 of an even number, and the sign of 1 and -1; see
+    :mod:`ingot.export.lower.deviations` for other odd numbers.
+    """
+    factor, exponent = typed(x, ir.DataType.INT64), typed(exponent, ir.DataType.INT64)
+    zero, one, two, most = (op.Constant(value_int=number) for number in (0, 1, 2, MOST_MULTIPLIED))
+    negative, large = op.Less(exponent, zero), op.Greater(exponent, most)
+    vanishing = op.Or(
+        op.And(negative, op.Not(op.Equal(op.Abs(factor), one))),
+        op.And(large, op.Equal(op.Mod(factor, two), zero)),
+    )
+    rest, found = op.Where(op.Or(negative, large), op.Mod(exponent, two), exponent), one
+    for step in range(MOST_MULTIPLIED.bit_length()):
+        factor = op.Mul(factor, factor) if step else factor
+        found = op.Where(op.Equal(op.Mod(rest, two), one), op.Mul(found, factor), found)
+        rest = op.Div(rest, two)
+    return op.Cast(op.Where(vanishing, zero, found), to=x.dtype)
 
 
 def atan2(y: Any, x: Any) -> Any:
@@ -303,6 +339,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
     aten.pow.Tensor_Scalar: power,
+    aten.pow.Tensor_Tensor: power_of_tensors,
+    aten.pow.Scalar: power_of_number,
     aten.atan2.default: atan2,
     aten.sign.default: sign,
     aten.signbit.default: is_negative,

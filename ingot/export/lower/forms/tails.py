@@ -138,6 +138,13 @@ def celu(x: Any, alpha: float = 1.0) -> Any:
     return elu(x, alpha, 1.0, 1 / alpha)
 
 
+@in_single
+def sinc(x: Any) -> Any:
+    """Express ``aten.sinc``; decomposed, a product with pi in half precision is off by whole turns."""
+    angle = op.Mul(x, like(math.pi, x))
+    return op.Where(op.Equal(x, like(0.0, x)), like(1.0, x), op.Div(op.Sin(angle), angle))
+
+
 def hypotenuse(x: Any, y: Any) -> Any:
     """Express ``aten.hypot``: squares of single precision neither overflow nor vanish in double precision."""
     wide, other = op.Abs(to_double(x)), op.Abs(to_double(y))
@@ -229,6 +236,7 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.erfc.default: erfc,
     aten.special_erfcx.default: erfcx,
     aten.logit.default: logit,
+    aten.sinc.default: sinc,
     aten.hypot.default: hypotenuse,
     torch.ops.prims.hypot.default: hypotenuse,
     aten.log_sigmoid.default: log_sigmoid,
