@@ -5,6 +5,7 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 
 ======================  =============================================================================================
 ``tokenize``            texts, or pairs of texts, to ids of tokens, by Hugging Face's ``tokenizers``
+``image``               files of pictures to the values of pixels (``images/``)
 ``pool``                a vector for each token to one for each text, in all modes of sentence-transformers
 ``dense``               a linear layer with an activation on vectors
 ``normalize``           vectors of length 1
@@ -12,17 +13,22 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ======================  =============================================================================================
 
 A new kind is a file here and an entry in :data:`ingot.steps.pipeline.AnyStep`. Steps pass values to each other by name:
-each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. text.py describes the
-steps of the tasks on texts.
+each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. text.py and image.py
+describe the steps of tasks.
 """
 
-from ingot.steps.pipeline import OpenedSteps, Steps, StepTime
-from ingot.steps.step import Files, Step, Values
+from ingot.steps.image import image_classification
+from ingot.steps.item import ItemStep
+from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
+from ingot.steps.step import Apply, Files, Step, Values
 from ingot.steps.text import Described, Original, embedding, text_classification, text_ranking
 
 __all__ = [
+    "AnyStep",
+    "Apply",
     "Described",
     "Files",
+    "ItemStep",
     "OpenedSteps",
     "Original",
     "Step",
@@ -30,6 +36,7 @@ __all__ = [
     "Steps",
     "Values",
     "embedding",
+    "image_classification",
     "text_classification",
     "text_ranking",
 ]

@@ -11,13 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.errors import InvalidArgument
 from ingot.steps.classify import Classify
 from ingot.steps.dense import Dense
+from ingot.steps.images.image import Image
+from ingot.steps.item import ItemStep
 from ingot.steps.normalize import Normalize
 from ingot.steps.pool import Pool
 from ingot.steps.step import Apply, Files, Values
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-AnyStep = Annotated[Tokenize | Pool | Dense | Normalize | Classify, Field(discriminator="kind")]
+AnyStep = Annotated[Tokenize | Image | Pool | Dense | Normalize | Classify, Field(discriminator="kind")]
 """All kinds; a new one is added here."""
 StepTime = tuple[str, float, float]
 """The kind of a step, and when it began and ended, in seconds of ``time.perf_counter``."""
@@ -128,11 +130,18 @@ class OpenedSteps:
         after: tuple[tuple[str, Apply], ...],
     ):
         self.config = config
+        self._signature = signature
         self._before, self._after = before, after
         self._graph = {spec.name: spec.dtype.numpy for spec in signature.inputs}
         self._specs = {spec.name: spec for spec in config.inputs}
         self._required = [name for name in self._specs if name not in config.optional]
         self._outputs = [spec.name for spec in config.outputs]
+
+    def moved(self, opened: Callable[[ItemStep], Apply]) -> OpenedSteps:
+        """Return these steps, with those that decode items opened in another way."""
+        pairs = zip(self.config.before, self._before, strict=True)
+        before = tuple((kind, opened(step) if isinstance(step, ItemStep) else apply) for step, (kind, apply) in pairs)
+        return OpenedSteps(self.config, self._signature, before, self._after)
 
     def check(self, values: Values) -> int:
         """Check the raw inputs of a request, without looking at each item; return the number of items.

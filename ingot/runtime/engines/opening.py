@@ -35,6 +35,10 @@ def _open(spec: EngineSpec) -> Engine:
     # An engine's package is imported only when it is used.
     if spec.format == "onnx":
         return _open_onnx(spec)
+    if spec.format == "step":
+        from ingot.runtime.engines.step_engine import StepEngine
+
+        return StepEngine(spec.step)
     plugin = None if spec.format in _TORCH_FORMATS else _plugin(spec.format)
     if plugin is None and spec.format not in _TORCH_FORMATS:
         raise Unsupported(f"no engine of this version runs models of format '{spec.format}'")

@@ -39,6 +39,7 @@ class EngineSpec:
             ``pt2``, and :func:`ingot.runtime.engines.sharding.sharded.join` in each of them.
         plan: as for :class:`~ingot.runtime.engines.sharding.sharded.ShardedEngine`.
         batchable: as for the same.
+        step: a step that decodes single items, as JSON; the format is then ``step``, and there is no file.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class EngineSpec:
     shards: int = 1
     plan: Mapping[str, Division] | None = None
     batchable: bool = True
+    step: str = ""
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> EngineSpec:

@@ -16,6 +16,7 @@ from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.stepped import Stepped
 from ingot.runtime.engines.isolation.engine import ProcessEngine
+from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.choice import Choice, Choose, Reason
 from ingot.runtime.loading.engine_loader import EngineLoader, Learned
@@ -36,12 +37,14 @@ log = logging.getLogger(__name__)
 class Loaded:
     """The parts that serve a loaded model.
 
-    ``isolated`` are the engines that run in processes, and ``swap`` replaces those that were only fast to load.
+    ``isolated`` are the engines that run in processes, ``decoding`` the processes of steps that decode items, and
+    ``swap`` replaces engines that were only fast to load.
     """
 
     dispatcher: Dispatcher
     cache: ResponseCache | None
     stepped: Stepped | None
+    decoding: Sequence[StepProcesses]
     isolated: Sequence[ProcessEngine | Replaceable]
     swap: EngineSwap | None
 
@@ -59,6 +62,8 @@ class Loaded:
         if self.swap is not None:
             self.swap.close(timeout)
         self.dispatcher.close(timeout)
+        for processes in self.decoding:
+            processes.close()
 
 
 class ModelLoader:
@@ -229,5 +234,5 @@ class ModelLoader:
         cache, cached = self._assembly.cache(dispatcher, self._uncertain)
         placed = self._gauges.placed(self.placement, self._fallback)
         self.properties = {**self.properties, **confinement, **placed, **cached}
-        stepped = self._assembly.stepped(self.steps, cache or dispatcher)
-        return Loaded(dispatcher, cache, stepped, engines.isolated, engines.swap)
+        stepped, decoding = self._assembly.stepped(self.steps, cache or dispatcher, self._gauges.engine_lost)
+        return Loaded(dispatcher, cache, stepped, decoding, engines.isolated, engines.swap)

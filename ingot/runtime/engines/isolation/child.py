@@ -102,7 +102,7 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
     if isinstance(opened, IngotError):
         link.send(Kind.ERROR, encode_error(opened))
         return
-    measures += confinement.after_loading()
+    measures += confinement.after_loading(reads=spec.reads)
     logging.getLogger().removeHandler(kept)
     lanes = calls.lanes
     link.send(Kind.OPENED, description.dumps(opened, measures, kept.records, len(lanes)))

@@ -144,10 +144,16 @@ def limit_calls(nbytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def after_loading() -> list[str]:
-    """Forbid starting programs, which loading may need; return the measures in force."""
+def after_loading(*, reads: bool = True) -> list[str]:
+    """Forbid what only loading needs; return the measures in force.
+
+    Args:
+        reads: whether files may still be opened; programs may not be started.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    return ["no programs"] if _filter(libc, system_calls.once_loaded()) else []
+    if not _filter(libc, system_calls.once_loaded(reads=reads)):
+        return []
+    return ["no programs"] if reads else ["no programs", "no opening of files"]
 
 
 def _namespaces(libc: ctypes.CDLL, *, loopback: bool = False) -> list[str]:

@@ -29,7 +29,8 @@ class Isolation:
     ``required`` is whether the engine may not be opened in this process if no other can, such as for operators that
     only this program defines.
     ``call_mb`` is the most that a call may add to what the process holds once it is ready, if ``memory_mb`` is None.
-    ``lanes`` is how many calls may run at a time on a GPU.
+    ``lanes`` is how many calls may run at a time on a GPU, and ``call_timeout`` the seconds after which a call that has
+    not ended is ended with its process, if nothing else watches its duration.
     """
 
     why: str
@@ -38,6 +39,7 @@ class Isolation:
     load_timeout: float | None = None
     call_mb: int | None = None
     lanes: int = 1
+    call_timeout: float | None = None
 
 
 class ProcessEngine(BaseEngine):
@@ -123,7 +125,7 @@ class ProcessEngine(BaseEngine):
         supervisor = self._supervisor
         process = supervisor.running()
         try:
-            return process.run(inputs, supervisor.left, self._lane)
+            return process.run(inputs, supervisor.left or self.isolation.call_timeout, self._lane)
         except Ended as error:
             supervisor.lose(process)
             if process.ending == _LATE:

@@ -31,7 +31,12 @@ class ProcessSpec:
     @property
     def unpacks(self) -> bool:
         """Whether loading the model may write temporary files."""
-        return self.engine.format != "onnx"
+        return self.engine.format not in ("onnx", "step")
+
+    @property
+    def reads(self) -> bool:
+        """Whether the process may open files once it has loaded the model."""
+        return self.engine.format != "step"
 
     @property
     def cache(self) -> Path | None:

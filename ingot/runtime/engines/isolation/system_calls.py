@@ -75,6 +75,7 @@ _DEVICES = """
     mlock2:325:284 munlock:150:229 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108
     timer_delete:226:111 signalfd4:289:74 fsync:74:82 fdatasync:75:83
 """
+_OPENING = " open:2 openat:257:56"
 _PROGRAMS = "execve:59:221 execveat:322:281 fork:57 vfork:58"
 _CHECKED = """
     fcntl:72:25 ioctl:16:29 prctl:157:167 prlimit64:302:261 sched_setaffinity:203:122 kill:62:129 tgkill:234:131
@@ -140,18 +141,22 @@ def _listed(machine: str, *, gpu: bool, unpacks: bool, group: bool) -> dict[str,
     return _numbers(" ".join(kinds), machine)
 
 
-def once_loaded() -> bytes:
-    """Return the filter that also forbids starting programs; empty for an unknown processor architecture."""
-    return _once_loaded(platform.machine())
+def once_loaded(*, reads: bool = True) -> bytes:
+    """Return the filter that also forbids starting programs; empty for an unknown processor architecture.
+
+    Args:
+        reads: whether files may be opened.
+    """
+    return _once_loaded(platform.machine(), reads=reads)
 
 
-def _once_loaded(machine: str) -> bytes:
+def _once_loaded(machine: str, *, reads: bool = True) -> bytes:
     if machine not in _MACHINES:
         return b""
     clone = _numbers(_CHECKED, machine)["clone"]
     steps = [
         *_start(machine),
-        *_denied(_numbers(_PROGRAMS, machine).values()),
+        *_denied(_numbers(_PROGRAMS if reads else _PROGRAMS + _OPENING, machine).values()),
         *_if_call(clone, 0, [_step(_ANYSET, _CLONE_THREAD, 1, 0), _refuse(), _step(_RETURN, _ALLOW)]),
         _step(_RETURN, _ALLOW),
     ]

@@ -1,0 +1,70 @@
+"""Steps that decode each item of a request by itself, such as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import IngotError, InvalidArgument
+from ingot.steps.step import Apply, Files, Step, Values
+from ingot.tensors import Array
+
+Item = Callable[[bytes], Array]
+"""Returns the values of one item; the text of an error completes "element 3 of input 'image' ...". Immutable."""
+Map = Callable[[Callable[[Any], Array], Iterable[Any]], Iterable[Array]]
+"""Calls a function with each element, in any number of threads; the results keep the order."""
+
+
+class ItemStep(Step):
+    """A step from a BYTES input, whose elements are files, to a tensor with the values of each.
+
+    Decoders are native code on bytes from clients. A server therefore runs :meth:`item` in confined processes.
+    """
+
+    kind: str
+
+    def item(self) -> Item:
+        """Return the function of one item, once all that it imports is imported.
+
+        Raises:
+            Unsupported: a package is missing.
+        """
+        raise NotImplementedError
+
+    @property
+    def memory_mb(self) -> int:
+        """Private memory that a process needs for the largest item, in MiB."""
+        raise NotImplementedError
+
+    def open(self, files: Files) -> Apply:
+        return self.over(self.item(), map)
+
+    def over(self, item: Item, all_of: Map) -> Apply:
+        """Return the step that gets the values of items from ``item``, which ``all_of`` calls."""
+        [source], [result] = self.reads, self.writes
+
+        def named(numbered: tuple[int, object]) -> Array:
+            index, content = numbered
+            name = f"element {index} of input '{source}'"
+            if not isinstance(content, bytes):
+                raise InvalidArgument(f"{name} is a {type(content).__name__}, not the bytes of a file")
+            if not content:
+                raise InvalidArgument(f"{name} is empty: send the bytes of a file")
+            try:
+                return item(content)
+            except IngotError as error:
+                raise type(error)(f"{name} {error}") from error
+
+        def apply(values: Values) -> Values:
+            found = [*all_of(named, enumerate(values[source].reshape(-1).tolist()))]
+            if len({each.shape for each in found}) > 1:
+                shapes = ", ".join(sorted({str([*each.shape]) for each in found}))
+                raise InvalidArgument(
+                    f"the elements of input '{source}' have the shapes {shapes} after step '{self.kind}': send one in "
+                    "each request"
+                )
+            return {result: np.stack(found)}
+
+        return apply

@@ -1,0 +1,113 @@
+"""Steps in engine processes: equal values, the same errors, and an end that costs one item."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from ingot import foreign
+from ingot.errors import EngineLost, InvalidArgument, TooLarge
+from ingot.runtime.engines.isolation.step_processes import StepProcesses
+from ingot.steps.images.decoding import Limits
+from ingot.steps.images.image import Image
+from ingot.steps.images.operations import Normalize, Rescale, Resize
+from ingot.steps.images.pictures import drawn
+from ingot.tensors import Array
+from tests.runtime.isolation.test_process_engine import pid_of
+from tests.server.outside import wait_until
+
+STEP = Image(
+    operations=(
+        Resize(rule="exact", height=96, width=80),
+        Rescale(factor=1 / 255),
+        Normalize(mean=(0.5,) * 3, std=(0.5,) * 3),
+    )
+)
+
+
+def images(contents: list[bytes]) -> dict[str, Array]:
+    array = np.empty(len(contents), object)
+    array[:] = contents
+    return {"image": array}
+
+
+@pytest.fixture(scope="module")
+def lost() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def processes(lost: list[str]) -> Iterator[StepProcesses]:
+    with contextlib.closing(StepProcesses(STEP, 2, None, 60)) as opened:
+        opened.supervise("m", lost.append)
+        yield opened
+
+
+def test_values_and_errors_are_those_of_the_step(processes: StepProcesses) -> None:
+    here = STEP.open(lambda name: b"")
+    values = images([*drawn(16, seed=3)])
+    assert np.array_equal(processes.apply(values)["pixel_values"], here(values)["pixel_values"])
+    for content in (b"text", b"", next(drawn(1))[:-200]):
+        wrong = images([next(drawn(1)), content])
+        with pytest.raises(InvalidArgument) as expected:
+            here(wrong)
+        with pytest.raises(InvalidArgument) as raised:
+            processes.apply(wrong)
+        assert str(raised.value) == str(expected.value)
+
+
+def test_processes_cannot_open_files_or_sockets(processes: StepProcesses) -> None:
+    assert {"no opening of files", "no writing of files", "no programs"} <= {*processes.measures}
+    assert any(measure.startswith("no sockets") for measure in processes.measures)
+
+
+@pytest.mark.matrix
+def test_damaged_files_end_no_process(processes: StepProcesses, lost: list[str]) -> None:
+    """Files with changed bytes are decoded or refused; nothing that a decoder imports is missing."""
+    random = np.random.default_rng(5)
+    ends = len(lost)
+    for content in drawn(24, seed=4):
+        changed = np.frombuffer(content, np.uint8).copy()
+        places = random.integers(0, len(changed), 1 + len(changed) // 200)
+        changed[places] = random.integers(0, 256, len(places))
+        error = foreign.outcome(functools.partial(processes.apply, images([changed.tobytes()])))
+        assert isinstance(error, dict | InvalidArgument | TooLarge)
+        assert "not permitted" not in str(error)
+    assert len(lost) == ends
+
+
+@pytest.mark.matrix
+def test_an_item_that_needs_too_much_memory_is_refused() -> None:
+    small = STEP.model_copy(update={"limits": Limits(pixels=100_000_000)})
+    with contextlib.closing(StepProcesses(small, 1, 200, 60)) as opened:
+        file = BytesIO()
+        Pillow.new("1", (9_000, 9_000)).save(file, "PNG")
+        with pytest.raises(TooLarge, match=r"needs? more memory than its engine process may have, 200 MiB"):
+            opened.apply(images([file.getvalue()]))
+        opened.apply(images([*drawn(1)]))  # the process continues
+
+
+def test_an_item_that_ends_its_process_costs_itself(processes: StepProcesses, lost: list[str]) -> None:
+    first, other = drawn(2, seed=6)
+    expected = STEP.open(lambda name: b"")(images([other]))["pixel_values"]
+    engine, ends = processes._engines[0], len(lost)
+    for count in (1, 2):
+        os.kill(pid_of(engine), signal.SIGSTOP)  # stands for a decoder that hangs: the process is killed
+        with ThreadPoolExecutor(2) as threads:
+            calls = [threads.submit(processes.apply, images([first])) for _ in processes._engines]
+            outcomes = [call.exception() for call in calls]
+        assert [type(outcome) for outcome in outcomes if outcome] == [EngineLost], outcomes
+        assert np.array_equal(processes.apply(images([other]))["pixel_values"], expected)
+        wait_until(lambda: engine._supervisor._ready is not None)
+        assert len(lost) == ends + count
+    with pytest.raises(InvalidArgument, match="has ended the process that decodes it 2 times, so it is refused"):
+        processes.apply(images([first]))
