@@ -101,7 +101,7 @@ def _pictures() -> list[bytes]:
 
 
 def _made(kind: Any, options: Mapping[str, Any]) -> Any:
-    """Return a processor without options, except that sizes of 512 pixels and more are a quarter: it takes minutes less."""
+    """Return a processor without options, except that large sizes are a quarter, which takes minutes less."""
     made = kind(**options)
     sizes = {name: side for name, side in dict(made.size or {}).items() if side}
     if max(sizes.values(), default=0) < _LARGE:
@@ -124,7 +124,7 @@ def reference(processor: Any, content: bytes) -> Array:
 
 def _short(reason: str) -> str:
     """Return the reason of a refusal without its remedy."""
-    return reason.partition(":")[0].replace("|", "\\|")
+    return reason.partition(":")[0].rpartition(", as ")[2]
 
 
 def page() -> str:
@@ -144,10 +144,11 @@ def page() -> str:
 Which image processors of transformers `ingot export` turns into [steps](../guides/serve/image-classifier.md), written
 by `python scripts/image_processors.py` with transformers {transformers.__version__} and Pillow {PIL.__version__}.
 
-Each class was compared as it is without options, but sizes of {_LARGE} pixels and more divided by four, with the
-backend `pil`, on {_COUNT} pictures of odd sizes, modes, orientations and transparency: "equal" is the number of pictures whose values are equal to the last bit, "too narrow"
-the number of those that are refused because one side would have no pixels, or the other too many. Of the {len(rows)}
-classes, {len(known)} have steps. An export compares the processor with the options of your model once more.
+Each class was compared as it is without options, except that sizes of {_LARGE} pixels and more were divided by four,
+with the backend `pil`, on {_COUNT} pictures of odd sizes, modes, orientations and transparency. "Equal" is the number
+of pictures whose values are equal to the last bit, "too narrow" the number of those that are refused because one side
+would have no pixels, or the other too many. Of the {len(rows)} classes, {len(known)} have steps. An export compares the
+processor with the options of your model once more.
 
 The backend `torchvision` resizes with another rounding: its values are within 1/(255 · the smallest deviation) of
 these.

@@ -23,6 +23,7 @@ PAGES = {
     "guides/make/images.md": ["photos version 1"],
     "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],
     "guides/make/debug-a-capture.md": ["exit code 1", "y: error"],
+    "guides/serve/image-classifier.md": ["dog 0.", "[b'dog' b'", '"data":["dog"'],
     "guides/serve/texts.md": ["POSITIVE 0.", '"label": [', 'step="tokenize",version="1"} 3.0'],
     "guides/serve/write-an-engine.md": ['"platform":"reference_onnx"', "logits float32 [1, 10]"],
     "guides/deploy/behind-a-proxy.md": ["logits float32 [1, 10]"],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # As in ingot.export.pipeline, which imports more than --help needs.
 Target = Literal["onnx", "aoti", "pt2"]
 Device = Literal["cpu", "cuda"]
-Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity"]
+Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity", "image-classification"]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
@@ -91,7 +91,7 @@ class Original:
 
     def described(self, found: Found | None, model: Any) -> Described | None:
         """Return the steps of a folder's task, or of the file."""
-        from ingot.steps.text import read_steps
+        from ingot.steps.declared import read_steps
 
         if self.steps is not None:
             return read_steps(self.steps)
@@ -330,9 +330,11 @@ def export(
         _show(archive, out, "" if found is None else found.why)
 
 
-def _padding(described: Described | None) -> str:
-    """Return the padding along which requests of texts of different lengths share a batch."""
+def _padding(described: Described | None) -> str | tuple[()]:
+    """Return the padding along which requests of texts of different lengths share a batch; none for other tasks."""
     [step] = described.steps.before[:1] if described is not None else [None]
+    if step is not None and step.kind != "tokenize":
+        return ()
     pad_id = getattr(step, "pad_id", 0)
     return f"seq:input_ids={pad_id}" if pad_id else "seq"
 
@@ -434,9 +436,13 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
         road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
         proof = variant.serving.evidence.steps
         if proof is not None:
-            items = "hard texts and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else "hard texts"
-            note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} {items}: ids equal")
-            road += f"; answers of {proof.answers} texts equal to {proof.reference}'s within {proof.error:.0e}"
+            kind = "texts" if steps.before[0].kind == "tokenize" else "pictures"
+            if kind == "texts":
+                pairs = " and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else ""
+                note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard texts{pairs}: ids equal")
+            else:
+                note(f"  {'processor':14} {proof.reference}; values of {proof.items} hard pictures: equal to the bit")
+            road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s within {proof.error:.0e}"
         note(f"  {'steps':14} {road}")
     for parity in variant.serving.evidence.parity:
         note(

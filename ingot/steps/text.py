@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from ingot.errors import InvalidArgument, NotFound, quoted
+from ingot.errors import InvalidArgument, NotFound
 from ingot.steps.classify import Classify
 from ingot.steps.normalize import Normalize
 from ingot.steps.pipeline import AnyStep, Steps
@@ -182,38 +179,3 @@ def _pads(content: bytes) -> dict[str, Any]:
         return {}  # reading the tokenizer reports the fault
     side = str(padding.get("direction", "Right")).lower()
     return {"pad_id": padding.get("pad_id", 0), "pad_type": padding.get("pad_type_id", 0), "padding_side": side}
-
-
-def read_steps(path: Path) -> Described:
-    """Return the steps that a TOML file declares: ``task``, and the arguments of its function in this module.
-
-    A ``tokenizer`` is relative to the file.
-
-    Raises:
-        NotFound: there is no such file.
-        InvalidArgument: it is not TOML, or has an unknown task or argument.
-    """
-    if not path.is_file():
-        raise NotFound(f"there is no file {path}")
-    try:
-        content = tomllib.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise InvalidArgument(f"{path} is not TOML: {error}") from error
-    task = content.pop("task", None)
-    if task not in TASKS:
-        raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
-    if not isinstance(content.get("tokenizer"), str):
-        raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
-    content["tokenizer"] = path.parent / content["tokenizer"]
-    try:
-        return TASKS[task](**content)
-    except (TypeError, ValidationError) as error:
-        raise InvalidArgument(f"{path} does not describe the task {task}: {error}") from error
-
-
-TASKS: Mapping[str, Callable[..., Described]] = {
-    "text-classification": text_classification,
-    "text-ranking": text_ranking,
-    "sentence-similarity": embedding,
-}
-"""The tasks, as Hugging Face names them."""

@@ -14,6 +14,7 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
+from ingot.steps.declared import read_steps
 from ingot.steps.images import presets
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Normalize, Pad, Rescale, Resize
@@ -50,7 +51,7 @@ def test_values_equal_those_of_transformers_processors(name: str) -> None:
     assert not row.different
 
 
-@pytest.mark.matrix
+@pytest.mark.long  # four minutes of CPU
 def test_the_page_lists_what_every_processor_of_transformers_does() -> None:
     assert image_processors.PAGE.read_text() == image_processors.page(), "run python scripts/image_processors.py"
 
@@ -207,6 +208,20 @@ def test_torchvisions_transforms() -> None:
     assert presets.from_torchvision(SimpleNamespace(transforms=parts)) == by_hand
     with pytest.raises(Unsupported, match=r"torchvision's .*Grayscale.* is not known"):
         presets.from_torchvision(SimpleNamespace(transforms=[_named("Grayscale")]))
+
+
+def test_steps_are_declared_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "steps.toml"
+    file.write_text('task = "image-classification"\nlabels = ["cat", "dog"]\nsize = 8\nresize = 9\ntop_k = 1')
+    steps = read_steps(file).steps
+    assert steps.before == (Image(operations=presets.classifier(8, resize=9)),)
+    assert steps.outputs[0].shape == ("batch", 1)
+    file.write_text('task = "image-classification"\nlabels = ["cat"]\nsise = 8')
+    with pytest.raises(InvalidArgument, match="'sise' is not an option of a classifier of pictures"):
+        read_steps(file)
+    file.write_text('task = "image-classification"\nlabels = ["cat"]\nsize = 8\nresize = 4')
+    with pytest.raises(InvalidArgument, match="resize=4 is smaller than the size 8 x 8 that is cut out"):
+        read_steps(file)
 
 
 def test_dividing_by_255_is_multiplying_by_its_inverse_in_float64() -> None:

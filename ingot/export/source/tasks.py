@@ -19,13 +19,14 @@ from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.program import quiet
 from ingot.export.proof import texts
+from ingot.export.source import pictures
 from ingot.steps import Described, Original, Values, embedding, text_classification, text_ranking
 from ingot.steps.dense import Dense
 from ingot.steps.normalize import Normalize
 from ingot.steps.pool import Mode
 from ingot.tensors import Array
 
-Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity"]
+Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity", "image-classification"]
 _FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}
 _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model", "vocab.json")
@@ -67,7 +68,10 @@ def find(folder: Path, task: Task = "auto") -> Found | None:
     config = _json(folder / "config.json")
     names = config.get("architectures") or [""]
     classifier = str(names[0]).endswith("ForSequenceClassification")
-    why = f"config: {names[0]}"
+    labels = config.get("id2label") or {}
+    why = f"config: id2label with {len(labels)} names" if labels else f"config: {names[0]}"
+    if pictures.fits(folder, str(names[0]), task):
+        return Found("image-classification", why, folder, lambda module: pictures.describe(module, folder))
     if task == "auto":
         if not classifier or not any((folder / name).is_file() for name in _FILES):
             return None
@@ -80,9 +84,7 @@ def find(folder: Path, task: Task = "auto") -> Found | None:
         )
     if task == "text-ranking":
         return Found(task, why, folder, lambda module: _ranking(module, folder, _activation(config)))
-    labels = config.get("id2label") or {}
-    count = f"config: id2label with {len(labels)} names" if labels else why
-    return Found(task, count, folder, lambda module: _classification(module, folder))
+    return Found(task, why, folder, lambda module: _classification(module, folder))
 
 
 def _json(path: Path) -> dict[str, Any]:

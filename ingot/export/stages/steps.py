@@ -91,7 +91,7 @@ def _prove_tensors(opened: OpenedSteps, original: Original) -> int:
         for name in found.keys() & set(expected):
             if found[name].shape == expected[name].shape and np.array_equal(found[name], expected[name]):
                 continue
-            shown = [item.decode()[:40] for item in next(iter(values.values())).tolist()]
+            shown = [item.decode(errors="replace")[:40] for item in next(iter(values.values())).tolist()]
             raise ParityError(f"the steps make another '{name}' than {original.name} of one of these: {shown}")
     return count
 

@@ -1,0 +1,50 @@
+"""Steps that a TOML file declares, for models whose files do not describe them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ingot.errors import InvalidArgument, NotFound, quoted
+from ingot.steps.image import image_classification
+from ingot.steps.text import Described, embedding, text_classification, text_ranking
+
+
+def read_steps(path: Path) -> Described:
+    """Return the steps that a TOML file declares: ``task``, and the arguments of its function in :mod:`ingot.steps`.
+
+    A ``tokenizer`` is relative to the file.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidArgument: it is not TOML, or has an unknown task or argument.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}") from error
+    task = content.pop("task", None)
+    if task not in TASKS:
+        raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
+    if task != "image-classification":
+        if not isinstance(content.get("tokenizer"), str):
+            raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
+        content["tokenizer"] = path.parent / content["tokenizer"]
+    try:
+        return TASKS[task](**content)
+    except (TypeError, ValidationError) as error:
+        raise InvalidArgument(f"{path} does not describe the task {task}: {error}") from error
+
+
+TASKS: Mapping[str, Callable[..., Described]] = {
+    "text-classification": text_classification,
+    "text-ranking": text_ranking,
+    "sentence-similarity": embedding,
+    "image-classification": image_classification,
+}
+"""The tasks, as Hugging Face names them."""
