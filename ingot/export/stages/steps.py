@@ -15,6 +15,7 @@ from ingot.export.stages.context import Context
 from ingot.export.stages.prove import Proved, load_packed
 from ingot.model_store import Golden
 from ingot.model_store.format.evidence import StepsEvidence
+from ingot.runtime import Engine
 from ingot.steps import Described, OpenedSteps, Original, Values
 from ingot.tensors import Array, arrays
 
@@ -35,34 +36,42 @@ def prove_steps(context: Context, packed: Packed, proved: Proved) -> Proved:
     if described is None:
         return proved
     opened = described.steps.open(lambda name: _file(described, name), proved.signature)
+    original = described.original
+    if original is None:
+        context.journal.note("the steps before and after the graph are as declared; no original confirms them")
+        return proved
     with context.journal.stage("steps", "Proving the steps before and after the graph") as stage:
+        items = _prove_tensors(opened, original)
         with contextlib.closing(load_packed(context, packed)) as engine:
-            original = described.original
-            if original is None:
-                stage.detail = "nothing to compare with: the goldens hold what the steps return"
-                context.journal.note("the steps before and after the graph are as declared; no original confirms them")
-                return proved
-            count = _prove_tensors(opened, original)
-            module = None if context.eager is None else context.eager.module
-            error = 0.0
-            goldens: list[Golden] = []
-            tolerance = proved.golden_tolerance / 10
-            for values in _chunks(original.samples):
-                prepared = opened.prepare(values)
-                inputs = opened.tensors(prepared)
-                outputs = engine.run(inputs)
-                answers = opened.finish(prepared, outputs)
-                error = max(error, _error(original.answer(module, values), answers, tolerance))
-                if len(goldens) < _GOLDENS and _distinct(answers, proved.golden_tolerance):
-                    goldens.append(_golden(opened, engine.run, values))
-        answered = len(next(iter(original.samples.values())))
-        stage.detail = f"tensors of {count} items equal; answers of {answered} within {error:.1e}"
-    evidence = StepsEvidence(reference=original.name, items=count, answers=answered, error=error, tolerance=tolerance)
+            error, goldens = _prove_answers(context, opened, original, engine, proved.golden_tolerance)
+        answers = len(next(iter(original.samples.values())))
+        stage.detail = f"tensors of {items} items equal; answers of {answers} within {error:.1e}"
+    evidence = StepsEvidence(
+        reference=original.name, items=items, answers=answers, error=error, tolerance=proved.golden_tolerance / 10
+    )
     return replace(
         proved,
         goldens=(*proved.goldens, *goldens),
         evidence=proved.evidence.model_copy(update={"steps": evidence}),
     )
+
+
+def _prove_answers(
+    context: Context, opened: OpenedSteps, original: Original, engine: Engine, golden_tolerance: float
+) -> tuple[float, list[Golden]]:
+    """Return the largest difference of answers, and goldens from raw inputs to answers.
+
+    Raises:
+        ParityError: an answer differs.
+    """
+    module = None if context.eager is None else context.eager.module
+    error, goldens = 0.0, list[Golden]()
+    for values in _chunks(original.samples):
+        case = _run(opened, engine, values)
+        error = max(error, _error(original.answer(module, values), case.answers, golden_tolerance / 10))
+        if len(goldens) < _GOLDENS and _distinct(case.answers, golden_tolerance):
+            goldens.append(_run(opened, engine, {name: array[:_ITEMS] for name, array in values.items()}))
+    return error, goldens
 
 
 def _file(described: Described, name: str) -> bytes:
@@ -129,9 +138,8 @@ def _distinct(answers: Values, tolerance: float) -> bool:
     return bool((-np.diff(scores[:_ITEMS], axis=1) > 2 * tolerance * np.abs(scores).max()).all())
 
 
-def _golden(opened: OpenedSteps, run: object, values: Values) -> Golden:
-    raw = {name: array[:_ITEMS] for name, array in values.items()}
+def _run(opened: OpenedSteps, engine: Engine, raw: dict[str, Array]) -> Golden:
     prepared = opened.prepare(raw)
     inputs = opened.tensors(prepared)
-    outputs = run(inputs)  # type: ignore[operator]
+    outputs = engine.run(inputs)
     return Golden(inputs, outputs, raw, opened.finish(prepared, outputs))
