@@ -90,6 +90,7 @@ _BOUNDS: dict[str, _Bound] = {
     **dict.fromkeys(("native_group_norm", "native_layer_norm"), (_MEANS, _returns_means)),
     "multi_margin_loss": (_LOSS, _is_floating),
     **dict.fromkeys(("gru", "lstm"), (_GATES, _is_floating)),
+    "unique_dim": ("rows that hold a NaN may count as equal", _is_floating),
     "pow": (_POWERS, _is_power_of_integers),
     "special_erfcx": ("1.2e-7 of the value", _is_double),
     **dict.fromkeys(("hardswish", "remainder", "fmod"), (_OVERFLOW, _is_floating)),
