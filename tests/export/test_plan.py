@@ -114,6 +114,15 @@ def test_batches_stay_within_their_range() -> None:
 
 
 @pytest.mark.matrix
+def test_inputs_that_no_memory_holds_are_planned() -> None:
+    side = 1 << 20
+    declared = f"x:float32[batch,height=..{side},width=..{side}]"
+    found = plan(lambda: models.Function(lambda x: x.sum(1)), inputs=declared)
+    assert [cost.sizes["width"] for cost in found.costs] == [side] * 3
+    assert found.costs[0].activations == 4 * side * (side + 1)
+
+
+@pytest.mark.matrix
 def test_an_archive_has_the_memory_plan_of_its_captured_graph(tmp_path: Path) -> None:
     row = 64 * 4
     archive = export_model(Wide(), inputs=X64)

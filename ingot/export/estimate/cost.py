@@ -25,7 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ingot import foreign
 from ingot.errors import ExportError
-from ingot.export.arguments import to_torch
 from ingot.export.capture import exported, functions
 from ingot.export.program import Program, quiet
 from ingot.export.source.subject import Subject
@@ -129,9 +128,11 @@ def _on_cpu(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def fake_inputs(subject: Subject, sizes: Mapping[str, int], mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
-    """Return fake tensors for all inputs of a module."""
-    arrays = subject.examples.make(sizes)
-    return tuple(mode.from_tensor(to_torch(arrays[spec.name])) for spec in subject.inputs)
+    """Return fake tensors for all inputs of a module, which have no values and take no memory."""
+    shapes = [[dim if isinstance(dim, int) else sizes[dim] for dim in spec.shape] for spec in subject.inputs]
+    types = [getattr(torch, spec.dtype.torch_name) for spec in subject.inputs]
+    with mode:
+        return tuple(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in zip(shapes, types, strict=True))
 
 
 def cases(subject: Subject, batch: str, *, highest: bool = True) -> list[dict[str, int]]:
