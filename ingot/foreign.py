@@ -24,6 +24,29 @@ class ExitRequested(Exception):
         self.__traceback__ = error.__traceback__
 
 
+class Panicked(Exception):
+    """Stands for the panic of a package in Rust, such as ``tokenizers``: PyO3 raises it outside ``Exception``."""
+
+    def __init__(self, error: BaseException):
+        super().__init__(f"the package's code panicked: {error}")
+        self.__traceback__ = error.__traceback__
+
+
+def contained(error: BaseException) -> Exception:
+    """Return an error of foreign code as an ``Exception``.
+
+    Raises:
+        BaseException: the error itself, if it is not from the code: ``KeyboardInterrupt``, for one.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, SystemExit):
+        return ExitRequested(error)
+    if type(error).__module__ == "pyo3_runtime":  # its PanicException cannot be imported
+        return Panicked(error)
+    raise error
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its cause, the cause of that, and so on.
 
@@ -53,8 +76,8 @@ def reported_as(
         yield
     except keep:
         raise
-    except (Exception, SystemExit) as raised:  # such code raises errors of any type
-        error = ExitRequested(raised) if isinstance(raised, SystemExit) else raised
+    except BaseException as raised:  # such code raises errors of any type
+        error = contained(raised)
         text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
         full = isinstance(error, OSError) and error.errno in FULL_DISK
         raise (StorageFull if full else kind)(text) from raised
@@ -64,10 +87,8 @@ def outcome(function: Callable[[], _T]) -> _T | Exception:
     """Return the result of a function, or the error that it raises, for callers that continue without the result."""
     try:
         return function()
-    except SystemExit as error:
-        return ExitRequested(error)
-    except Exception as error:  # noqa: BLE001 - such code raises errors of any type
-        return error
+    except BaseException as error:  # noqa: BLE001 - such code raises errors of any type
+        return contained(error)
 
 
 def attempt(function: Callable[[], _T]) -> _T | None:

@@ -103,7 +103,7 @@ class _Tokenizer:
         """Return the ids, mask and types of the texts, and how many tokens each has and lost.
 
         Raises:
-            InvalidArgument: a text is not valid UTF-8 or too long, or there is no such prompt.
+            InvalidArgument: a text is not valid UTF-8 or too long, the tokenizer fails, or there is no such prompt.
         """
         step = self._step
         texts = self._checked(step.text, values[step.text])
@@ -112,12 +112,11 @@ class _Tokenizer:
         rows: Sequence[Any] = texts
         if step.pair and step.pair in values:
             rows = list(zip(texts, self._checked(step.pair, values[step.pair]), strict=True))
-        # Both release the interpreter's lock, and encode() does not.
-        encodings = self._cutting.encode_batch_fast(rows)
+        encodings = self._encoded(self._cutting, rows)
         cut = np.zeros(len(rows), np.int32)
         full = [index for index, encoding in enumerate(encodings) if len(encoding) >= step.max_length]
         if full:
-            whole = self._whole.encode_batch_fast([rows[index] for index in full])
+            whole = self._encoded(self._whole, [rows[index] for index in full])
             for index, encoding in zip(full, whole, strict=True):
                 cut[index] = len(encoding) - len(encodings[index])
         if step.overflow == "refuse" and cut.any():
@@ -127,6 +126,13 @@ class _Tokenizer:
                 f"model accepts {step.max_length}; send a shorter text"
             )
         return {**self._padded(encodings), "cut_tokens": cut}
+
+    def _encoded(self, tokenizer: Any, rows: Sequence[Any]) -> Sequence[Any]:
+        # A tokenizer that fails on each text fails on its goldens; so the text is at fault.
+        failure = f"the model's tokenizer cannot encode input '{self._step.text}'; send another text"
+        with foreign.reported_as(InvalidArgument, failure, keep=MemoryError):
+            encodings: Sequence[Any] = tokenizer.encode_batch_fast(rows)  # releases the interpreter's lock
+        return encodings
 
     def _checked(self, name: str, values: Array) -> list[str]:
         texts = texts_of(name, values)

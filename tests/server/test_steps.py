@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,10 @@ def logits(inputs: dict[str, Array]) -> dict[str, Array]:
     return {"logits": np.stack([count, np.full_like(count, 4.5)], 1)}
 
 
-def make(folder: Path, name: str = "length", *, answer: bytes = b"", tokenizer: bytes | None = None) -> Archive:
-    """Return an archive; its golden has another answer than it gives if ``answer`` is set."""
+def make(
+    folder: Path, name: str = "length", *, answer: bytes = b"", tokenizer: bytes | None = None, tested: bool = True
+) -> Archive:
+    """Return an archive; its golden has another answer than it gives if ``answer`` is set. None if not ``tested``."""
     described = text_classification(tokenizer_file(), ["LONG", "SHORT"], max_length=16, max_characters=1000)
     opened = described.steps.open(described.files.__getitem__, SIGNATURE)
     raw = {"text": texts("a fine film", "good")}
@@ -85,7 +88,7 @@ def make(folder: Path, name: str = "length", *, answer: bytes = b"", tokenizer: 
     )
     files = described.files if tokenizer is None else {"tokenizer.json": tokenizer}
     weight = blobs.put(counter(folder), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [golden], None, files)])
+    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [golden] if tested else [], None, files)])
 
 
 def texts(*items: str | bytes) -> Array:
@@ -243,8 +246,24 @@ class TestBadInput:
             ):
                 client.infer("length", {"text": texts("a", b"\xff")})
 
+    def test_a_panic_of_the_tokenizer_is_an_error_of_its_request(self, tmp_path: Path) -> None:
+        panics = {**json.loads(tokenizer_file()), "pre_tokenizer": {"type": "FixedLength", "length": 0}}
+        make(tmp_path, tokenizer=json.dumps(panics).encode(), tested=False).save(tmp_path / "panics.ingot")
+        with (
+            ingot.serve(str(tmp_path / "panics.ingot"), http_port=0, grpc_port=0) as running,
+            Client(running.http_url) as client,
+            pytest.raises(InvalidArgument, match="tokenizer cannot encode input 'text'; send another text: Panicked: "),
+        ):
+            client.infer("length", REQUEST)
+
 
 class TestLoading:
+    def test_a_tokenizer_that_panics_when_it_is_opened(self, tmp_path: Path) -> None:
+        panics = {**json.loads(tokenizer_file()), "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+        make(tmp_path, tokenizer=json.dumps(panics).encode()).save(tmp_path / "panics.ingot")
+        with pytest.raises(InvalidArchive, match=r"the tokenizer 'tokenizer\.json' cannot be read: Panicked: "):
+            ingot.serve(str(tmp_path / "panics.ingot"), http_port=0, grpc_port=0)
+
     def test_goldens_are_replayed_through_the_steps(self, tmp_path: Path) -> None:
         make(tmp_path, answer=b"OTHER").save(tmp_path / "wrong.ingot")
         with pytest.raises(InternalError, match="output 'label' of the steps after golden case 0 departs"):
