@@ -157,7 +157,7 @@ class TestOpenAI:
             ({"input": "a", "model": "length"}, 400, "model", "text-classification"),
             ({"input": "a", "model": "none"}, 404, None, "this server has: table"),
             ({"input": "a", "model": None}, 400, "model", "is missing"),
-            ({"input": ["a"] * 2049}, 400, None, "over the limit of 2048"),
+            ({"input": ["a"] * 2049}, 400, "input", "over the limit of 2048"),
         ],
     )
     def test_errors_name_the_field(
@@ -215,6 +215,9 @@ class TestTextEmbeddingsInference:
             ("/predict", {"inputs": "a", "raw_scores": True}, "leave it out"),
             ("/predict", {"inputs": ["a", "b", "c"]}, "list of lists"),
             ("/predict", {"inputs": [["a"], ["a", "b"]]}, "mixes texts and pairs"),
+            ("/predict", {"inputs": [["a", "b", "c"]]}, "over the limit of 2"),
+            ("/predict", {"inputs": [["a"]] * 2049}, "has 2049 items, over the limit of 2048"),
+            ("/models/table/embed", {"inputs": ["a"] * 2049}, "over the limit of 2048"),
             ("/models/ranker/embed", {"inputs": "a"}, "whose task is text-ranking"),
         ],
     )

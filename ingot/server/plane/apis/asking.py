@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +11,18 @@ import numpy as np
 from ingot.errors import NotFound, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.runtime import Model
+from ingot.server.net import compression
 from ingot.server.plane.apis.fields import InvalidField
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.steps import Steps
+from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array
 
 EMBEDDING = "sentence-similarity"
 RANKING = "text-ranking"
+# Names and scores that the event loop puts together itself.
+_AT_ONCE = 1 << 10
 CLASSIFICATION = "text-classification"
 
 
@@ -26,6 +31,11 @@ class Served(NamedTuple):
 
     model: Model
     steps: Steps
+
+    @property
+    def tokenize(self) -> Tokenize:
+        """The step that reads the texts."""
+        return next(step for step in self.steps.before if isinstance(step, Tokenize))
 
     @property
     def output(self) -> str:
@@ -87,19 +97,37 @@ def chosen(call: Call, *tasks: str, named: str = "") -> Served:
 
 
 async def ask(
-    call: Call, served: Served, inputs: Mapping[str, Sequence[str]], *, truncate: bool | None = None
+    call: Call,
+    served: Served,
+    texts: Sequence[str],
+    second: Sequence[str] | None = None,
+    *,
+    prompt: str = "",
+    truncate: bool | None = None,
 ) -> Answer:
-    """Return the answer of a model to texts.
+    """Return the answer of a model to texts, or pairs of texts.
 
     Args:
         call: whose texts they are.
         served: the model.
-        inputs: the raw inputs.
+        texts: one or more.
+        second: the second text of each pair; None without pairs.
+        prompt: the name of the prompt; empty for the model's default.
         truncate: False to refuse texts that were cut; otherwise the archive decides.
 
     Raises:
         IngotError: as for :meth:`DataPlane.infer`.
     """
+    tokenize = served.tokenize
+    inputs = {tokenize.text: texts}
+    if second is not None:
+        if not tokenize.pair:
+            raise InvalidField("inputs", f"has pairs of texts; model '{served.model.name}' reads single texts")
+        inputs[tokenize.pair] = second
+    if prompt:
+        if not tokenize.prompts:
+            raise InvalidField("prompt_name", f"is {quoted(prompt)}; model '{served.model.name}' has no prompts")
+        inputs[tokenize.prompt] = [prompt]
     arrays = {
         name: np.array([text.encode("utf-8", "surrogatepass") for text in texts], object)
         for name, texts in inputs.items()
@@ -146,13 +174,7 @@ async def embed(
     normal = any(step.kind == "normalize" for step in served.steps.after)
     if normalize is False and normal:
         raise InvalidField("normalize", f"is false; vectors of model '{served.model.name}' always have the length 1")
-    inputs: dict[str, Sequence[str]] = {"text": texts}
-    if prompt:
-        known = [spec.name for spec in served.steps.inputs]
-        if "prompt_name" not in known:
-            raise InvalidField("prompt_name", f"is {quoted(prompt)}; model '{served.model.name}' has no prompts")
-        inputs["prompt_name"] = [prompt]
-    answer = await ask(call, served, inputs, truncate=truncate)
+    answer = await ask(call, served, texts, prompt=prompt, truncate=truncate)
     vectors: Array = answer.values[served.output]
     if size and size < whole:
         vectors, normalize = vectors[:, :size], True
@@ -169,20 +191,35 @@ async def scores(
     Raises:
         IngotError: as for :func:`ask`.
     """
-    answer = await ask(call, served, {"text": [query] * len(texts), "text_pair": texts}, truncate=truncate)
+    answer = await ask(call, served, [query] * len(texts), texts, truncate=truncate)
     found: Array = answer.values[served.output]
     if found.ndim > 1:
         raise InvalidField("model", f"'{served.model.name}' has {found.shape[1]} scores for a pair; ranking needs one")
     return [float(score) for score in found], answer
 
 
-def labelled(answer: Answer) -> list[list[dict[str, object]]]:
-    """Return the classes of each text, best first, as ``{"label", "score"}``."""
-    values = answer.values
+async def labelled(served: Served, answer: Answer, count: int = 0) -> list[list[dict[str, object]]]:
+    """Return the classes of each text, best first, as ``{"label", "score"}``.
+
+    Args:
+        served: the model.
+        answer: its answer.
+        count: the best of them that are kept; 0 for all.
+
+    Raises:
+        InvalidField: the model has no names of classes.
+    """
+    if "label" not in answer.values:
+        raise InvalidField("model", f"is '{served.model.name}', which has no names of classes")
+    names, scores = (answer.values[name][:, : count or None] for name in ("label", "score"))
+    return await compression.run(partial(_labelled, names, scores), in_thread=scores.size > _AT_ONCE)
+
+
+def _labelled(names: Array, scores: Array) -> list[list[dict[str, object]]]:
     return [
         [
-            {"label": name.decode() if isinstance(name, bytes) else str(name), "score": float(score)}
-            for name, score in zip(names, found, strict=True)
+            {"label": name.decode() if isinstance(name, bytes) else str(name), "score": score}
+            for name, score in zip(row, found, strict=True)
         ]
-        for names, found in zip(values["label"], values["score"], strict=True)
+        for row, found in zip(names.tolist(), scores.tolist(), strict=True)
     ]

@@ -85,13 +85,13 @@ class Fields:
             raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number of 1 or more")
         return value
 
-    def texts(self, name: str) -> list[str]:
-        """Return a list of texts; one text is a list of one.
+    def texts(self, name: str, most: int) -> list[str]:
+        """Return a list of texts, ``most`` at most; one text is a list of one.
 
         Raises:
-            InvalidField: it is missing, empty, or has something else than texts.
+            InvalidField: it is missing, empty or too long, or has something else than texts.
         """
-        return texts_of(self._where + name, self._value(name, None))
+        return texts_of(self._where + name, self._value(name, None), most)
 
     def end(self) -> None:
         """Refuse fields that were not read.
@@ -110,13 +110,24 @@ class Fields:
         return value
 
 
-def texts_of(name: str, value: object) -> list[str]:
+def check_count(name: str, value: object, most: int) -> None:
+    """Refuse a list that is too long before its items are looked at, in the event loop.
+
+    Raises:
+        InvalidField: it has more than ``most`` items.
+    """
+    if isinstance(value, list) and len(value) > most:
+        raise InvalidField(name, f"has {len(value)} items, over the limit of {most}; divide the request")
+
+
+def texts_of(name: str, value: object, most: int) -> list[str]:
     """Return a text, or a list of texts, as a list.
 
     Raises:
-        InvalidField: it is empty, or has something else than texts.
+        InvalidField: it is empty or has more than ``most`` items, or has something else than texts.
     """
     values = [value] if isinstance(value, str) else value
+    check_count(name, values, most)
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
         raise InvalidField(name, "must be a text or a list of texts")
     if not values:

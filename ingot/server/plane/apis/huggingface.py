@@ -49,7 +49,8 @@ async def _vectors(call: Call) -> Any:
 async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
     """Return the classes of each text, best first."""
     fields = Fields(call.content)
-    texts, parameters = texts_of("inputs", fields.any("inputs")), fields.nested("parameters")
+    parameters = fields.nested("parameters")
+    texts = texts_of("inputs", fields.any("inputs"), served.steps.max_items)
     count = parameters.count("top_k")
     declared = next((step.function for step in served.steps.after if step.kind == "classify"), "none")
     wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
@@ -57,8 +58,7 @@ async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
         raise InvalidField("parameters.function_to_apply", f"is '{wanted}'; the model's steps apply {declared}")
     parameters.end()
     fields.end()
-    found = asking.labelled(await asking.ask(call, served, {"text": texts}))
-    return [classes[: count or None] for classes in found]
+    return await asking.labelled(served, await asking.ask(call, served, texts), count)
 
 
 def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:

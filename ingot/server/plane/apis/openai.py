@@ -37,10 +37,9 @@ async def embeddings(call: Call) -> dict[str, Any]:
     prompt = fields.text("prompt_name", "")
     fields.any("user")  # for OpenAI's own records
     fields.end()
-    texts = _texts(given)
-    vectors, answer = await asking.embed(
-        call, asking.find(call.plane, name, asking.EMBEDDING), texts, prompt=prompt, size=size
-    )
+    served = asking.find(call.plane, name, asking.EMBEDDING)
+    texts = _texts(given, served.steps.max_items)
+    vectors, answer = await asking.embed(call, served, texts, prompt=prompt, size=size)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, form)}
         for index, vector in enumerate(vectors.astype(np.float32, copy=False))
@@ -77,14 +76,14 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "ingot"}
 
 
-def _texts(given: Any) -> list[str]:
+def _texts(given: Any, most: int) -> list[str]:
     if isinstance(given, list) and given and isinstance(given[0], int | list):
         raise InvalidField(
             "input",
             "has token ids, which the client made with another tokenizer than the model's; send texts. "
             "In LangChain, set OpenAIEmbeddings(check_embedding_ctx_length=False)",
         )
-    texts = Fields({"input": given}).texts("input")
+    texts = Fields({"input": given}).texts("input", most)
     if "" in texts:
         raise InvalidField("input", f"has an empty text at index {texts.index('')}")
     return texts

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.errors import IngotError, quoted
 from ingot.server.plane.apis import asking, tei
-from ingot.server.plane.apis.fields import Fields, InvalidField
+from ingot.server.plane.apis.fields import Fields, InvalidField, check_count
 from ingot.server.plane.handlers import Call
 
 
@@ -26,11 +26,12 @@ async def rerank(call: Call) -> Any:
 
 
 async def _texts(call: Call, fields: Fields) -> list[dict[str, Any]]:
-    query, texts, returned = fields.text("query"), fields.texts("texts"), fields.flag("return_text")
     served = asking.chosen(call, asking.RANKING)
+    texts = fields.texts("texts", served.steps.max_items)
+    query, returned = fields.text("query"), fields.flag("return_text")
     if fields.flag("raw_scores"):
         raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
-    truncate = tei.truncation(fields, served.steps)
+    truncate = tei.truncation(fields, served)
     fields.end()
     found, _ = await asking.scores(call, served, query, texts, truncate=truncate)
     return [
@@ -45,12 +46,12 @@ async def _documents(call: Call, fields: Fields) -> dict[str, Any]:
     if (ranked := fields.any("rank_fields")) not in (None, ["text"]):
         raise InvalidField("rank_fields", f"is {quoted(ranked)}; documents are ranked by their field 'text' only")
     served = asking.chosen(call, asking.RANKING, named=name)
-    longest = getattr(served.steps.before[0], "max_length", 0)
+    longest = served.tokenize.max_length
     if 0 < (most := fields.count("max_tokens_per_doc")) < longest:
         raise InvalidField("max_tokens_per_doc", f"is {most}; the model cuts pairs at {longest} tokens; leave it out")
-    truncate = tei.truncation(fields, served.steps)
+    truncate = tei.truncation(fields, served)
     fields.end()
-    texts = _contents(given)
+    texts = _contents(given, served.steps.max_items)
     found, answer = await asking.scores(call, served, query, texts, truncate=truncate)
     results = [
         {"index": index, "relevance_score": found[index], **({"document": {"text": texts[index]}} if returned else {})}
@@ -71,8 +72,9 @@ def _best(scores: list[float]) -> list[int]:
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
-def _contents(given: Any) -> list[str]:
+def _contents(given: Any, most: int) -> list[str]:
     """Return the texts of documents, each a text or an object with the field ``text``."""
+    check_count("documents", given, most)
     if isinstance(given, list):
         given = [item["text"] if isinstance(item, dict) and "text" in item else item for item in given]
-    return Fields({"documents": given}).texts("documents")
+    return Fields({"documents": given}).texts("documents", most)

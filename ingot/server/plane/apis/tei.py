@@ -8,7 +8,8 @@ from ingot._version import __version__
 from ingot.errors import Code, IngotError, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
-from ingot.server.plane.apis.fields import Fields, InvalidField, texts_of
+from ingot.server.plane.apis.asking import Served
+from ingot.server.plane.apis.fields import Fields, InvalidField, check_count, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps import Steps
 from ingot.tensors import Array
@@ -24,10 +25,10 @@ _KINDS = {
 async def embed(call: Call) -> Array:
     """Return a vector for each text."""
     fields = Fields(call.content)
-    texts = fields.texts("inputs")
-    normalize, prompt, size = fields.flag("normalize"), fields.text("prompt_name", ""), fields.count("dimensions")
     served = asking.chosen(call, asking.EMBEDDING)
-    truncate = truncation(fields, served.steps)
+    texts = fields.texts("inputs", served.steps.max_items)
+    normalize, prompt, size = fields.flag("normalize"), fields.text("prompt_name", ""), fields.count("dimensions")
+    truncate = truncation(fields, served)
     fields.end()
     vectors, _ = await asking.embed(
         call, served, texts, prompt=prompt, normalize=normalize, truncate=truncate, size=size
@@ -39,10 +40,10 @@ async def similarity(call: Call) -> list[float]:
     """Return the cosine of the angle between one text and each of the others."""
     fields = Fields(call.content)
     inputs, parameters = fields.nested("inputs"), fields.nested("parameters")
-    source, sentences = inputs.text("source_sentence"), inputs.texts("sentences")
-    prompt = parameters.text("prompt_name", "")
     served = asking.chosen(call, asking.EMBEDDING)
-    truncate = truncation(parameters, served.steps)
+    source, sentences = inputs.text("source_sentence"), inputs.texts("sentences", served.steps.max_items - 1)
+    prompt = parameters.text("prompt_name", "")
+    truncate = truncation(parameters, served)
     for each in (inputs, parameters, fields):
         each.end()
     vectors, _ = await asking.embed(
@@ -58,13 +59,12 @@ async def predict(call: Call) -> list[Any]:
     served = asking.chosen(call, asking.CLASSIFICATION)
     if fields.flag("raw_scores"):
         raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
-    truncate = truncation(fields, served.steps)
+    truncate = truncation(fields, served)
     fields.end()
-    single, rows = _rows(given)
-    inputs = {"text": [row[0] for row in rows]}
-    if len(rows[0]) == 2:
-        inputs["text_pair"] = [row[1] for row in rows]
-    answers = asking.labelled(await asking.ask(call, served, inputs, truncate=truncate))
+    single, rows = _rows(given, served.steps.max_items)
+    second = [row[1] for row in rows] if len(rows[0]) == 2 else None
+    answer = await asking.ask(call, served, [row[0] for row in rows], second, truncate=truncate)
+    answers = await asking.labelled(served, answer)
     return answers[0] if single else list(answers)
 
 
@@ -72,27 +72,27 @@ async def info(call: Call) -> dict[str, Any]:
     """Describe the model."""
     served = asking.chosen(call, asking.EMBEDDING, asking.CLASSIFICATION, asking.RANKING)
     steps = served.steps
-    tokenize = steps.before[0]
+    tokenize = served.tokenize
     return {
         "model_id": served.model.name,
         "model_sha": served.model.digest or None,
         "model_dtype": str(served.model.signature.outputs[0].dtype.numpy),
         "model_type": _type(steps),
-        "max_input_length": getattr(tokenize, "max_length", 0),
+        "max_input_length": tokenize.max_length,
         "max_client_batch_size": steps.max_items,
-        "auto_truncate": getattr(tokenize, "overflow", "") == "cut",
+        "auto_truncate": tokenize.overflow == "cut",
         "version": __version__,
     }
 
 
-def truncation(fields: Fields, steps: Steps) -> bool | None:
+def truncation(fields: Fields, served: Served) -> bool | None:
     """Read how texts that are too long are cut; return False to refuse them.
 
     Raises:
         InvalidField: the model's steps cut the other end.
     """
     truncate = fields.flag("truncate")
-    side = getattr(steps.before[0], "truncation_side", "right")
+    side = served.tokenize.truncation_side
     wanted = fields.text("truncation_direction", side.title(), ("Left", "Right", "left", "right")).lower()
     if wanted != side and truncate is not False:
         raise InvalidField("truncation_direction", f"is '{wanted}'; the model cuts texts on the {side}")
@@ -120,8 +120,9 @@ def _type(steps: Steps) -> dict[str, Any]:
     }
 
 
-def _rows(given: Any) -> tuple[bool, list[list[str]]]:
+def _rows(given: Any, most: int) -> tuple[bool, list[list[str]]]:
     """Return whether there is one item, and the text or pair of each."""
+    check_count("inputs", given, most)
     if isinstance(given, str):
         return True, [[given]]
     texts = isinstance(given, list) and given and all(isinstance(item, str) for item in given)
@@ -129,7 +130,7 @@ def _rows(given: Any) -> tuple[bool, list[list[str]]]:
         return True, [list(given)]
     if texts or not isinstance(given, list) or not given:
         raise InvalidField("inputs", "must be a text, a pair of texts, or a list of lists of one or two texts")
-    rows = [texts_of("inputs", item) for item in given]
-    if any(len(row) != len(rows[0]) or len(row) > 2 for row in rows):
+    rows = [texts_of("inputs", item, 2) for item in given]
+    if any(len(row) != len(rows[0]) for row in rows):
         raise InvalidField("inputs", "mixes texts and pairs; send lists of one text each, or of two")
     return False, rows
