@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -21,7 +21,7 @@ class Tokenize(Step):
 
     A text that is too long is cut as the tokenizer would cut it (pairs: the longer text first), and ``cut_tokens``
     counts what was cut, or it is refused, as ``overflow`` says. Texts over ``max_characters`` are always refused,
-    because a text is encoded whole before it is cut.
+    because a text is encoded whole before it is cut; so are requests over ``max_total_characters``.
 
     Attributes:
         file: the serialization of the loaded tokenizer, without truncation and padding.
@@ -46,6 +46,7 @@ class Tokenize(Step):
     max_length: int = Field(512, ge=1, le=1 << 20)
     overflow: Literal["cut", "refuse"] = "cut"
     max_characters: int = Field(100_000, ge=1)
+    max_total_characters: int = Field(2_000_000, ge=1)
     pad_id: int = Field(0, ge=0)
     pad_type: int = Field(0, ge=0)
     padding_side: Literal["right", "left"] = "right"
@@ -74,6 +75,18 @@ class Tokenize(Step):
 
     def open(self, files: Files) -> Apply:
         return _Tokenizer(self, files(self.file)).apply
+
+
+# Characters that are encoded at once: a token takes some hundred bytes until only its ids are kept.
+_AT_ONCE = 1 << 16
+
+
+class _Row(NamedTuple):
+    """The tokens of one text or pair; ``cut`` is how many more it had."""
+
+    ids: Array
+    types: Array
+    cut: int
 
 
 class _Tokenizer:
@@ -112,20 +125,27 @@ class _Tokenizer:
         rows: Sequence[Any] = texts
         if step.pair and step.pair in values:
             rows = list(zip(texts, self._checked(step.pair, values[step.pair]), strict=True))
-        encodings = self._encoded(self._cutting, rows)
-        cut = np.zeros(len(rows), np.int32)
-        full = [index for index, encoding in enumerate(encodings) if len(encoding) >= step.max_length]
-        if full:
-            whole = self._encoded(self._whole, [rows[index] for index in full])
-            for index, encoding in zip(full, whole, strict=True):
-                cut[index] = len(encoding) - len(encodings[index])
+        encoded = [row for chunk in _chunks(rows) for row in self._rows(chunk)]
+        cut = np.array([row.cut for row in encoded], np.int32)
         if step.overflow == "refuse" and cut.any():
             index = int(cut.argmax())
             raise InvalidArgument(
-                f"element {index} of input '{step.text}' has {len(encodings[index]) + int(cut[index])} tokens; the "
+                f"element {index} of input '{step.text}' has {len(encoded[index].ids) + int(cut[index])} tokens; the "
                 f"model accepts {step.max_length}; send a shorter text"
             )
-        return {**self._padded(encodings), "cut_tokens": cut}
+        return {**self._padded(encoded), "cut_tokens": cut}
+
+    def _rows(self, rows: Sequence[Any]) -> list[_Row]:
+        encodings = self._encoded(self._cutting, rows)
+        full = [index for index, encoding in enumerate(encodings) if len(encoding) >= self._step.max_length]
+        cut = dict.fromkeys(range(len(rows)), 0)
+        if full:
+            whole = self._encoded(self._whole, [rows[index] for index in full])
+            cut |= {index: len(encoding) - len(encodings[index]) for index, encoding in zip(full, whole, strict=True)}
+        return [
+            _Row(np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64), cut[index])
+            for index, encoding in enumerate(encodings)
+        ]
 
     def _encoded(self, tokenizer: Any, rows: Sequence[Any]) -> Sequence[Any]:
         # A tokenizer that fails on each text fails on its goldens; so the text is at fault.
@@ -136,6 +156,11 @@ class _Tokenizer:
 
     def _checked(self, name: str, values: Array) -> list[str]:
         texts = texts_of(name, values)
+        if (total := sum(map(len, texts))) > self._step.max_total_characters:
+            raise InvalidArgument(
+                f"the texts of input '{name}' have {total} characters together, over the limit of "
+                f"{self._step.max_total_characters}; divide the request"
+            )
         for index, text in enumerate(texts):
             if len(text) > self._step.max_characters:
                 raise InvalidArgument(
@@ -157,16 +182,30 @@ class _Tokenizer:
         prompts = [prompt.lower() for prompt in chosen] if step.lower else chosen
         return [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
 
-    def _padded(self, encodings: Sequence[Any]) -> dict[str, Array]:
+    def _padded(self, rows: Sequence[_Row]) -> dict[str, Array]:
         step = self._step
-        lengths = [len(encoding) for encoding in encodings]
+        lengths = [len(row.ids) for row in rows]
         # A graph has no size 0: a row without any token is one masked pad token.
-        shape = len(encodings), max(1, *lengths)
+        shape = len(rows), max(1, *lengths)
         ids, types = np.full(shape, step.pad_id, np.int64), np.full(shape, step.pad_type, np.int64)
         mask = np.zeros(shape, np.int64)
-        for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
+        for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             place = slice(0, length) if step.padding_side == "right" else slice(shape[1] - length, None)
-            ids[row, place] = encoding.ids
-            types[row, place] = encoding.type_ids
-            mask[row, place] = 1
+            ids[index, place] = row.ids
+            types[index, place] = row.types
+            mask[index, place] = 1
         return {step.ids: ids, step.mask: mask, step.types: types, "tokens": np.array(lengths, np.int32)}
+
+
+def _chunks(rows: Sequence[Any]) -> Iterator[list[Any]]:
+    """Divide texts, or pairs, so that few characters are encoded at once."""
+    chunk: list[Any] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row) if isinstance(row, str) else sum(map(len, row))
+        if size >= _AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

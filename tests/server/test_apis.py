@@ -107,7 +107,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def post(server: RunningServer, path: str, **content: Any) -> httpx.Response:
-    return httpx.post(f"{server.http_url}{path}", json=content, trust_env=False)
+    return httpx.post(f"{server.http_url}{path}", json=content, trust_env=False, timeout=60)
 
 
 class TestOpenAI:
@@ -137,8 +137,9 @@ class TestOpenAI:
     def test_models_are_listed(self, server: RunningServer) -> None:
         listed = httpx.get(f"{server.http_url}/v1/models", trust_env=False).json()
         assert [item["id"] for item in listed["data"]] == ["table", "ranker", "length"]
-        one = httpx.get(f"{server.http_url}/v1/models/table", trust_env=False)
-        assert one.json() == {"id": "table", "object": "model", "created": 0, "owned_by": "ingot"}
+        for name in ("table", "table:1"):
+            one = httpx.get(f"{server.http_url}/v1/models/{name}", trust_env=False)
+            assert one.json() == {"id": name, "object": "model", "created": 0, "owned_by": "ingot"}
 
     @pytest.mark.parametrize(
         ("content", "status", "field", "part"),
@@ -252,6 +253,8 @@ class TestReranking:
             ({"documents": []}, "empty list"),
             ({"documents": [{"title": "a"}]}, "a text or a list of texts"),
             ({"texts": ["a"], "model": "ranker"}, "'model' is not a field"),
+            ({"texts": ["a"], "documents": ["a"]}, "send one of them"),
+            ({"documents": ["a"], "texts": None, "top_n": 0}, "'top_n' is 0"),
             ({"documents": ["a"], "model": "table"}, "sentence-similarity"),
             ({"documents": ["a"], "max_tokens_per_doc": 3}, "cuts pairs at 16"),
         ):
@@ -274,6 +277,9 @@ class TestHuggingFace:
             ("length", {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}}, 400, "apply softmax"),
             ("length", {"inputs": "a", "parameters": {"topk": 1}}, 400, "parameters.topk"),
             ("ranker", {"inputs": "a"}, 400, "/models/ranker/rerank"),
+            ("ranker/rerank", {"query": "a", "documents": ["a"], "model": "table"}, 422, "the path names 'ranker'"),
+            ("table", {"inputs": "a", "parameters": {"inputs": "b"}}, 400, "parameters.inputs"),
+            ("table", {"inputs": "a", "normalize": True, "parameters": {"normalize": None}}, 400, "also at the root"),
             ("none", {"inputs": "a"}, 404, "this server has"),
         ):
             answer = post(server, f"/models/{path}", **content)

@@ -89,6 +89,18 @@ class TestTokenize:
         with pytest.raises(InvalidArgument, match=message):
             self.tokens(tokenizer, {"text": texts("a", item)}, max_characters=100)
 
+    def test_long_requests_are_encoded_in_pieces_and_too_long_ones_refused(self, tokenizer: bytes) -> None:
+        """Texts of over 65,536 characters are encoded one after the other, with the same result."""
+        long = texts("a film " * 12_000, "a", "a fine film " * 8_000, "film")
+        found = self.tokens(tokenizer, {"text": long}, max_length=5)
+        alone = [self.tokens(tokenizer, {"text": long[[index]]}, max_length=5) for index in range(4)]
+        assert found["tokens"].tolist() == [5, 3, 5, 3]
+        assert found["cut_tokens"].tolist() == [int(each["cut_tokens"][0]) for each in alone] == [23_997, 0, 23_997, 0]
+        for row, each in zip(found["input_ids"], alone, strict=True):
+            assert row[: each["tokens"][0]].tolist() == each["input_ids"][0].tolist()
+        with pytest.raises(InvalidArgument, match="have 22 characters together, over the limit of 20; divide"):
+            self.tokens(tokenizer, {"text": texts("x" * 11, "y" * 11)}, max_total_characters=20)
+
     def test_a_damaged_tokenizer(self) -> None:
         with pytest.raises(InvalidArchive, match=r"the tokenizer 'tokenizer\.json' cannot be read"):
             run(Tokenize(), {}, {"tokenizer.json": b"{}"})

@@ -85,6 +85,8 @@ def chosen(call: Call, *tasks: str, named: str = "") -> Served:
         NotFound: no such model is served, or several do and none is named.
         InvalidField: as for :func:`find`.
     """
+    if call.model and named not in ("", call.model):
+        raise InvalidField("model", f"is '{named}', but the path names '{call.model}'; leave one of them out")
     if name := call.model or named:
         return find(call.plane, f"{name}:{call.version}" if call.version else name, *tasks)
     models = {model.name for model in call.plane.repository if model.steps is not None and model.steps.task in tasks}

@@ -15,7 +15,7 @@ class InvalidField(InvalidArgument):
 
     def __init__(self, field: str, message: str):
         super().__init__(f"'{shortened(field)}' {message}")
-        self.field = field
+        self.field = shortened(field)
 
 
 class Fields:

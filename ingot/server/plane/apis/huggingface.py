@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ingot.errors import IngotError, public_text, quoted
@@ -35,15 +36,16 @@ async def _vectors(call: Call) -> Any:
     """Return the vectors of texts, or the similarities of a ``source_sentence`` and ``sentences``."""
     if isinstance(call.content.get("inputs"), Mapping):
         return await tei.similarity(call)
-    fields = Fields(call.content)
-    parameters = fields.any("parameters") or {}
+    content = dict(call.content)
+    parameters = content.pop("parameters", None) or {}
     if not isinstance(parameters, dict):
         raise InvalidField("parameters", f"is {quoted(parameters)}; it must be an object")
-    content = {**call.content, **parameters}
-    content.pop("parameters", None)
-    for name in set(content) - {"inputs", *_AT_ROOT}:
-        raise InvalidField(name, "is not a parameter of this task; leave it out")
-    return await tei.embed(Call(call.plane, call.control, call.client, content, call.model, call.version))
+    for name in parameters:
+        if name not in _AT_ROOT:
+            raise InvalidField(f"parameters.{name}", "is not a parameter of this task; leave it out")
+        if name in content:
+            raise InvalidField(f"parameters.{name}", "is also at the root; leave one of them out")
+    return await tei.embed(replace(call, content={**content, **parameters}))
 
 
 async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:

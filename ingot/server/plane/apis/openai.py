@@ -60,7 +60,9 @@ async def model(call: Call) -> dict[str, Any]:
     Raises:
         NotFound: it is not served.
     """
-    return _model(call.plane.repository.get(call.model).name)
+    name, _, version = call.model.partition(":")
+    call.plane.repository.get(name, version)
+    return _model(call.model)
 
 
 def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:
@@ -77,7 +79,9 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _texts(given: Any, most: int) -> list[str]:
-    if isinstance(given, list) and given and isinstance(given[0], int | list):
+    first = given[0] if isinstance(given, list) and given else None
+    first = first[0] if isinstance(first, list) and first else first
+    if isinstance(first, int) and not isinstance(first, bool):
         raise InvalidField(
             "input",
             "has token ids, which the client made with another tokenizer than the model's; send texts. "

@@ -22,12 +22,16 @@ async def rerank(call: Call) -> Any:
         IngotError: as for :meth:`DataPlane.infer`.
     """
     fields = Fields(call.content)
-    return await (_texts(call, fields) if "texts" in call.content else _documents(call, fields))
+    texts, documents = (call.content.get(name) is not None for name in ("texts", "documents"))
+    if texts and documents:
+        raise InvalidField("documents", "and 'texts' are both given; send one of them")
+    return await (_texts(call, fields) if texts else _documents(call, fields))
 
 
 async def _texts(call: Call, fields: Fields) -> list[dict[str, Any]]:
     served = asking.chosen(call, asking.RANKING)
     texts = fields.texts("texts", served.steps.max_items)
+    fields.any("documents")  # null
     query, returned = fields.text("query"), fields.flag("return_text")
     if fields.flag("raw_scores"):
         raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
@@ -43,6 +47,7 @@ async def _texts(call: Call, fields: Fields) -> list[dict[str, Any]]:
 async def _documents(call: Call, fields: Fields) -> dict[str, Any]:
     query, given, name = fields.text("query"), fields.any("documents"), fields.text("model", "")
     count, returned = fields.count("top_n"), fields.flag("return_documents")
+    fields.any("texts")  # null
     if (ranked := fields.any("rank_fields")) not in (None, ["text"]):
         raise InvalidField("rank_fields", f"is {quoted(ranked)}; documents are ranked by their field 'text' only")
     served = asking.chosen(call, asking.RANKING, named=name)
