@@ -78,7 +78,7 @@ def _last(tokens: Array, mask: Array) -> Array:
 
 
 _MODES: dict[str, Callable[[Array, Array], Array]] = {
-    "cls": lambda tokens, mask: tokens[:, 0],
+    "cls": lambda tokens, mask: tokens[np.arange(len(mask)), mask.argmax(1)],  # behind padding on the left
     "max": lambda tokens, mask: np.where(mask[:, :, None] == 0, np.float32(-1e9), tokens).max(1),
     "mean": _mean,
     "mean_sqrt_len_tokens": _mean_sqrt,

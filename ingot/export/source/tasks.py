@@ -29,7 +29,9 @@ from ingot.tensors import Array
 Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity", "image-classification"]
 _FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}
-_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model", "vocab.json")
+# Patterns of files that have the words of a tokenizer. Without one, transformers makes an empty tokenizer.
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.vocab", "*.tiktoken")
+_OWN = "config_sentence_transformers.json"
 _POOLED: Mapping[str, Mode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -51,7 +53,7 @@ class Found:
 
 
 def find(folder: Path, task: Task = "auto") -> Found | None:
-    """Return the task of a folder; None if it has no task that steps are known for, or no tokenizer.
+    """Return the task of a folder; None if it has no task that steps are known for.
 
     Args:
         folder: a folder of transformers or sentence-transformers.
@@ -63,9 +65,10 @@ def find(folder: Path, task: Task = "auto") -> Found | None:
     """
     if task == "none" or not folder.is_dir():
         return None
-    if (folder / "modules.json").is_file() and task in ("auto", "sentence-similarity"):
+    config = _json(folder / "config.json") | _json(folder / _OWN)
+    crossed = _is_cross_encoder(config)
+    if (folder / "modules.json").is_file() and task in ("auto", "sentence-similarity") and not crossed:
         return _of_modules(folder)
-    config = _json(folder / "config.json")
     names = config.get("architectures") or [""]
     classifier = str(names[0]).endswith("ForSequenceClassification")
     labels = config.get("id2label") or {}
@@ -73,10 +76,15 @@ def find(folder: Path, task: Task = "auto") -> Found | None:
     if pictures.fits(folder, str(names[0]), task):
         return Found("image-classification", why, folder, lambda module: pictures.describe(module, folder))
     if task == "auto":
-        if not classifier or not any((folder / name).is_file() for name in _FILES):
+        if not classifier:
             return None
-        task = "text-ranking" if _activation(config) is not None or _is_cross_encoder(config) else "text-classification"
+        task = "text-ranking" if crossed else "text-classification"
     if task == "sentence-similarity":
+        if classifier:
+            raise InvalidArgument(
+                f"task {task} needs a model that returns a vector of each token; {folder} has {names[0]}, which "
+                "classifies: its tasks are text-classification and text-ranking"
+            )
         return Found(task, "no modules.json: mean pooling", folder, lambda module: _embedding(module, folder, "mean"))
     if not classifier:
         raise InvalidArgument(
@@ -98,14 +106,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _is_cross_encoder(config: Mapping[str, Any]) -> bool:
-    return "sentence_transformers" in config or "sbert_ce_default_activation_function" in config
+    """Return whether sentence-transformers wrote a cross-encoder: since its version 6 it says so in a separate file."""
+    keys = ("sentence_transformers", "sbert_ce_default_activation_function")
+    return config.get("model_type") == "CrossEncoder" or any(key in config for key in keys)
 
 
 def _activation(config: Mapping[str, Any]) -> str | None:
     """Return the activation that a cross-encoder's configuration names; None if it names none."""
     own = config.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
-    name = name or config.get("sbert_ce_default_activation_function")
+    name = name or config.get("activation_fn") or config.get("sbert_ce_default_activation_function")
     return None if name is None else str(name).rpartition(".")[2]
 
 
@@ -121,6 +131,13 @@ class _Tokenizer:
         with foreign.reported_as(InvalidArgument, unread), quiet():
             self.own: Any = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
+            )
+        if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES) or len(self.own) <= len(
+            self.own.all_special_ids
+        ):
+            raise Unsupported(
+                f"{folder} has no words of a tokenizer ({', '.join(_VOCABULARIES)}); save it with "
+                "tokenizer.save_pretrained(FOLDER), or export the model without steps (--task none)"
             )
         if not getattr(self.own, "is_fast", False):
             raise Unsupported(
@@ -384,7 +401,7 @@ def _mean(tokens: torch.Tensor, mask: torch.Tensor, power: float = 1.0) -> torch
 
 # sentence-transformers' rules, in PyTorch: the steps that run are in numpy.
 _POOLINGS: Mapping[Mode, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cls": lambda tokens, mask: tokens[:, 0],
+    "cls": lambda tokens, mask: tokens[torch.arange(len(tokens)), mask[:, :, 0].argmax(1)],
     "max": lambda tokens, mask: tokens.masked_fill(mask == 0, -1e9).max(1).values,
     "mean": _mean,
     "mean_sqrt_len_tokens": functools.partial(_mean, power=0.5),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.errors import InvalidArgument, ParityError
+from ingot.errors import InvalidArgument, ParityError, Unsupported
 from ingot.export import export_model, load_source
 from ingot.export.proof import texts
 from ingot.export.source import tasks
@@ -141,6 +141,33 @@ class TestFind:
             assert found is not None
             assert found.task == task
         assert tasks.find(folder, "none") is None
+
+    @pytest.mark.parametrize("task", ["auto", "text-classification"])
+    def test_a_folder_without_the_words_of_a_tokenizer(self, folder: Path, task: tasks.Task) -> None:
+        """transformers makes an empty tokenizer of it, for which all texts are equal."""
+        for name in ("tokenizer.json", "vocab.txt"):
+            (folder / name).unlink()
+        found = tasks.find(folder, task)
+        assert found is not None
+        with pytest.raises(Unsupported, match=r"has no words of a tokenizer .* tokenizer.save_pretrained"):
+            found.describe(load_source(str(folder)))
+
+    @pytest.mark.parametrize(("activation", "function"), [("Identity", "none"), ("Sigmoid", "sigmoid")])
+    def test_a_cross_encoder_of_a_current_version(self, tmp_path: Path, activation: str, function: str) -> None:
+        folder = bert.save(tmp_path / "net", num_labels=1)
+        modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        own = {"model_type": "CrossEncoder", "activation_fn": f"torch.nn.modules.activation.{activation}"}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(own))
+        found = tasks.find(folder)
+        assert found is not None
+        assert found.task == "text-ranking"
+        after = found.describe(load_source(str(folder))).steps.after[0]
+        assert after.function == function  # type: ignore[union-attr]
+
+    def test_a_classifier_has_no_embedding(self, folder: Path) -> None:
+        with pytest.raises(InvalidArgument, match="its tasks are text-classification and text-ranking"):
+            tasks.find(folder, "sentence-similarity")
 
     def test_a_task_that_does_not_fit(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
