@@ -156,17 +156,17 @@ class _Tokenizer:
 
     def _checked(self, name: str, values: Array) -> list[str]:
         texts = texts_of(name, values)
-        if (total := sum(map(len, texts))) > self._step.max_total_characters:
-            raise InvalidArgument(
-                f"the texts of input '{name}' have {total} characters together, over the limit of "
-                f"{self._step.max_total_characters}; divide the request"
-            )
         for index, text in enumerate(texts):
             if len(text) > self._step.max_characters:
                 raise InvalidArgument(
                     f"element {index} of input '{name}' has {len(text)} characters, over the limit of "
                     f"{self._step.max_characters}; divide the text"
                 )
+        if (total := sum(map(len, texts))) > self._step.max_total_characters:
+            raise InvalidArgument(
+                f"the texts of input '{name}' have {total} characters together, over the limit of "
+                f"{self._step.max_total_characters}; divide the request"
+            )
         return [text.lower() for text in texts] if self._step.lower else texts
 
     def _prompted(self, texts: list[str], given: Array | None) -> list[str]:
