@@ -314,6 +314,12 @@ class Model:
     def _devices_lost(self, reason: str) -> None:
         """Refuse requests for good, since no device is left to run them."""
         self.acceptor.move(State.FAILED, reason, after=(State.READY, State.STUCK))
+        self._fail_raw()
+
+    def _fail_raw(self) -> None:
+        """Answer the raw requests that have not reached the dispatcher: those that the dispatcher has, it fails."""
+        if (stepped := self._stepped) is not None:
+            stepped.fail(self.acceptor.unavailable())
 
     def _engine_changed(self) -> None:
         """Refuse requests while no engine process runs; called in their supervisors' threads."""
@@ -466,6 +472,7 @@ class Model:
             error: queued requests of the model fail with ``reason``.
         """
         self.acceptor.move(State.STUCK, reason, after=(State.READY,))
+        self._fail_raw()
         if (dispatcher := self._dispatcher) is not None:
             dispatcher.fail(worker, error, self.acceptor.unavailable())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import AsyncClient, Client, RunningServer
-from ingot.errors import InternalError, InvalidArchive, InvalidArgument
+from ingot.errors import InternalError, InvalidArchive, InvalidArgument, Unavailable
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
+from ingot.runtime import Model, ModelSource, ServingTerms, Settings
 from ingot.steps import OpenedSteps, Steps, text_classification
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
+from tests.runtime.waiting import wait_until
 from tests.steps.bert import tokenizer_file
 from tests.support import RunIngot, refused, run_python, succeeded
 
@@ -255,6 +259,34 @@ class TestBadInput:
             pytest.raises(InvalidArgument, match="tokenizer cannot encode input 'text'; send another text: Panicked: "),
         ):
             client.infer("length", REQUEST)
+
+
+@pytest.mark.parametrize("state", ["stuck", "failed"])
+def test_a_model_that_cannot_run_answers_raw_requests_that_wait(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        archive, settings = make(tmp_path), Settings(warm_time=0)
+        served = Model("length", "1", ModelSource.of_archive(archive, settings, "length"), ServingTerms(settings))
+        await asyncio.to_thread(served.load)
+        [worker] = served.workers
+        with ThreadPoolExecutor(1) as threads:
+            monkeypatch.setattr("ingot.runtime.dispatch.stepped.preparing", threads)
+            gate = threading.Event()
+            threads.submit(gate.wait, 30)
+            asked = asyncio.create_task(served.infer(REQUEST))
+            await wait_until(lambda: served.in_flight)
+            if state == "stuck":
+                served.suspend("a call does not end", worker, InternalError("it did not end"))
+            else:
+                served._devices_lost("its device failed")
+            with pytest.raises(Unavailable, match=f"model 'length' version 1 is {state}"):
+                await asyncio.wait_for(asked, 30)
+            gate.set()
+            await asyncio.wait_for(served.drain(), 30)
+        served.close()
+
+    asyncio.run(work())
 
 
 class TestLoading:

@@ -56,6 +56,19 @@ class Owner(Protocol):
         """Release bytes of a client's parts that are not queued yet."""
 
 
+class Expires(Protocol):
+    """A request with a deadline; see :class:`Expiry`."""
+
+    done: bool
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing of it runs yet."""
+
+    def fail(self, error: IngotError) -> None:
+        """Answer it with an error."""
+
+
 class Single(Entry):
     """A request that is one entry, as almost all are. ``owner``: the component that accepted it."""
 
@@ -253,13 +266,13 @@ class Expiry:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._heap: list[tuple[float, int, float, bool, Pending]] = []
+        self._heap: list[tuple[float, int, float, bool, Expires]] = []
         self._order = itertools.count()
         self._timer: asyncio.Handle | None = None
         self._armed = math.inf  # time of the timer; uvloop's handles of due timers do not have it
         self._purge_above = _PURGE_ABOVE
 
-    def add(self, loop: asyncio.AbstractEventLoop, pending: Pending, timeout: float, *, firm: bool = True) -> None:
+    def add(self, loop: asyncio.AbstractEventLoop, pending: Expires, timeout: float, *, firm: bool = True) -> None:
         """Fail ``pending`` in ``timeout`` seconds unless it is over or, if not ``firm``, running by then."""
         if len(self._heap) > self._purge_above:
             self._heap = [item for item in self._heap if not item[-1].done]

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from ingot.errors import DeadlineExceeded, IngotError, Unavailable
+from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.faults import attempt, public_error
 from ingot.protocol.context import CONTEXT, RequestContext
-from ingot.runtime.dispatch.pending import Accepts, Submitted
+from ingot.runtime.dispatch.pending import Accepts, Expiry, Submitted
 from ingot.runtime.dispatch.statistics import Duration
 from ingot.runtime.machine.devices import cpu_count
 from ingot.runtime.metrics import Metrics
-from ingot.runtime.scheduling.entry import Outcome, Request, ignore, size_of
-from ingot.runtime.scheduling.scheduler import Limits
+from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
+from ingot.runtime.scheduling.scheduler import Limits, check_room
 from ingot.steps import OpenedSteps, StepTime, Values
+from ingot.tensors import Array
 
 # Steps release the interpreter's lock for most of their time; more threads than cores would only compete.
-threads = ThreadPoolExecutor(min(8, max(2, cpu_count())), "ingot-steps")
+preparing = ThreadPoolExecutor(min(8, max(2, cpu_count())), "ingot-steps")
+# Steps after the graph do not wait behind those before it: their requests are almost answered.
+finishing = ThreadPoolExecutor(2, "ingot-last-steps")
 # Elements of the graph's outputs that steps after it process in the event loop, for less than a millisecond.
 _AT_ONCE = 1 << 12
+
+T = TypeVar("T")
+_Prepared = tuple[Values, dict[str, Array]]
+"""All values so far, and the graph's inputs among them."""
 
 
 class Stepped:
     """Accepts requests in front of a model's cache or dispatcher: raw ones take the steps, others pass.
 
     All of it belongs to the event loop. The requests that wait for the steps before the graph are bounded as the queue
-    of the graph is.
+    of the graph is, those of each client too.
 
     Args:
         name: the model's.
@@ -42,11 +50,13 @@ class Stepped:
     def __init__(self, name: str, version: str, steps: OpenedSteps, accepts: Accepts, limits: Limits, metrics: Metrics):
         self.steps = steps
         self.failure = f"a step of model '{name}' failed"
-        self.waiting = 0
+        self.expiry = Expiry(name)
+        self._waiting: set[_Raw] = set()
         self._accepts = accepts
         self._limits = limits
         self._open = 0
         self._bytes = 0
+        self._clients: dict[Hashable, tuple[int, int]] = {}  # waiting requests and their bytes
         self._quiet = asyncio.Event()
         self._seconds = {kind: metrics.step_seconds.labels(name, version, kind) for kind in steps.kinds}
         self._cut = metrics.cut_tokens.labels(name, version)
@@ -67,20 +77,40 @@ class Stepped:
             return accepts.submit(request)
         self.steps.check(request.inputs)
         nbytes = sum(size_of(array) for array in request.inputs.values())
-        limits = self._limits
-        if self.waiting >= limits.max_queue or self._bytes + nbytes > limits.max_queue_bytes:
-            raise Unavailable(
-                f"the queue of steps is full ({self.waiting} requests wait); send fewer at once, or try later"
-            )
-        self.waiting += 1
+        check_room(self._limits, self.waiting, self._bytes, nbytes, request.client, self._held)
+        raw = _Raw(self, request, accepts, nbytes)
+        self._waiting.add(raw)
         self._open += 1
-        self._bytes += nbytes
-        return _Raw(self, request, accepts, nbytes)
+        self._count(request.client, 1, nbytes)
+        raw.start()
+        return raw
 
-    def prepared(self, nbytes: int) -> None:
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for the steps before the graph."""
+        return len(self._waiting)
+
+    def fail(self, error: IngotError) -> None:
+        """Answer the requests that wait for the steps before the graph with an error: the graph cannot run."""
+        for raw in [*self._waiting]:
+            raw.fail(error)
+
+    def prepared(self, raw: _Raw, client: Hashable, nbytes: int) -> None:
         """Count a request that leaves the queue of the steps before the graph."""
-        self.waiting -= 1
-        self._bytes -= nbytes
+        self._waiting.discard(raw)
+        self._count(client, -1, -nbytes)
+
+    def _held(self, client: Hashable) -> tuple[int, int]:
+        return self._clients.get(client, (0, 0))
+
+    def _count(self, client: Hashable, requests: int, nbytes: int) -> None:
+        self._bytes += nbytes
+        if client is not None:
+            before, held = self._held(client)
+            if before + requests:
+                self._clients[client] = before + requests, held + nbytes
+            else:
+                del self._clients[client]
 
     def over(self) -> None:
         """Count a request that is answered or dropped."""
@@ -113,29 +143,50 @@ class Stepped:
 class _Raw:
     """A raw request, from its submission to its answer."""
 
-    __slots__ = ("_accepts", "_began", "_context", "_inner", "_owner", "_request", "_values", "done")
+    __slots__ = ("_accepts", "_began", "_context", "_inner", "_nbytes", "_owner", "_request", "_values", "done")
 
     def __init__(self, owner: Stepped, request: Request, accepts: Accepts, nbytes: int):
         self.done = False
         self._owner = owner
         self._request = request
         self._accepts = accepts
+        self._nbytes = nbytes
         self._began = time.perf_counter()
         self._context = CONTEXT.get()
         self._inner: Submitted | None = None
         self._values: Values = {}
+
+    def start(self) -> None:
+        """Prepare the request in a thread, and limit its time."""
+        owner, request = self._owner, self._request
         times: list[StepTime] = []
 
-        def prepared(outcome: Values | IngotError) -> None:
-            owner.prepared(nbytes)
+        def prepare() -> _Prepared:
+            values = owner.steps.prepare(request.inputs, times)
+            return values, owner.steps.tensors(values)
+
+        def prepared(outcome: _Prepared | IngotError | None) -> None:
+            owner.prepared(self, request.client, self._nbytes)
+            if outcome is None:
+                return
             if not isinstance(outcome, IngotError):
-                owner.count(times, self._context, outcome)
+                owner.count(times, self._context, outcome[0])
             self._submit(outcome)
 
-        # A request that is dropped while it waits is not prepared.
-        _in_thread(
-            lambda: {} if self.done else attempt(owner.failure, owner.steps.prepare, request.inputs, times), prepared
-        )
+        # A request that is over while it waits is not prepared.
+        _in_thread(preparing, owner.failure, lambda: None if self.done else attempt(owner.failure, prepare), prepared)
+        if request.timeout is not None:
+            owner.expiry.add(asyncio.get_running_loop(), self, request.timeout, firm=False)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its steps wait or run; its tensors have their own deadline."""
+        return self._inner is None or self._inner.done
+
+    def fail(self, error: IngotError) -> None:
+        """Answer the request with an error, while its steps wait or run."""
+        if not self.done:
+            self._settle(error)
 
     def cancel(self) -> None:
         """Drop the request, as its client left."""
@@ -145,19 +196,18 @@ class _Raw:
             if inner is not None:
                 inner.cancel()
 
-    def _submit(self, values: Values | IngotError) -> None:
+    def _submit(self, prepared: _Prepared | IngotError) -> None:
         """Submit the tensors of a prepared request."""
         if self.done:
             return
         request, left = self._request, self._request.timeout
-        if isinstance(values, IngotError):
-            self._settle(values)
+        if isinstance(prepared, IngotError):
+            self._settle(prepared)
             return
         if left is not None and (left := left - (time.perf_counter() - self._began)) <= 0:
             self._settle(DeadlineExceeded("the request's time was over before its tensors were ready"))
             return
-        self._values = values
-        tensors = self._owner.steps.tensors(values)
+        self._values, tensors = prepared
         try:
             self._inner = self._accepts.submit(
                 Request(tensors, self._answered, left, request.priority, None, request.client)
@@ -186,26 +236,32 @@ class _Raw:
         if sum(array.size for array in outcome.values()) <= _AT_ONCE:
             finished(finish())
         else:
-            _in_thread(finish, finished)
+            _in_thread(finishing, owner.failure, finish, finished)
 
     def _settle(self, outcome: Outcome) -> None:
         reply = self._request.reply
         self._end()
-        reply(outcome)
+        attempt("a reply failed", reply, outcome)  # the same callback may answer other requests
 
     def _end(self) -> None:
         self.done = True
-        self._request.reply = ignore  # replies lead back to their requests, which would be reference cycles
+        # Replies lead back to their requests, which would be reference cycles, and the timer may hold this for long.
+        self._request.reply = ignore
+        self._request = OVER
         self._inner, self._values = None, {}
         self._owner.over()
 
 
-def _in_thread(work: Callable[[], Outcome], done: Callable[[Outcome], None]) -> None:
-    """Run work in a thread, and pass its outcome on in the event loop."""
+def _in_thread(
+    threads: ThreadPoolExecutor, failure: str, work: Callable[[], T], done: Callable[[T | IngotError], None]
+) -> None:
+    """Run work in a thread, and pass its outcome, or its failure, on in the event loop."""
     future = asyncio.get_running_loop().run_in_executor(threads, work)
 
-    def finished(future: asyncio.Future[Outcome]) -> None:
-        if not future.cancelled():  # the loop has ended
-            done(future.result())
+    def finished(future: asyncio.Future[T]) -> None:
+        if future.cancelled():  # the loop has ended
+            return
+        error = future.exception()  # one that attempt() does not catch, such as SystemExit
+        done(future.result() if error is None else InternalError(f"{failure}: {type(error).__name__}: {error}"))
 
     future.add_done_callback(finished)

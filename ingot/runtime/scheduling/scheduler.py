@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +58,40 @@ class Limits:
 
 REASONS = ("full", "memory", "deadline", "linger", "idle")
 """Why a batch leaves the queue; see :attr:`Scheduler.reason`."""
+
+
+def check_room(
+    limits: Limits,
+    waiting: int,
+    queued: int,
+    nbytes: int,
+    client: Hashable,
+    held: Callable[[Hashable], tuple[int, int]],
+) -> None:
+    """Check that a queue has room for another request, and that no client fills the queue alone.
+
+    Args:
+        limits: of the queue.
+        waiting: requests in the queue.
+        queued: their bytes.
+        nbytes: bytes of the new request.
+        client: who sent the request; None for a request that counts for no client.
+        held: returns how many of the requests a client has, and their bytes.
+
+    Raises:
+        Unavailable: the queue is full, or the client has its share.
+    """
+    if waiting >= limits.max_queue or (waiting and queued + nbytes > limits.max_queue_bytes):
+        raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
+    room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - queued)
+    if client is None or (waiting < room and queued + nbytes <= free):
+        return
+    entries, size = held(client)
+    if entries and (entries >= room or size + nbytes > free):
+        raise Unavailable(
+            f"{entries} requests of this client wait, and the rest of the queue is kept for others; send fewer at "
+            "once, or try later"
+        )
 
 
 class Scheduler:
@@ -199,18 +233,8 @@ class Scheduler:
         self._queue.clients.reserve(client, nbytes)
 
     def _check_room(self, nbytes: int, client: Hashable) -> None:
-        waiting, limits, queue = self._queue.count, self.limits, self._queue
-        if waiting >= limits.max_queue or (waiting and queue.nbytes + nbytes > limits.max_queue_bytes):
-            raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
-        room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - queue.nbytes)
-        if client is None or (waiting < room and queue.nbytes + nbytes <= free):
-            return
-        entries, held = queue.clients.held(client)
-        if entries and (entries >= room or held + nbytes > free):
-            raise Unavailable(
-                f"{entries} requests of this client wait, and the rest of the queue is kept for others; send fewer at "
-                "once, or try later"
-            )
+        queue = self._queue
+        check_room(self.limits, queue.count, queue.nbytes, nbytes, client, queue.clients.held)
 
     def keep_engines(self, count: int) -> None:
         """Count only so many engines from now on, since the others cannot run any more."""
