@@ -134,6 +134,7 @@ class OpenedSteps:
         self._before, self._after = before, after
         self._graph = {spec.name: spec.dtype.numpy for spec in signature.inputs}
         self._specs = {spec.name: spec for spec in config.inputs}
+        self._shared = {name for step in config.before for name in step.shared}
         self._required = [name for name in self._specs if name not in config.optional]
         self._outputs = [spec.name for spec in config.outputs]
 
@@ -173,7 +174,7 @@ class OpenedSteps:
                     f"input '{name}' has {len(array)} items, over the limit of {self.config.max_items}; divide the "
                     "request"
                 )
-            if len(array) != count and not (name in self.config.optional and len(array) == 1):
+            if len(array) != count and not (name in self._shared and len(array) == 1):
                 raise InvalidArgument(f"input '{name}' has {len(array)} items, input '{first}' {count}")
         return count
 

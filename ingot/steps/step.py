@@ -42,6 +42,11 @@ class Step(BaseModel):
         """The values that it returns."""
         raise NotImplementedError
 
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The raw inputs of which one element may stand for all items."""
+        return ()
+
     def open(self, files: Files) -> Apply:
         """Return the step ready to run; called once when a model is loaded.
 

@@ -73,6 +73,10 @@ class Tokenize(Step):
     def writes(self) -> tuple[str, ...]:
         return (self.ids, self.mask, self.types, "tokens", "cut_tokens")
 
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return (self.prompt,) if self.prompts else ()
+
     def open(self, files: Files) -> Apply:
         return _Tokenizer(self, files(self.file)).apply
 

@@ -242,6 +242,10 @@ class TestBadInput:
         assert message in answer.json()["error"]
         check(stepped.infer("length", REQUEST))
 
+    def test_one_second_text_for_several_first_ones(self, stepped: RunningServer) -> None:
+        with pytest.raises(InvalidArgument, match="input 'text_pair' has 1 items, input 'text' 2"):
+            stepped.infer("length", {**REQUEST, "text_pair": texts("a")})
+
     def test_bytes_that_are_not_text(self, stepped: RunningServer) -> None:
         for url in (stepped.http_url, stepped.grpc_url):
             with (

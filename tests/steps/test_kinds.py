@@ -212,6 +212,7 @@ class TestSteps:
             ({"text": texts("a"), "input_ids": np.ones((1, 1))}, "unknown input 'input_ids'; the model's raw inputs"),
             ({"text": texts(*["a"] * 2049)}, "input 'text' has 2049 items, over the limit of 2048"),
             ({"text": texts("a", "b", "c"), "text_pair": texts("a", "b")}, "'text_pair' has 2 items, input 'text' 3"),
+            ({"text": texts("a", "b", "c"), "text_pair": texts("a")}, "'text_pair' has 1 items, input 'text' 3"),
         ],
     )
     def test_raw_inputs_that_do_not_fit(self, tokenizer: bytes, values: dict[str, Array], message: str) -> None:
