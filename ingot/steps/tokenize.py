@@ -31,7 +31,7 @@ class Tokenize(Step):
         prompt: the optional input with the name of the prompt, used if there are prompts.
         default_prompt: the prompt of requests that name none; empty for none.
         lower: whether texts are put in lower case first, as sentence-transformers' ``do_lower_case`` does.
-        max_length: tokens of a row with special tokens.
+        max_length: tokens of a row with special tokens, of which there must be fewer.
         ids: the name of the tokens' ids, int64[n, longest]; ``mask`` and ``types`` have the same shape.
     """
 
@@ -114,7 +114,15 @@ class _Tokenizer:
             self._whole.no_truncation()
             self._whole.no_padding()
             self._cutting: Any = tokenizers.Tokenizer.from_str(self._whole.to_str())
+            # Below this number the package cuts nothing, silently.
+            special = self._whole.num_special_tokens_to_add(bool(step.pair))
             self._cutting.enable_truncation(step.max_length, strategy="longest_first", direction=step.truncation_side)
+
+        if step.max_length <= special:
+            raise InvalidArgument(
+                f"max_length of step 'tokenize' is {step.max_length}, but '{step.file}' puts {special} special tokens "
+                f"into each row; set it to {special + 1} or more"
+            )
 
     def apply(self, values: Values) -> Values:
         """Return the ids, mask and types of the texts, and how many tokens each has and lost.

@@ -66,6 +66,16 @@ class TestTokenize:
         assert found["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1]]
         assert found["cut_tokens"].tolist() == [3]
 
+    @pytest.mark.parametrize(("pair", "special"), [("", 2), ("text_pair", 3)])
+    def test_rows_have_room_for_more_than_special_tokens(self, tokenizer: bytes, pair: str, special: int) -> None:
+        words = texts("a film the story was")
+        values = {"text": words, **({pair: words} if pair else {})}
+        for length in range(1, special + 1):
+            with pytest.raises(InvalidArgument, match=f"max_length .* is {length}, .* puts {special} special tokens"):
+                self.tokens(tokenizer, values, max_length=length, pair=pair)
+        found = self.tokens(tokenizer, values, max_length=special + 1, pair=pair)
+        assert found["input_ids"].shape == (1, special + 1)
+
     def test_prompts_are_put_before_the_texts(self, tokenizer: bytes) -> None:
         options: dict[str, Any] = {"prompts": {"query": "a ", "none": ""}, "default_prompt": "query"}
         plain = self.tokens(tokenizer, {"text": texts("a film", "a a")})["input_ids"].tolist()
