@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
+from ingot.errors import InvalidArgument
 from ingot.steps.dense import sigmoid
 from ingot.steps.step import Apply, Files, Step, Values
-from ingot.tensors import Array
+from ingot.tensors import Array, TensorSpec
 
 
 class Classify(Step):
@@ -33,6 +35,11 @@ class Classify(Step):
     score: str = "score"
 
     @property
+    def count(self) -> int:
+        """The classes that are returned, if there are labels."""
+        return min(self.top_k, len(self.labels)) or len(self.labels)
+
+    @property
     def reads(self) -> tuple[str, ...]:
         return (self.logits,)
 
@@ -40,15 +47,27 @@ class Classify(Step):
     def writes(self) -> tuple[str, ...]:
         return (self.label, self.score) if self.labels else (self.score,)
 
+    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+        spec = known[self.logits]
+        if spec is not None and len(spec.shape) == 2 and isinstance(classes := spec.shape[1], int):
+            self._fit(classes)
+
+    def _fit(self, classes: int) -> None:
+        if self.labels and len(self.labels) != classes:
+            raise InvalidArgument(
+                f"step 'classify' has {len(self.labels)} labels, but '{self.logits}' has {classes} classes; give one "
+                "label for each class"
+            )
+
     def open(self, files: Files) -> Apply:
         names = np.array([label.encode() for label in self.labels], object)
-        count = min(self.top_k, len(names)) or len(names)
 
         def apply(values: Values) -> Values:
             scores = self._scores(values[self.logits].astype(np.float32, copy=False))
             if not self.labels:
                 return {self.score: scores[:, 0] if scores.shape[1] == 1 else scores}
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+            self._fit(scores.shape[1])
+            order = np.argsort(-scores, axis=1, kind="stable")[:, : self.count]
             return {self.label: names[order], self.score: np.take_along_axis(scores, order, 1)}
 
         return apply

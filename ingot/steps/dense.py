@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from io import BytesIO
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,10 +59,13 @@ class Dense(Step):
 def _array(name: str, files: Files, rank: int) -> Array:
     content = files(name)
     with foreign.reported_as(InvalidArchive, f"'{name}' is not a .npy file of a plain array"):
-        array: Array = np.load(BytesIO(content), allow_pickle=False)
+        array: Any = np.load(BytesIO(content), allow_pickle=False)
+    if not isinstance(array, np.ndarray):  # np.load opens .npz files too
+        raise InvalidArchive(f"'{name}' is not a .npy file of a plain array")
     if array.dtype != np.float32 or array.ndim != rank:
         raise InvalidArchive(f"'{name}' holds {array.dtype} of {array.ndim} dimensions, not float32 of {rank}")
-    return array
+    found: Array = array
+    return found
 
 
 def sigmoid(values: Array) -> Array:

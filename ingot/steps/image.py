@@ -57,7 +57,7 @@ def image_classification(
         operations = classifier(size, mean, std, resize=resize, filter=filter)
     image = Image(operations=tuple(operations), **before)
     classify = Classify(labels=tuple(labels), **options)
-    shape = (_BATCH, classify.top_k or len(labels))
+    shape = (_BATCH, classify.count)
     steps = Steps(
         task="image-classification",
         inputs=(TensorSpec(image.image, DType.BYTES, (_BATCH,)),),

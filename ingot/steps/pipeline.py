@@ -74,15 +74,18 @@ class Steps(BaseModel):
         """Check that the steps and the graph fit together.
 
         Raises:
-            InvalidArgument: a step or the graph needs a value that nothing before it makes, or a name is taken.
+            InvalidArgument: a step or the graph needs a value that nothing before it makes, or a name is taken; all raw inputs are
+                optional; a classifier has more or fewer labels than the graph has logits.
         """
         raw, graph = [spec.name for spec in self.inputs], [spec.name for spec in signature.inputs]
         if taken := set(raw) & set(graph):
             raise InvalidArgument(f"'{taken.pop()}' is an input of the graph and of the steps; rename one of them")
-        known = set(raw)
+        if set(raw) <= set(self.optional):
+            raise InvalidArgument("the steps have no raw input that a request must have; make one of them required")
+        known: dict[str, TensorSpec | None] = dict.fromkeys(raw)
         _walk(self.before, known)
         _need(graph, known, "the graph")
-        known.update(spec.name for spec in signature.outputs)
+        known.update({spec.name: spec for spec in signature.outputs})
         _walk(self.after, known)
         _need([spec.name for spec in self.outputs], known, "the answer")
 
@@ -100,16 +103,18 @@ class Steps(BaseModel):
         return OpenedSteps(self, signature, before, after)
 
 
-def _walk(steps: Iterable[AnyStep], known: set[str]) -> None:
+def _walk(steps: Iterable[AnyStep], known: dict[str, TensorSpec | None]) -> None:
     for step in steps:
         _need(step.reads, known, f"step '{step.kind}'")
-        known.update(step.writes)
+        step.check(known)
+        known.update(dict.fromkeys(step.writes))
 
 
-def _need(names: Iterable[str], known: set[str], who: str) -> None:
+def _need(names: Iterable[str], known: Iterable[str], who: str) -> None:
+    found = set(known)
     for name in names:
-        if name not in known:
-            raise InvalidArgument(f"{who} needs '{name}', which is not among: {', '.join(sorted(known))}")
+        if name not in found:
+            raise InvalidArgument(f"{who} needs '{name}', which is not among: {', '.join(sorted(found))}")
 
 
 class OpenedSteps:

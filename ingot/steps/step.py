@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ingot.errors import InvalidArgument
-from ingot.tensors import Array
+from ingot.tensors import Array, TensorSpec
 
 Values = Mapping[str, Array]
 """Arrays by name, with one row for each item of a request: raw inputs, tensors of the graph, results of steps."""
@@ -41,6 +41,13 @@ class Step(BaseModel):
     def writes(self) -> tuple[str, ...]:
         """The values that it returns."""
         raise NotImplementedError
+
+    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+        """Check that the step fits the graph's outputs; ``known`` has None for values of steps.
+
+        Raises:
+            InvalidArgument: it does not.
+        """
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def text_classification(
         InvalidArgument: an option is wrong.
     """
     after = Classify(logits=logits, function=function, labels=tuple(labels), top_k=top_k)
-    shape = (_BATCH, top_k or len(labels))
+    shape = (_BATCH, after.count)
     answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
     return _described("text-classification", tokenizer, (after,), answers, pair, options)
 

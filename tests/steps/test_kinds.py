@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArchive, InvalidArgument
-from ingot.steps import Steps, text_classification
+from ingot.steps import Steps, image_classification, text_classification
 from ingot.steps.classify import Classify
 from ingot.steps.dense import Dense
 from ingot.steps.normalize import Normalize
@@ -162,6 +162,9 @@ class TestVectors:
             run(Dense(weight="b.npy"), {}, files)
         with pytest.raises(InvalidArchive, match=r"'w\.npy' is not a \.npy file of a plain array"):
             run(Dense(weight="w.npy"), {}, {"w.npy": b"\x80\x04N."})
+        np.savez(several := BytesIO(), weight=weight)
+        with pytest.raises(InvalidArchive, match=r"'w\.npy' is not a \.npy file of a plain array"):
+            run(Dense(weight="w.npy"), {}, {"w.npy": several.getvalue()})
 
     def test_normalization(self) -> None:
         found = run(Normalize(), {"embedding": np.array([[3, 4], [0, 0]], np.float32)})["embedding"]
@@ -176,6 +179,14 @@ class TestClassify:
         assert found["label"].tolist() == [[b"y", b"z"], [b"x", b"y"]]  # of equal scores the first
         e = np.exp(self.logits[0] - 3)
         assert found["score"][0] == pytest.approx([e[1] / e.sum(), e[2] / e.sum()])
+
+    def test_each_class_needs_a_label(self) -> None:
+        with pytest.raises(InvalidArgument, match="has 1 labels, but 'logits' has 3 classes; give one label for each"):
+            run(Classify(labels=("x",)), {"logits": self.logits})
+
+    def test_more_than_all_classes(self) -> None:
+        for steps in (text_classification(b"", ["x", "y"], top_k=5), image_classification(["x", "y"], top_k=5)):
+            assert [spec.shape for spec in steps.steps.outputs[:2]] == [("batch", 2)] * 2
 
     def test_without_labels_scores_keep_their_order(self) -> None:
         found = run(Classify(function="sigmoid"), {"logits": self.logits})
@@ -211,6 +222,16 @@ class TestSteps:
         renamed = Signature(self.signature.inputs, (TensorSpec("scores", DType.FP32, ("batch", 2)),))
         with pytest.raises(InvalidArgument, match="step 'classify' needs 'logits'"):
             self.steps(tokenizer).check(renamed)
+
+    @pytest.mark.parametrize("labels", [["no"], ["no", "perhaps", "yes"]])
+    def test_a_graph_with_other_classes(self, tokenizer: bytes, labels: list[str]) -> None:
+        with pytest.raises(InvalidArgument, match=f"has {len(labels)} labels, but 'logits' has 2 classes"):
+            text_classification(tokenizer, labels).steps.check(self.signature)
+
+    def test_one_raw_input_must_be_required(self, tokenizer: bytes) -> None:
+        steps = self.steps(tokenizer).model_copy(update={"optional": ("text", "text_pair")})
+        with pytest.raises(InvalidArgument, match="have no raw input that a request must have"):
+            steps.check(self.signature)
 
     @pytest.mark.parametrize(
         ("values", "message"),
