@@ -438,8 +438,8 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
         if proof is not None:
             kind = "texts" if steps.before[0].kind == "tokenize" else "pictures"
             if kind == "texts":
-                pairs = " and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else ""
-                note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard texts{pairs}: ids equal")
+                kind += " and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else ""
+                note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard {kind}: ids equal")
             else:
                 note(f"  {'processor':14} {proof.reference}; values of {proof.items} hard pictures: equal to the bit")
             road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s within {proof.error:.0e}"

@@ -74,8 +74,8 @@ class Steps(BaseModel):
         """Check that the steps and the graph fit together.
 
         Raises:
-            InvalidArgument: a step or the graph needs a value that nothing before it makes, or a name is taken; all raw inputs are
-                optional; a classifier has more or fewer labels than the graph has logits.
+            InvalidArgument: a step or the graph needs a value that nothing before it makes, or a name is taken; all raw
+                inputs are optional; a classifier has more or fewer labels than the graph has logits.
         """
         raw, graph = [spec.name for spec in self.inputs], [spec.name for spec in signature.inputs]
         if taken := set(raw) & set(graph):
@@ -135,7 +135,7 @@ class OpenedSteps:
         after: tuple[tuple[str, Apply], ...],
     ):
         self.config = config
-        self._signature = signature
+        self.signature = signature
         self._before, self._after = before, after
         self._graph = {spec.name: spec.dtype.numpy for spec in signature.inputs}
         self._specs = {spec.name: spec for spec in config.inputs}
@@ -147,7 +147,7 @@ class OpenedSteps:
         """Return these steps, with those that decode items opened in another way."""
         pairs = zip(self.config.before, self._before, strict=True)
         before = tuple((kind, opened(step) if isinstance(step, ItemStep) else apply) for step, (kind, apply) in pairs)
-        return OpenedSteps(self.config, self._signature, before, self._after)
+        return OpenedSteps(self.config, self.signature, before, self._after)
 
     def check(self, values: Values) -> int:
         """Check the raw inputs of a request, without looking at each item; return the number of items.

@@ -30,14 +30,14 @@ class Original:
         prepare: returns the graph's inputs of raw ones.
         answer: returns the answers to raw inputs, given the module that is exported.
         items: sets of raw inputs for which the graph's inputs are compared: hard cases.
-        samples: raw inputs for which the answers are compared.
+        samples: sets of raw inputs for which the answers are compared.
     """
 
     name: str
     prepare: Callable[[Values], Values]
     answer: Callable[[Any, Values], Values]
     items: Sequence[Values]
-    samples: Values
+    samples: Sequence[Values]
 
 
 @dataclass(frozen=True)

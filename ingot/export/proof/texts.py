@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ingot.tensors import Array
@@ -88,8 +90,20 @@ def samples() -> list[str]:
     return [" ".join(generator.choice(_WORDS, size)) for size in generator.integers(1, 40, _SAMPLES)]
 
 
+def sets(texts: list[str], text: str, pair: str, *, required: bool) -> list[dict[str, Array]]:
+    """Return sets of raw inputs: the texts alone unless pairs are required, and in pairs if ``pair`` has a name."""
+    alone = as_array(texts)
+    both = {text: alone, pair: alone[::-1]}
+    return [both] if pair and required else [{text: alone}, *([both] if pair else [])]
+
+
 def as_array(texts: list[str]) -> Array:
     """Return texts as a BYTES tensor."""
-    found = np.empty(len(texts), object)
-    found[:] = [text.encode() for text in texts]
+    return as_bytes([text.encode() for text in texts])
+
+
+def as_bytes(contents: Sequence[bytes]) -> Array:
+    """Return texts or files as a BYTES tensor."""
+    found = np.empty(len(contents), object)
+    found[:] = contents
     return found

@@ -88,7 +88,7 @@ def _original(processor: Any, name: str) -> Original:
         return {"label": label, "score": np.array([[item["score"] for item in row] for row in rows], np.float32)}
 
     items, samples = drawn(_HARD, least=_LEAST), drawn(_SAMPLES, seed=1, least=_LEAST)
-    return Original(name, prepare, answer, [{"image": _array(items)}], {"image": _array(samples)})
+    return Original(name, prepare, answer, [{"image": _array(items)}], [{"image": _array(samples)}])
 
 
 def _array(files: Any) -> Array:

@@ -201,10 +201,10 @@ class _Tokenizer:
         self, answer: Callable[[Any, Values], Values], pairs: Literal["no", "optional", "required"] = "no"
     ) -> Original:
         """Return the work of transformers, with which the steps are compared."""
-        hard, plain = texts.as_array(texts.hard()), texts.as_array(texts.samples())
-        both = {"text": hard, "text_pair": hard[::-1]}
-        items = {"no": ({"text": hard},), "optional": ({"text": hard}, both), "required": (both,)}[pairs]
-        samples = {"text": plain, "text_pair": plain[::-1]} if pairs == "required" else {"text": plain}
+        pair = "" if pairs == "no" else "text_pair"
+        items, samples = (
+            texts.sets(each, "text", pair, required=pairs == "required") for each in (texts.hard(), texts.samples())
+        )
         return Original(self.name, self.prepare, answer, items, samples)
 
 
@@ -231,8 +231,9 @@ def _classification(module: Any, folder: Path) -> Described:
         import transformers
 
         made: Any = transformers.TextClassificationPipeline
+        columns = {name: [item.decode() for item in array.tolist()] for name, array in values.items()}
         rows = made(model=module, tokenizer=tokenizer.own, device="cpu")(
-            [item.decode() for item in values["text"].tolist()],
+            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
             top_k=None,
             truncation=True,
             max_length=tokenizer.max_length,

@@ -9,20 +9,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.errors import InvalidArchive, ParityError
+from ingot.errors import InvalidArchive, InvalidArgument, ParityError
 from ingot.export.lower.packed import Packed
+from ingot.export.proof import texts
 from ingot.export.stages.context import Context
 from ingot.export.stages.prove import Proved, load_packed
 from ingot.model_store import Golden
 from ingot.model_store.format.evidence import StepsEvidence
 from ingot.runtime import Engine
-from ingot.steps import Described, OpenedSteps, Original, Values
-from ingot.tensors import Array, arrays
+from ingot.steps import Described, OpenedSteps, Original, Steps, Values
+from ingot.steps.images.image import Image
+from ingot.steps.images.pictures import drawn
+from ingot.steps.tokenize import Tokenize
+from ingot.tensors import Array, arrays, check_inputs
 
 # Items that are compared at once: padding is then compared too.
 _AT_ONCE = 16
 # Raw goldens, and items of each.
 _GOLDENS, _ITEMS = 2, 3
+# Requests of samples of declared steps, of which one becomes a golden.
+_TRIES = 8
 
 
 def prove_steps(context: Context, packed: Packed, proved: Proved) -> Proved:
@@ -38,13 +44,12 @@ def prove_steps(context: Context, packed: Packed, proved: Proved) -> Proved:
     opened = described.steps.open(lambda name: _file(described, name), proved.signature)
     original = described.original
     if original is None:
-        context.journal.note("the steps before and after the graph are as declared; no original confirms them")
-        return proved
+        return _recorded(context, packed, proved, opened)
     with context.journal.stage("steps", "Proving the steps before and after the graph") as stage:
         items = _prove_tensors(opened, original)
         with contextlib.closing(load_packed(context, packed)) as engine:
             error, goldens = _prove_answers(context, opened, original, engine, proved.golden_tolerance)
-        answers = len(next(iter(original.samples.values())))
+        answers = sum(map(_count, original.samples))
         stage.detail = f"tensors of {items} items equal; answers of {answers} within {error:.1e}"
     evidence = StepsEvidence(
         reference=original.name, items=items, answers=answers, error=error, tolerance=proved.golden_tolerance / 10
@@ -54,6 +59,50 @@ def prove_steps(context: Context, packed: Packed, proved: Proved) -> Proved:
         goldens=(*proved.goldens, *goldens),
         evidence=proved.evidence.model_copy(update={"steps": evidence}),
     )
+
+
+def _recorded(context: Context, packed: Packed, proved: Proved, opened: OpenedSteps) -> Proved:
+    """Add goldens of declared steps, which no original confirms.
+
+    Raises:
+        InvalidArgument: the steps fail, or make tensors that the graph does not accept.
+    """
+    example, goldens = proved.goldens[0].inputs, list[Golden]()
+    items = _ITEMS if proved.signature.batch is not None else _count(example)
+    with (
+        context.journal.stage("steps", "Running the steps before and after the graph") as stage,
+        contextlib.closing(load_packed(context, packed)) as engine,
+    ):
+        for sample in _samples(opened.config, example, items):
+            found = (_run(opened, engine, values) for values in _chunks(sample, items))
+            goldens += itertools.islice((case for case in found if _distinct(case.answers, proved.golden_tolerance)), 1)
+        stage.detail = f"{len(goldens)} goldens"
+    context.journal.note(
+        "the steps before and after the graph are as declared; no original confirms them"
+        + ("" if goldens else "; no golden holds their answers, as the scores of all samples are too close")
+    )
+    return replace(proved, goldens=(*proved.goldens, *goldens))
+
+
+def _samples(steps: Steps, example: Values, items: int) -> list[dict[str, Array]]:
+    """Return sets of raw inputs for steps without an original, each of several requests of ``items``.
+
+    Pictures have the size of the graph's ``example``, as steps may leave the size of a picture as it is.
+    """
+    sets: list[dict[str, Array]] = [{}]
+    for step in steps.before:
+        if isinstance(step, Tokenize):
+            made = texts.sets(
+                texts.samples()[: _TRIES * items], step.text, step.pair, required=step.pair not in steps.optional
+            )
+        elif isinstance(step, Image):
+            height, width = example[step.pixels].shape[-2:] if step.pixels in example else (224, 224)
+            files = [next(drawn(1, seed=seed, sizes=((width, height),))) for seed in range(_TRIES * items)]
+            made = [{step.image: texts.as_bytes(files)}]
+        else:
+            continue
+        sets = [{**one, **other} for one in sets for other in made]
+    return sets
 
 
 def _prove_answers(
@@ -66,11 +115,14 @@ def _prove_answers(
     """
     module = None if context.eager is None else context.eager.module
     error, goldens = 0.0, list[Golden]()
-    for values in _chunks(original.samples):
-        case = _run(opened, engine, values)
-        error = max(error, _error(original.answer(module, values), case.answers, golden_tolerance / 10))
-        if len(goldens) < _GOLDENS and _distinct(case.answers, golden_tolerance):
-            goldens.append(_run(opened, engine, {name: array[:_ITEMS] for name, array in values.items()}))
+    each = max(1, _GOLDENS // len(original.samples))
+    for kind, samples in enumerate(original.samples, 1):
+        for values in _chunks(samples):
+            case = _run(opened, engine, values)
+            error = max(error, _error(original.answer(module, values), case.answers, golden_tolerance / 10))
+            if len(goldens) < each * kind and _distinct(case.answers, golden_tolerance):
+                few = {name: array[:_ITEMS] for name, array in values.items()}
+                goldens.append(_run(opened, engine, few))
     return error, goldens
 
 
@@ -81,10 +133,13 @@ def _file(described: Described, name: str) -> bytes:
         raise InvalidArchive(f"the steps need the file '{name}', which was not described") from None
 
 
-def _chunks(values: Values) -> Iterator[dict[str, Array]]:
-    count = len(next(iter(values.values())))
-    for start in range(0, count, _AT_ONCE):
-        yield {name: array[start : start + _AT_ONCE] for name, array in values.items()}
+def _count(values: Values) -> int:
+    return len(next(iter(values.values())))
+
+
+def _chunks(values: Values, size: int = _AT_ONCE) -> Iterator[dict[str, Array]]:
+    for start in range(0, _count(values), size):
+        yield {name: array[start : start + size] for name, array in values.items()}
 
 
 def _prove_tensors(opened: OpenedSteps, original: Original) -> int:
@@ -95,9 +150,14 @@ def _prove_tensors(opened: OpenedSteps, original: Original) -> int:
     """
     count = 0
     for values in itertools.chain.from_iterable(map(_chunks, original.items)):
-        count += len(next(iter(values.values())))
+        count += _count(values)
         found, expected = opened.tensors(opened.prepare(values)), original.prepare(values)
-        for name in found.keys() & set(expected):
+        for name in found:
+            if name not in expected:
+                raise ParityError(
+                    f"{original.name} makes no '{name}', an input of the graph: without an original, the steps cannot "
+                    f"be proved; export the model without this input, or without steps (--task none)"
+                )
             if found[name].shape == expected[name].shape and np.array_equal(found[name], expected[name]):
                 continue
             shown = [item.decode(errors="replace")[:40] for item in next(iter(values.values())).tolist()]
@@ -139,7 +199,12 @@ def _distinct(answers: Values, tolerance: float) -> bool:
 
 
 def _run(opened: OpenedSteps, engine: Engine, raw: dict[str, Array]) -> Golden:
+    opened.check(raw)
     prepared = opened.prepare(raw)
     inputs = opened.tensors(prepared)
+    try:
+        check_inputs(opened.signature, inputs)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"the graph does not accept what the steps make of samples: {error}") from error
     outputs = engine.run(inputs)
     return Golden(inputs, outputs, raw, opened.finish(prepared, outputs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -13,11 +13,11 @@ _MODES = ("RGB", "L", "RGBA", "P", "CMYK", "LA", "1", "PA")
 _ORIENTATION = 0x0112  # the tag of EXIF
 
 
-def drawn(count: int, seed: int = 0, least: int = 1) -> Iterator[bytes]:
+def drawn(count: int, seed: int = 0, least: int = 1, sizes: Sequence[tuple[int, int]] = _SIZES) -> Iterator[bytes]:
     """Yield the files of ``count`` pictures, the same for each seed; their sides have at least ``least`` pixels."""
     random = np.random.default_rng(seed)
     for index in range(count):
-        width, height = _SIZES[(index * 3 + index // len(_SIZES)) % len(_SIZES)]
+        width, height = sizes[(index * 3 + index // len(sizes)) % len(sizes)]
         yield _file(random, (max(width, least), max(height, least)), _MODES[index % len(_MODES)], index % 9)
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from ingot.errors import InvalidArgument, ParityError, Unsupported
 from ingot.export import export_model, load_source
 from ingot.export.proof import texts
 from ingot.export.source import tasks
+from ingot.export.stages import steps as stage
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
+from ingot.steps import Values, image_classification, text_classification
+from ingot.steps.images.operations import Rescale
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 
@@ -38,14 +44,15 @@ def test_a_classifier_answers_with_labels(folder: Path, run_ingot: RunIngot, tmp
     assert succeeded(result).startswith(f"{tmp_path / 'net.ingot'}: net, fp32")
     assert "text-classification (config: id2label with 2 names)" in result.stderr
     assert "624 hard texts and pairs: ids equal" in result.stderr
-    assert "tokenize -> graph -> classify; answers of 64 texts equal to transformers" in result.stderr
+    assert "tokenize -> graph -> classify; answers of 128 texts and pairs equal to transformers" in result.stderr
     variant = Archive.open(tmp_path / "net.ingot").variant()
     proof = variant.serving.evidence.steps
     assert proof is not None
-    assert (proof.items, proof.answers) == (624, 64)
+    assert (proof.items, proof.answers) == (624, 128)
     assert proof.error < 1e-5
-    [golden, *_] = [case for case in variant.goldens() if case.raw]
+    golden, pair = (case for case in variant.goldens() if case.raw)
     assert set(golden.answers) == {"label", "score", "tokens", "cut_tokens"}
+    assert (set(golden.raw), set(pair.raw)) == ({"text"}, {"text", "text_pair"})
     assert set(golden.raw["text"]) <= set(texts.as_array(texts.samples()))
     assert list(variant.step_files()) == ["tokenizer.json"]
 
@@ -113,11 +120,71 @@ def test_steps_that_differ_are_found(folder: Path, monkeypatch: pytest.MonkeyPat
     assert described.original is not None
     step = described.steps.before[0].model_copy(update={"lower": True, "truncation_side": "left"})
     opened = described.steps.model_copy(update={"before": (step,)})
-    from ingot.export.stages import steps as stage
-
     signature = export_signature(module)
     with pytest.raises(ParityError, match="the steps make another 'input_ids' than transformers"):
         stage._prove_tensors(opened.open(lambda name: described.files[name], signature), described.original)
+
+
+def test_an_input_that_the_original_does_not_make(folder: Path) -> None:
+    found = tasks.find(folder)
+    assert found is not None
+    module: Any = load_source(str(folder))
+    described = found.describe(module)
+    original = described.original
+    assert original is not None
+
+    def prepare(values: Values) -> Values:
+        return {name: array for name, array in original.prepare(values).items() if name != "token_type_ids"}
+
+    opened = described.steps.open(lambda name: described.files[name], export_signature(module))
+    with pytest.raises(ParityError, match=r"transformers .* makes no 'token_type_ids', an input of the graph"):
+        stage._prove_tensors(opened, replace(original, prepare=prepare))
+
+
+class Lengths(nn.Module):
+    """Logits of each row: its sum of ids, half of it, and 1,000 less."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        total = (input_ids * attention_mask).sum(1, keepdim=True).float() / 16
+        return torch.cat([total, total / 2, total - 1000], 1)
+
+
+class TestDeclared:
+    inputs = ("input_ids:int64[batch,seq=1..64]", "attention_mask:int64[batch,seq=1..64]")
+
+    def export(self, labels: list[str], **options: Any) -> Archive:
+        steps = text_classification(bert.tokenizer_file(), labels, function="none", **options)
+        return export_model(Lengths(), inputs=self.inputs, output_names=["logits"], steps=steps, name="lengths")
+
+    def test_goldens_hold_what_the_steps_return(self) -> None:
+        variant = self.export(["x", "y", "z"], max_length=64).variant()
+        alone, pair = (case for case in variant.goldens() if case.raw)
+        assert (set(alone.raw), set(pair.raw)) == ({"text"}, {"text", "text_pair"})
+        assert alone.answers["label"].tolist() == [[b"x", b"y", b"z"]] * 3
+        assert (alone.answers["score"][:, 0] == alone.outputs["logits"][:, 0]).all()
+        assert variant.serving.evidence.steps is None
+        assert any("no original confirms them" in note for note in variant.serving.provenance.notes)
+
+    def test_labels_for_some_classes(self) -> None:
+        with pytest.raises(InvalidArgument, match="has 1 labels, but 'logits' has 3 classes"):
+            self.export(["x"])
+
+    def test_tensors_that_the_graph_does_not_accept(self) -> None:
+        with pytest.raises(InvalidArgument, match=r"the graph does not accept what the steps make of samples: .*seq"):
+            self.export(["x", "y", "z"], max_length=300)
+
+
+def test_declared_pictures_have_the_size_of_the_graph() -> None:
+    head = nn.Linear(3, 2)
+    with torch.no_grad():
+        head.bias.copy_(torch.tensor([100.0, 0]))
+    net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), head)
+    steps = image_classification(["a", "b"], function="none", operations=[Rescale(factor=1 / 255)])
+    archive = export_model(
+        net, inputs="pixel_values:float32[batch,3,8,8]", output_names=["logits"], steps=steps, name="pictures"
+    )
+    [golden] = [case for case in archive.variant().goldens() if case.raw]
+    assert golden.answers["label"].tolist() == [[b"a", b"b"]] * 3
 
 
 def export_signature(module: Any) -> Any:
