@@ -164,15 +164,21 @@ class TestAnswers:
         assert found["tokens"].tolist() == [5, 16]
         assert found["cut_tokens"].tolist() == [0, 8]
 
-    def test_requests_of_other_lengths_share_batches(self, stepped: RunningServer) -> None:
+    def test_requests_of_other_lengths_share_batches(self, path: Path) -> None:
         async def ask(client: AsyncClient, words: int) -> dict[str, Array]:
             return await client.infer("length", {"text": texts("a " * words)})
 
-        async def all_of_them() -> list[dict[str, Array]]:
-            async with AsyncClient(stepped.http_url) as client:
+        async def all_of_them(url: str) -> list[dict[str, Array]]:
+            async with AsyncClient(url) as client:
                 return await asyncio.gather(*(ask(client, 1 + index % 9) for index in range(40)))
 
-        for index, found in enumerate(asyncio.run(all_of_them())):
+        with ingot.serve(str(path), http_port=0, grpc_port=0, max_delay=1) as server:
+            answers = asyncio.run(all_of_them(server.http_url))
+            with Client(server.http_url) as client:
+                [counted] = client.statistics("length")
+        assert counted["inference_count"] == 40
+        assert counted["execution_count"] < 40
+        for index, found in enumerate(answers):
             assert found["tokens"].tolist() == [3 + index % 9]
             assert found["label"][0, 0] == (b"LONG" if 3 + index % 9 > 4 else b"SHORT")
 
