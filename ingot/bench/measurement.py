@@ -103,7 +103,7 @@ class Point:
     def name(self) -> str:
         if not self.clients:
             return f"{units.rate(self.offered)}/s"
-        return f"{self.clients} client{'s' if self.clients > 1 else ''}"
+        return units.counted(self.clients, "client")
 
     def quantile(self, share: float, *, strict: bool = False) -> float:
         """Return a quantile of the latency in seconds.

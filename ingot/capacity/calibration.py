@@ -23,6 +23,7 @@ from ingot.capacity.server import Server, Traffic
 from ingot.capacity.simulation import Overhead
 from ingot.errors import InvalidArgument, Unavailable, Unsupported
 from ingot.model_store import Variant
+from ingot.report.units import counted
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.profiling import profile
 from ingot.runtime.scheduling.latency_model import Latency
@@ -118,7 +119,7 @@ def measure(model: str, variant: Variant, site: Site, step: Callable[[str], None
     with serving(model, site, own) as (process, url), pinned(others):
         found = []
         for clients in _CLIENTS:
-            step(f"Loading a server with {clients} client{'s' if clients > 1 else ''}")
+            step(f"Loading a server with {counted(clients, 'client')}")
             found.append(_load(process.pid, url, site, clients, Latency(seconds)))
         server = Server(
             seconds=_corrected(seconds, found),

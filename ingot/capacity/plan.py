@@ -80,7 +80,7 @@ class Plan:
         self._step = step
         self._loads: dict[float, Load] = {}
         self.capacity = self._search()
-        """Requests per second of one replica that hold the objective."""
+        """Requests per second of one replica within the objective."""
 
     @cached_property
     def replicas(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.capacity.plan import Load, Plan
 from ingot.report import charts, pages
-from ingot.report.units import duration
+from ingot.report.units import counted, duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class Source:
         profile: where the latencies of the engine are from.
         overhead: where the times around the engine are from.
         sample: the inputs of a request, whose sizes the latencies depend on.
-        notes: what limits the plan.
-        command: repeats it.
+        notes: what the plan does not cover.
+        command: the command that makes the plan.
     """
 
     model: str
@@ -42,7 +42,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return the plan as terms and texts."""
     request = plan.request
     rows = [
-        ("capacity of a replica", f"{_rate(plan.capacity)} requests per second hold the objective"),
+        ("capacity of a replica", f"{_rate(plan.capacity)} requests per second within the objective"),
         ("replicas", f"{plan.replicas}, with {_rate(request.rate / plan.replicas)} requests per second each"),
         ("headroom", f"{plan.headroom:.0%} of the capacity is unused; at least {request.headroom:.0%} was asked for"),
         ("latencies", _latencies(plan.chosen)),
@@ -57,14 +57,12 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 def basis(plan: Plan, source: Source) -> list[tuple[str, str]]:
     """Return the assumptions of the plan as terms and texts."""
     server, overhead = plan.server, plan.server.overhead
-    cores = f"{server.cores} core{'s' if server.cores > 1 else ''}"
+    cores = counted(server.cores, "core")
     if server.device != "cpu":
         sharing = f"{cores} for the event loop; the engine runs on {server.device}"
     else:
-        threads = f"{server.threads} thread{'s' if server.threads > 1 else ''}"
-        apart = (
-            "the event loop takes its time from the engine's cores" if server.shared else "the event loop has a core"
-        )
+        threads = counted(server.threads, "thread")
+        apart = "the event loop shares the engine's cores" if server.shared else "the event loop has a core"
         sharing = f"{cores}, engine calls on {threads}: {apart}"
     latencies = ", ".join(f"{rows}: {duration(seconds)}" for rows, seconds in sorted(server.seconds.items()))
     return [
@@ -73,8 +71,8 @@ def basis(plan: Plan, source: Source) -> list[tuple[str, str]]:
         ("engine calls", f"{latencies} ({source.profile})"),
         (
             "time outside the engine",
-            f"{duration(overhead.request)} per request and {duration(overhead.call)} per call of the event loop"
-            + (f", {duration(overhead.wire)} on the way" if overhead.wire else "")
+            f"{duration(overhead.request)} per request and {duration(overhead.call)} per engine call"
+            + (f", {duration(overhead.wire)} in the kernel and the network" if overhead.wire else "")
             + f" ({source.overhead})",
         ),
     ]

@@ -90,7 +90,7 @@ class Server:
 
     @property
     def shared(self) -> bool:
-        """Whether the event loop takes its time from the engine's cores."""
+        """Whether the event loop shares the engine's cores."""
         return self.device == "cpu" and self.cores <= self.threads
 
     @property

@@ -172,8 +172,8 @@ def limited_load(
         stages: the number of stages that share the limit.
     """
     message = (
-        f"{source} did not load and answer within {units.written(seconds)}. If the model is only large, raise "
-        "--load-timeout (0 means no limit). A graph with a loop or nested functions may never end"
+        f"{source} did not load and answer within {units.written(seconds)}. If the model is just large, raise "
+        "--load-timeout (0 means no limit). A graph with a loop or nested functions may never finish loading"
     )
     with contextlib.ExitStack() as loading:
         begun = 0

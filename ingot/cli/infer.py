@@ -31,7 +31,8 @@ class Request:
         list[str],
         typer.Option(
             "--input",
-            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; of a model with steps NAME=TEXT; repeatable.",
+            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; NAME=TEXT for a model that takes texts; "
+            "repeatable.",
         ),
     ]
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = ""
@@ -56,15 +57,14 @@ def infer(
     request: Request,
     access: ClientAccess,
     max_response_mb: Annotated[
-        int, typer.Option(min=1, help="Size of a response in MiB, over which it is refused.")
+        int, typer.Option(min=1, help="Largest response in MiB; larger ones are refused.")
     ] = MAX_RESPONSE_MB,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
     """Send a request to a served model and print the response.
 
-    URL is http://host:port, https://host, grpc://host:port or, with TLS, grpcs://host:port, of any server of the Open
-    Inference Protocol.
+    The server can be any that has the Open Inference Protocol.
 
     Examples:
 
@@ -181,7 +181,7 @@ def _raw(value: str, file: Path | None) -> Array:
 
 
 def _labelled(outputs: Mapping[str, Array]) -> list[str] | None:
-    """Return a line with the labels and scores of each item, best first; None if the outputs are others."""
+    """Return a line with the labels and scores of each item, best first; None if there are no such outputs."""
     label, score = outputs.get("label"), outputs.get("score")
     if label is None or score is None or label.dtype != object or label.ndim != 2 or label.shape != score.shape:
         return None

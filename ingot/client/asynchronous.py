@@ -50,7 +50,7 @@ class AsyncClient:
         cert_file: PEM file of the client's own certificate, for a server that asks for one.
         cert_key_file: PEM file of its key.
         retries: how often a request is sent again that the server refuses for now (503, 429), or that did not reach it.
-        max_response_mb: size of an answer in MiB, over which it is refused.
+        max_response_mb: largest answer in MiB; larger ones are refused.
         connections: most connections over HTTP; more requests wait. gRPC has one connection for all.
 
     Examples:

@@ -47,7 +47,7 @@ class Client:
         cert_key_file: PEM file of its key.
         retries: how often a request is sent again that the server refuses for now (503, 429), after the time that the
             server names, or that did not reach it. A step of a sequence is sent again only if it did not reach it.
-        max_response_mb: size of an answer in MiB, over which it is refused.
+        max_response_mb: largest answer in MiB; larger ones are refused.
 
     Waits between retries are at least 0.1, 0.2, 0.4 s and so on, each with up to a quarter more, and never exceed the
     timeout: the error is raised at once instead, and its ``retry_after`` is the server's time in seconds.

@@ -1,4 +1,7 @@
-"""One setting of the server: its name, limits and texts, and how its values are read."""
+"""One setting of the server: its name, limits and texts, and how its values are read.
+
+A setting is added in config/fields.py.
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,11 @@ def count(number: int) -> str:
     return str(number) if number < 1000 else _scaled(number / 1000, 1000, ("k", "M", "G", "T", "P", "E"))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 core`` or ``2 cores``."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
 def rate(per_second: float) -> str:
     """Return a number per second, such as ``1,200`` or ``0.25``."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Changes of models that run while the server serves; a failure is logged."""
+    """Changes of models, made while the server serves; a failure is logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,13 +72,13 @@ async def load_model(model: Model, sizes: Sequence[int] = (), *, parkable: bool 
         if model.give_up(f"its load took longer than {longest}"):
             raise DeadlineExceeded(
                 f"model '{model.name}' version {model.version} was not ready within {longest}: it was {state}. If the "
-                "model is only large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 means no limit). A graph with a loop "
-                "or nested functions may never end"
+                "model is just large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 means no limit). A graph with a loop "
+                "or nested functions may never finish loading"
             ) from None
 
 
 def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Do work in a daemon thread, since an engine call or a registry that hangs must not keep the process.
+    """Do work in a daemon thread, since an engine call or a registry that hangs must not keep it from ending.
 
     Args:
         name: of the thread.
@@ -86,7 +86,7 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    # The user's operators may end the thread, by sys.exit() say.
+    # The user's operators may end the thread, for instance by sys.exit().
     outcome: T | Exception = InternalError(f"the thread ingot-{name} ended without a result")
 
     def settle() -> None:

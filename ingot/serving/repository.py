@@ -162,7 +162,10 @@ class Repository(Catalog):
         return str(error.unhinted).replace(f"the store at {self._store.root}", "the store")
 
     def forget(self, deployment: Deployment) -> None:
-        """Drop a deployment that was never loaded, with its metrics: clients choose the names of such."""
+        """Drop a deployment that was never loaded, with its metrics.
+
+        Clients choose these names, so they must not accumulate.
+        """
         del self.deployments[deployment.name, deployment.tag]
         self.metrics.forget(deployment.name, deployment.tag)
 

@@ -32,7 +32,7 @@ def test_a_plan_from_the_latencies_of_the_archive(run_ingot: RunIngot, digits_ar
     said = succeeded(done)
     for part in ("digits", "#int8: 50,000 requests per second", "capacity of a replica", "one replica lost", "cost"):
         assert part in said
-    assert "the event loop takes its time from the engine's cores" in said
+    assert "the event loop shares the engine's cores" in said
     assert "a constant for small requests, binary" in said
     page = (tmp_path / "plan.html").read_text()
     assert "objective: p99" in page

@@ -550,7 +550,7 @@ class TestDeep:
 
     def test_the_search_ends_at_its_limit(self, here: Path) -> None:
         (here / "waiting_net.py").write_text(WAITING, encoding="utf-8")
-        with pytest.raises(DeadlineExceeded, match=r"not finished after 0\.5 s, so there may be more"):
+        with pytest.raises(DeadlineExceeded, match=r"not finished after 0\.5 s, so there may be more causes"):
             explain_deep(Recipe("waiting_net:Net", ("x:float32[batch,4]",)), limit=0.5)
 
     def test_an_interrupt_ends_the_search(self, here: Path) -> None:

@@ -24,7 +24,7 @@ REQUEST, ANSWER = "request.json", "answer.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of ``load_source`` and ``export_model`` for another process, which must fit into JSON.
+    """The arguments of ``load_source`` and ``export_model``, as another process gets them in JSON.
 
     ``example`` is a file with example inputs. The others are as on the command line.
     """
@@ -60,8 +60,9 @@ def explain_deep(recipe: Recipe, limit: float) -> tuple[Explanation, ...]:
             try:
                 _, errors = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
-                late = f"the search is not finished after {limit:g} s, so there may be more; raise --explain-limit"
-                raise DeadlineExceeded(late) from None
+                raise DeadlineExceeded(
+                    f"the search is not finished after {limit:g} s, so there may be more causes; raise --explain-limit"
+                ) from None
             finally:
                 process.kill()
                 process.wait()

@@ -31,7 +31,7 @@ _OPTIONS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
     # The folder of precompiled headers is fixed when PyTorch is imported, and they would outlive the export.
     "aot_inductor.precompile_headers": False,
-    # Whatever the environment says: the weights stay in one layout, and are computed as in the program.
+    # Whatever the environment says, the compiler neither folds weights nor changes their layout.
     "freezing": False,
 }
 # Conversions to and from integers, which Inductor compiles without their Python source.
@@ -110,7 +110,9 @@ def _scratch() -> Iterator[Path]:
 
 def _check(program: Program, device: str) -> None:
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise InvalidArgument(f"a model cannot be compiled for '{device}' here; use cpu, or cuda on a machine with one")
+        raise InvalidArgument(
+            f"a model cannot be compiled for '{device}' here; use cpu, or cuda on a machine with a GPU"
+        )
     custom = [name for name in foreign_operators(program) if not name.startswith(_INTEGERS)]
     if custom:
         raise ExportError(

@@ -52,10 +52,10 @@ class Context:
         blobs: the files of the archive.
         conditions: conditions on sizes that held at every size tested, where not every declared size was tested.
         narrow: whether the captured graph has conditions that some declared sizes break.
-        broken: sizes that break a condition of a captured graph which is wrong there.
+        broken: sizes at which a captured graph is wrong because they break its condition.
         search_limit: a remark that the search for such sizes used up its budget, or empty.
         followed: an ONNX graph of a model that is packed in another format,
-            to follow its samples in; None without one.
+            in which the independence of samples is checked; None without one.
         stacks: where the nodes of the ONNX graph come from, by their outputs: stack traces.
         watched: the original, which notes state that it changes; None for an ONNX file.
         memory: the plan of a call's memory; None where there is no captured graph, or it does not run without data.
@@ -84,7 +84,7 @@ class Context:
         """Compare a candidate with the original; see :func:`ingot.export.proof.parity.prove`.
 
         Raises:
-            ParityError: it differs, or the original changes a state that is not lifted.
+            ParityError: it differs, or the original changes a state that is not an input and output of the graph.
         """
         exact = _InDouble(self.eager) if self.eager is not None else None
         remark = self._remark if most is None else lambda text: None

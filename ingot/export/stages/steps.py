@@ -1,4 +1,4 @@
-"""Proof of the steps around the graph: equal tensors of hard raw inputs, and equal answers."""
+"""Proof of a model's raw steps, such as its tokenizer: equal tensors of hard raw inputs, and equal answers."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Client:
         self._authorizer = Authorizer(address, credentials, self._ask)
         # Servers on this machine are not reached through a proxy.
         self._http = open_http(mounts={f"all://{self._base.host}": None} if is_loopback(self._base.host) else None)
-        # Connects to addresses in place of names, which would confuse a list of hosts without proxy.
+        # For connections by IP address: NO_PROXY lists names, so no proxy is used.
         self._direct = open_http(trust_env=False)
         for client in (self._http, self._direct):
             weakref.finalize(self, client.close)
@@ -147,8 +147,9 @@ class Client:
         Raises:
             Cancelled: this thread's transfer was cancelled.
             Transient: the failure may pass.
-            Unavailable: it will not.
-            InvalidArgument: the two sides are incompatible.
+            Unavailable: the failure is permanent, such as an unknown host.
+            InvalidArgument: the certificate is not trusted, the registry does not support HTTPS, or it redirects to an
+                invalid URL.
         """
         transfer = Transfer.of_this_thread()
         try:
@@ -224,13 +225,13 @@ class Client:
         content: Content,
         setting: str = addresses.REDIRECT_HOSTS,
     ) -> httpx.Response:
-        """Send a request to the registry, or to an address of the host that it leads to, without following redirects.
+        """Send a request to the registry, or to a host that it refers to, without following redirects.
 
         Raises:
             InvalidArgument: the host has a private address and ``setting`` does not list it.
         """
         target = httpx.URL(url)
-        # An empty list stands for the host's name.
+        # If empty, connect by the host's name.
         allowed = list(addresses.checked(self.address, target, setting))
         while True:
             extensions: dict[str, Any] = {"trace": self._connections.trace}
@@ -248,7 +249,7 @@ class Client:
                     raise
 
     def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> tuple[int, bytes]:
-        """Send a request of the authorizer: without additions, and without following redirects."""
+        """Send a request of the authorizer with the given headers only, and without following redirects."""
 
         def ask() -> tuple[int, bytes]:
             with self.errors():
@@ -282,7 +283,7 @@ class Client:
                 f"{request.scope.verb}"
             )
         if status == 404:
-            return NotFound(f"{self.address} does not have it ({said})")
+            return NotFound(f"{self.address} does not have {httpx.URL(request.url).path} ({said})")
         if "HTTPS server" in text:
             return InvalidArgument(f"{self.address} requires HTTPS; write oci+https://{self.address.netloc}")
         if status > 500:

@@ -1,4 +1,4 @@
-"""The access of calls to the grpcio server."""
+"""Access control of the grpcio server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-    """The access of one call."""
+    """The check of one call's access."""
 
     plane: DataPlane
     gate: Gate
@@ -74,7 +74,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or not scope:
             return handler
         values = [value for name, value in handler_call_details.invocation_metadata if name == "authorization"]
-        value = values[0] if len(values) == 1 else ""  # of several, a proxy may use another; an empty one is refused
+        # With several, a proxy may have checked another one: the empty value is refused.
+        value = values[0] if len(values) == 1 else ""
         raw = value if isinstance(value, bytes) else value.encode("latin-1", errors="replace")
         check = _Check(self._plane, self._gate, raw if values else None, scope, handler_call_details.method)
         if handler.unary_unary is not None:

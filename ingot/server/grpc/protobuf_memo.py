@@ -21,8 +21,9 @@ from ingot.protocol.regions import Reader, refuse
 from ingot.protocol.requests import InferRequest, InferResponse, Pattern, Route
 from ingot.tensors import Array, DType, arrays
 
+# Lengths of requests whose patterns are kept.
 _LENGTHS = 512
-# Most patterns of requests of one length; the latest are kept.
+# How many patterns of one length are kept; the latest are.
 _ALIKE = 8
 
 _NAME_TAG, _VERSION_TAG, _ID_TAG = 0x0A, 0x12, 0x1A
@@ -38,14 +39,14 @@ Decoded = tuple[InferRequest, bool]
 
 @dataclass(frozen=True)
 class _Message:
-    """The pattern of a request, relative to its first tensor, and the bytes that must precede each other tensor."""
+    """The pattern of a request, relative to its first tensor, and the bytes that must precede each further tensor."""
 
     pattern: Pattern
     gaps: tuple[tuple[int, int, bytes], ...]
 
     def read(self, data: bytes, start: int, identifier: str, left: float | None) -> InferRequest | None:
         """Return the request of a message whose first tensor begins at ``start``."""
-        if len(data) != start + self.pattern.size:  # a different message of the same length and beginning
+        if len(data) != start + self.pattern.size:  # a known beginning, but not the length of that pattern
             return None
         for begin, end, gap in self.gaps:
             if data[start + begin : start + end] != gap:
@@ -79,8 +80,8 @@ class Codec:
             client: who sends it, by its key.
 
         Returns:
-            The request, and whether its response shall have typed contents; or a function for a thread that returns
-            them, and raises NotFound or InvalidArgument, if that takes long.
+            The request, and whether its response shall have typed contents; or, if that takes long, a function to call
+            in a thread; it returns them, or raises NotFound or InvalidArgument.
 
         Raises:
             NotFound: there is no such model.
@@ -130,7 +131,7 @@ class Codec:
         prefix = message.SerializeToString(deterministic=True)
         key = prefix + _RAW_INPUT + _varint(len(raw[0]))
         whole = len(prefix) + sum(len(_RAW_INPUT + _varint(len(content))) + len(content) for content in raw)
-        # A longer message has further fields, and does not match.
+        # With further fields the message is longer than what is rebuilt here, so it is not learned.
         if len(key) > MEMO_BYTES or whole + with_id - len(prefix) != size or self._messages.is_new(key):
             return
         tags = [_RAW_INPUT + _varint(len(content)) for content in raw[1:]]
@@ -168,7 +169,7 @@ class Codec:
 
 
 def _learn_response(route: Route, kind: tuple[Any, ...]) -> _Form | None:
-    """Cache and return a response without its id and tensors; None if it has text tensors, or tensors elsewhere.
+    """Cache and return a response without its id and tensors; None if it has text tensors, or outputs in shared memory.
 
     Args:
         route: of the responses.

@@ -46,7 +46,7 @@ class LazyApp:
     async def warm(self) -> None:
         """Prepare what the first requests would wait for, in a thread that a stopping server does not wait for."""
         app = await self._loaded()
-        await in_thread("warm", app.openapi)  # which keeps its result
+        await in_thread("warm", app.openapi)  # FastAPI keeps it
 
     async def _loaded(self) -> Any:
         async with self._lock:

@@ -1,4 +1,7 @@
-"""Bodies that need more than one tick of the event loop: compressed bodies, and large JSON, decoded in a thread."""
+"""Bodies that need more than one tick of the event loop: compressed bodies, and large JSON, decoded in a thread.
+
+The limits on the size of bodies, and on the memory of all together, are in server/net/limits.py.
+"""
 
 from __future__ import annotations
 

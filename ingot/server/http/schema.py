@@ -36,7 +36,7 @@ class Ready(BaseModel):
 
 
 class ServerMetadata(BaseModel):
-    """Answer of /v2. ``build`` is ``compiled`` or ``pure``, over HTTP only."""
+    """Answer of /v2. ``build`` (HTTP only) is ``compiled`` or ``pure``."""
 
     name: str
     version: str
@@ -74,7 +74,7 @@ class ModelMetadata(BaseModel):
 
 
 class ModelStatistics(BaseModel):
-    """Answer of /v2/models/{model}/stats: Triton's, and what only this server knows, as ``ingot``."""
+    """Answer of /v2/models/{model}/stats: Triton's statistics, and our own under ``ingot``."""
 
     model_stats: list[dict[str, Any]]
 
@@ -320,7 +320,7 @@ class RerankRequest(BaseModel):
 
 
 class Ranking(RootModel[list[dict[str, Any]] | dict[str, Any]]):
-    """Answer of /rerank: a list of index, score and text; of ``documents``, an object that has ``results``."""
+    """Answer of /rerank: a list of index, score and text, or an object with ``results`` if ``documents`` were sent."""
 
 
 class InferenceRequest(BaseModel):
@@ -400,5 +400,5 @@ def refusals(operation: Operation) -> dict[int | str, dict[str, Any]]:
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Refusal, "description": "The request cannot be answered"},
-    "5XX": {"model": Refusal, "description": "The server cannot answer now, or not in this way"},
+    "5XX": {"model": Refusal, "description": "The server cannot answer now, or does not support this"},
 }

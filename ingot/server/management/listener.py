@@ -61,7 +61,8 @@ class Management:
             audit: where refused requests are logged; None if they are not.
 
         Raises:
-            InvalidArgument: an address that was asked for cannot be opened. Without the default one, it is logged.
+            InvalidArgument: an address that was asked for cannot be opened. If the default one cannot be opened, that
+                is only logged.
         """
         config = self._config
         self._audit = audit

@@ -42,7 +42,7 @@ class _Request(logging.Filter):
 
 
 class HumanFormatter(logging.Formatter):
-    """One line per record, with its fields as ``name=value`` behind the message."""
+    """One line per record, with its fields, except those already in the message, as ``name=value`` behind it."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -89,7 +89,7 @@ class LogWriter(logging.Handler):
         self.on_lost: Callable[[int], None] = lambda _: None
         self._stream = stream
         self._lines: SimpleQueue[bytes | threading.Event] = SimpleQueue()
-        # Each is changed by one thread at a time: by that which holds the handler's lock, and by the writer.
+        # `_accepted` and `_dropped` are changed under the handler's lock, `_written` by the writer.
         self._accepted = self._written = 0
         self._dropped = 0
         threading.Thread(target=self._run, name="ingot-log", daemon=True).start()
@@ -102,7 +102,7 @@ class LogWriter(logging.Handler):
             self.on_lost(1)
             return
         if self._dropped:
-            line = f"{self._dropped} log records were lost, as stderr was not read\n".encode() + line
+            line = f"{self._dropped} log records were lost, as stderr did not take them fast enough\n".encode() + line
             self._dropped = 0
         self._accepted += len(line)
         self._lines.put(line)

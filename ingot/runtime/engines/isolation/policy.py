@@ -6,6 +6,7 @@ import importlib.util
 
 from ingot.bounds import Bounds
 from ingot.errors import Unsupported, missing_package
+from ingot.report import units
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.machine import devices
 from ingot.runtime.settings.settings import Settings
@@ -40,21 +41,23 @@ def check_shards(settings: Settings, format: str) -> None:  # noqa: A002 - as ar
     named = devices.spread(device)
     if ":" in device and len(named) != count:
         raise Unsupported(
-            f"--device {device} names {len(named)} of the {count} devices of --shards {count}; name {count}, or give "
-            f"--device {devices.kind_of(device)} for the first {count}"
+            f"--device {device} names {units.counted(len(named), 'device')}, and --shards {count} needs {count}; name "
+            f"{count}, or give --device {devices.kind_of(device)} for the first {count}"
         )
     gpus = devices.gpu_count()
+    visible = f"{units.counted(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} visible"
     if devices.kind_of(device) == "cuda" and len({*named}) < len(named):
         raise Unsupported(f"--device {device} names a GPU twice; each process of --shards {count} needs its own")
     for each in named if device.startswith("cuda:") and gpus else ():
         if int(each.partition(":")[2]) >= gpus:
             raise Unsupported(
-                f"device '{each}' is not available: {gpus} GPUs are visible, the first of which is cuda:0; give others "
-                "in --device"
+                f"device '{each}' is not available: {visible}, counted from cuda:0; give others in --device"
             )
     if (devices.kind_of(device) == "cuda" or (device == "auto" and gpus)) and gpus < count:
         raise Unsupported(
-            f"--shards {count} needs {count} GPUs, and {gpus} are visible; give --shards {gpus}, or --device cpu"
+            f"--shards {count} needs {count} GPUs, and {visible}; "
+            + (f"give --shards {gpus}" if gpus > 1 else "leave out --shards")
+            + ", or give --device cpu"
             if gpus
             else f"device '{device}' is not available: there is no NVIDIA driver or GPU; give --device cpu"
         )

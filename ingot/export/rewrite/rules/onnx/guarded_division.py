@@ -29,8 +29,8 @@ class GuardedDivision(OnnxRule):
     """Makes the least integer divided by -1 wrap around to itself, as in numpy and in ONNX Runtime's ``Mod``.
 
     The processor traps on this quotient, which it cannot represent, and the signal ends the process. Divisions whose
-    divisor is a constant other than -1, or of which one operand is known not to be negative, are left. So are those of
-    unknown datatype, and those in bodies of local functions.
+    divisor is a constant other than -1, or of which one operand is known not to be negative, stay as they are. So do
+    those of unknown datatype, and those in bodies of local functions.
     """
 
     name = "guarded-division"
