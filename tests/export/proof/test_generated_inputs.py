@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -198,7 +199,7 @@ def test_a_wrong_declaration_is_named_and_sizes_are_not_blamed(
     with pytest.raises(InvalidArgument) as caught:
         export_model(module, inputs=inputs)
     assert str(caught.value).endswith(remedy)
-    assert "generated" not in str(caught.value)
+    assert "were generated" not in str(caught.value)
 
 
 @pytest.mark.parametrize("function", [torch.floor_divide, torch.remainder, torch.fmod])
@@ -343,9 +344,9 @@ def test_a_model_that_runs_on_nothing_made_up() -> None:
 
     with pytest.raises(ExportError) as caught:
         export_model(Function(refuse), inputs=["x:float32[n,4]"])
-    assert "not unit vectors; the sizes n=3 and the values were generated" in str(caught.value)
+    assert re.search(r"not unit vectors \(at .*\); the sizes n=3 and the values were generated", str(caught.value))
     assert all(str(caught.value).count(remedy) == 1 for remedy in ("n=2..", "n=..512:32", "--example"))
-    with pytest.raises(ExportError, match="not unit vectors; the values were generated: pass real ones with --example"):
+    with pytest.raises(ExportError, match=r"not unit vectors \(at .*\); the values were generated: pass real ones"):
         export_model(Function(refuse), inputs=["x:float32[3,4]"])
 
 
