@@ -1,7 +1,8 @@
 """Count the instructions that a server executes for a request: ``python -m benchmarks.serving.instructions COMMIT``.
 
-Valgrind's callgrind counts them in user space, whatever else the machine runs: a difference of one percent shows on a
-machine whose times differ by a third. Instructions are not time: they say nothing about the kernel, caches and waiting.
+Valgrind's callgrind counts them in user space, whatever else the machine runs. Several clients form other batches in
+each run, so only one client shows small differences. Instructions are not time: they say nothing about the kernel,
+caches and waiting. Calls are slow under Valgrind, so that they run in the worker's thread and not in the event loop.
 Each given commit, wheel or folder is compared with the first one; ``.`` is this tree. A compiled wheel counts twice,
 compiled and as source.
 """

@@ -25,6 +25,7 @@ from benchmarks.serving.loads import Load
 from benchmarks.serving.models import Model, model
 from benchmarks.serving.processes import Process, body_of, free_ports
 from benchmarks.serving.rounds import Plan, Run, serving
+from benchmarks.serving.versions import Version
 from benchmarks.serving.wires import OpenBinary, OpenGrpc, OpenJson, PlainBinary, PlainJson
 from tests.server.outside import wait_until
 from tests.support import RequireTool
@@ -221,6 +222,16 @@ def test_a_compiled_wheel_of_another_source_is_left_out(tmp_path: Path) -> None:
     server.site(tmp_path).mkdir(parents=True)
     (server.site(tmp_path) / "ingot").symlink_to(ROOT / "ingot")
     assert server.missing(tmp_path) == ""
+
+
+def test_a_version_runs_the_code_of_its_folder(tmp_path: Path) -> None:
+    """Also where the working directory has a package of the same name, as that of the benchmark has."""
+    (tmp_path / "ingot").mkdir()
+    (tmp_path / "ingot" / "__init__.py").touch()
+    Version("old", folder=str(tmp_path)).check()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(SystemExit, match="would import"):
+        Version("other", folder=str(tmp_path / "other")).check()
 
 
 def test_the_documentation_has_room_for_the_figures() -> None:

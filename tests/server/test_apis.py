@@ -81,7 +81,7 @@ def ranker(folder: Path) -> Archive:
     graph = onnx_models.save(
         folder / "ranker.onnx", nodes, inputs, [(output.name, TensorProto.FLOAT, output.shape)], constants
     )
-    described = text_ranking(tokenizer_file(), max_length=16)
+    described = text_ranking(tokenizer_file(), max_length=16, text="question")  # the APIs find the input's name
     return archive("ranker", described, (MASK, TYPES), output, graph.read_bytes())
 
 

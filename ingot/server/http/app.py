@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -242,7 +242,7 @@ async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
     """Return the answer of another server's API, in JSON that a thread makes if it is long."""
     content = await handler(call)
     lists = content.values() if isinstance(content, dict) else (content,)
-    many = any(len(each) > _ITEMS_AT_ONCE for each in lists if not isinstance(each, str | int))
+    many = any(len(each) > _ITEMS_AT_ONCE for each in lists if isinstance(each, Sized) and not isinstance(each, str))
     return responses.HttpResponse(200, await compression.run(partial(json_codec.dumps, content), in_thread=many))
 
 

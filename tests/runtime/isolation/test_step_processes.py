@@ -16,6 +16,7 @@ from PIL import Image as Pillow
 
 from ingot import foreign
 from ingot.errors import EngineLost, InvalidArgument, TooLarge
+from ingot.runtime.engines.isolation import step_processes
 from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
@@ -50,6 +51,22 @@ def processes(lost: list[str]) -> Iterator[StepProcesses]:
     with contextlib.closing(StepProcesses(STEP, 2, None, 60)) as opened:
         opened.supervise("m", lost.append)
         yield opened
+
+
+def test_a_process_that_does_not_start_ends_those_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[contextlib.ExitStack] = []
+
+    def start(*_: object) -> contextlib.ExitStack:
+        if started:
+            raise EngineLost("no second one")
+        started.append(contextlib.ExitStack())
+        started[0].callback(started.clear)
+        return started[0]
+
+    monkeypatch.setattr(step_processes, "ProcessEngine", start)
+    with pytest.raises(EngineLost, match="no second one"):
+        StepProcesses(STEP, 2, None, 60)
+    assert not started
 
 
 def test_values_and_errors_are_those_of_the_step(processes: StepProcesses) -> None:

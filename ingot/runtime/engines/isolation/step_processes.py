@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -53,7 +54,12 @@ class StepProcesses:
             call_timeout=_CALL_SECONDS,
         )
         self._threads = ThreadPoolExecutor(count, f"ingot-{step.kind}")
-        self._engines = [*self._threads.map(lambda _: ProcessEngine(spec, isolation), range(count))]
+        self._engines: list[ProcessEngine] = []
+        with ExitStack() as undo:
+            undo.callback(self.close)  # the processes that have started, if one does not
+            for _ in self._threads.map(lambda _: self._engines.append(ProcessEngine(spec, isolation)), range(count)):
+                pass
+            undo.pop_all()
         self._idle: SimpleQueue[ProcessEngine] = SimpleQueue()
         for engine in self._engines:
             self._idle.put(engine)

@@ -16,14 +16,15 @@ from ingot.server.plane.apis.fields import InvalidField
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.steps import Steps
+from ingot.steps.classify import Classify
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array
 
 EMBEDDING = "sentence-similarity"
 RANKING = "text-ranking"
+CLASSIFICATION = "text-classification"
 # Names and scores that the event loop puts together itself.
 _AT_ONCE = 1 << 10
-CLASSIFICATION = "text-classification"
 
 
 class Served(NamedTuple):
@@ -38,9 +39,14 @@ class Served(NamedTuple):
         return next(step for step in self.steps.before if isinstance(step, Tokenize))
 
     @property
+    def classify(self) -> Classify | None:
+        """The step that makes scores of logits; None for an embedding."""
+        return next((step for step in self.steps.after if isinstance(step, Classify)), None)
+
+    @property
     def output(self) -> str:
-        """The name of the answer: the first output that is not a name of classes."""
-        return next(spec.name for spec in self.steps.outputs if spec.name != "label")
+        """The name of the answer: the scores, or the vectors."""
+        return self.steps.outputs[0].name if self.classify is None else self.classify.score
 
 
 class Answer(NamedTuple):
@@ -75,6 +81,8 @@ def find(plane: DataPlane, name: str, *tasks: str) -> Served:
         raise InvalidField("model", f"is '{name}', which answers tensors only: it was exported without steps")
     if steps.task not in tasks:
         raise InvalidField("model", f"is '{name}', whose task is {steps.task}; this API serves: {', '.join(tasks)}")
+    if not any(isinstance(step, Tokenize) for step in steps.before):
+        raise InvalidField("model", f"is '{name}', whose steps have no tokenizer")
     return Served(model, steps)
 
 
@@ -211,9 +219,10 @@ async def labelled(served: Served, answer: Answer, count: int = 0) -> list[list[
     Raises:
         InvalidField: the model has no names of classes.
     """
-    if "label" not in answer.values:
+    step = served.classify
+    if step is None or not {step.label, step.score} <= answer.values.keys():
         raise InvalidField("model", f"is '{served.model.name}', which has no names of classes")
-    names, scores = (answer.values[name][:, : count or None] for name in ("label", "score"))
+    names, scores = (answer.values[name][:, : count or None] for name in (step.label, step.score))
     return await compression.run(partial(_labelled, names, scores), in_thread=scores.size > _AT_ONCE)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ingot.errors import InvalidArgument, quoted, shortened
 
-_MISSING = object()
-
 
 class InvalidField(InvalidArgument):
     """A field of a body is wrong; ``field`` is its name."""

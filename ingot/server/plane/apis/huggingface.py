@@ -54,7 +54,7 @@ async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
     parameters = fields.nested("parameters")
     texts = texts_of("inputs", fields.any("inputs"), served.steps.max_items)
     count = parameters.count("top_k")
-    declared = next((step.function for step in served.steps.after if step.kind == "classify"), "none")
+    declared = "none" if served.classify is None else served.classify.function
     wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
     if wanted != declared:
         raise InvalidField("parameters.function_to_apply", f"is '{wanted}'; the model's steps apply {declared}")

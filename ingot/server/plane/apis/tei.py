@@ -11,7 +11,6 @@ from ingot.server.plane.apis import asking
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, InvalidField, check_count, texts_of
 from ingot.server.plane.handlers import Call
-from ingot.steps import Steps
 from ingot.tensors import Array
 
 _KINDS = {
@@ -77,7 +76,7 @@ async def info(call: Call) -> dict[str, Any]:
         "model_id": served.model.name,
         "model_sha": served.model.digest or None,
         "model_dtype": str(served.model.signature.outputs[0].dtype.numpy),
-        "model_type": _type(steps),
+        "model_type": _type(served),
         "max_input_length": tokenize.max_length,
         "max_client_batch_size": steps.max_items,
         "auto_truncate": tokenize.overflow == "cut",
@@ -105,13 +104,14 @@ def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:
     return status, {"error": public_text(error), "error_type": kind}
 
 
-def _type(steps: Steps) -> dict[str, Any]:
+def _type(served: Served) -> dict[str, Any]:
+    steps = served.steps
     if steps.task == asking.EMBEDDING:
         pooling = next((step.modes[0] for step in steps.after if step.kind == "pool"), "mean")
         return {"embedding": {"pooling": pooling}}
     if steps.task == asking.RANKING:
         return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
-    labels = next((step.labels for step in steps.after if step.kind == "classify"), ())
+    labels = () if served.classify is None else served.classify.labels
     return {
         "classifier": {
             "id2label": {str(index): label for index, label in enumerate(labels)},
