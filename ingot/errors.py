@@ -3,6 +3,7 @@
     IngotError
     ├── InvalidArgument      the caller's input is wrong (bad tensor, bad reference, bad option)
     │   ├── InvalidConfig    a configuration file has faults
+    │   ├── InvalidField     a field of a JSON body is wrong
     │   ├── InvalidArchive   a file is not an archive, or is damaged
     │   ├── Untrusted        an archive lacks a signature that the trust policy requires
     │   ├── ExportError      the model cannot be captured or lowered
@@ -91,6 +92,14 @@ class InvalidConfig(InvalidArgument):
         more = f" (and {len(problems) - 1} more; ingot config check lists them)" if len(problems) > 1 else ""
         super().__init__(f"{problems[0]}{more}")
         self.problems = problems
+
+
+class InvalidField(InvalidArgument):
+    """A field of a JSON body is wrong; ``field`` is its name."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(f"'{shortened(field)}' {message}")
+        self.field = shortened(field)
 
 
 class InvalidArchive(InvalidArgument):

@@ -44,7 +44,7 @@ Registry: TypeAlias = "ONNXRegistry"
 """The ONNX exporter's translations, by operator."""
 
 # States a condition on values for torch.export: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/__init__.py
-check = torch._check
+check: Callable[[bool], None] = torch._check
 
 
 # Tensors and modules

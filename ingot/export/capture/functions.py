@@ -21,7 +21,14 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 
 from ingot.export.capture import recurrent
-from ingot.export.torch_internals import broadcast_shapes, remember_constructors, sym_max, sym_min, without_listing
+from ingot.export.torch_internals import (
+    broadcast_shapes,
+    check,
+    remember_constructors,
+    sym_max,
+    sym_min,
+    without_listing,
+)
 
 Tensor = torch.Tensor
 
@@ -265,7 +272,7 @@ def _combinations(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             kept = kept & (one <= other if with_replacement else one < other)
         chosen = kept.nonzero()
         number = math.prod(size + step if with_replacement else size - step for step in range(r)) // math.factorial(r)
-        cast(Any, torch)._check(chosen.shape[0] == number)
+        check(chosen.shape[0] == number)
         return input[chosen]
 
     return combinations

@@ -68,8 +68,8 @@ class _Lengths:
     @functools.cached_property
     def longest(self) -> int:
         longest: Any = self.lengths.max().item()
-        torch_internals.check(longest >= 0)  # type: ignore[no-untyped-call]
-        torch_internals.check(longest <= self.steps)  # type: ignore[no-untyped-call]
+        torch_internals.check(longest >= 0)
+        torch_internals.check(longest <= self.steps)
         return longest  # type: ignore[no-any-return]
 
     def size(self, dim: int) -> int:

@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ingot.errors import NotFound, quoted
+from ingot.errors import InvalidField, NotFound, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.runtime import Model
 from ingot.server.net import compression
-from ingot.server.plane.apis.fields import InvalidField
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.steps import Steps
-from ingot.steps.classify import Classify
+from ingot.steps.after.classify import Classify
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.errors import InvalidArgument, quoted, shortened
-
-
-class InvalidField(InvalidArgument):
-    """A field of a body is wrong; ``field`` is its name."""
-
-    def __init__(self, field: str, message: str):
-        super().__init__(f"'{shortened(field)}' {message}")
-        self.field = shortened(field)
+from ingot.errors import InvalidField, quoted
 
 
 class Fields:

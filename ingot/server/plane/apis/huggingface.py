@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ingot.errors import IngotError, public_text, quoted
+from ingot.errors import IngotError, InvalidField, public_text, quoted
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking, tei
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, InvalidField, texts_of
+from ingot.server.plane.apis.fields import Fields, texts_of
 from ingot.server.plane.handlers import Call
 
 # Parameters of the embedding that clients send at the root.

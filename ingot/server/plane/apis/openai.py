@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import Code, IngotError, public_text
+from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
-from ingot.server.plane.apis.fields import Fields, InvalidField
+from ingot.server.plane.apis.fields import Fields
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 

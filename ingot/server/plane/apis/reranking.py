@@ -8,9 +8,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from ingot.errors import IngotError, quoted
+from ingot.errors import IngotError, InvalidField, quoted
 from ingot.server.plane.apis import asking, tei
-from ingot.server.plane.apis.fields import Fields, InvalidField, check_count
+from ingot.server.plane.apis.fields import Fields, check_count
 from ingot.server.plane.handlers import Call
 
 

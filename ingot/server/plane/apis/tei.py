@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ingot._version import __version__
-from ingot.errors import Code, IngotError, public_text
+from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, InvalidField, check_count, texts_of
+from ingot.server.plane.apis.fields import Fields, check_count, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 
