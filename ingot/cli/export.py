@@ -20,7 +20,7 @@ from ingot.errors import ExportError, IngotError, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from ingot.export.estimate.plan import Estimate
-    from ingot.export.source.tasks import Found
+    from ingot.export.tasks import Found
     from ingot.model_store import Archive, ServingDefaults
     from ingot.steps import Described
 
@@ -75,7 +75,7 @@ class Original:
 
     def found(self, source: str) -> Found | None:
         """Return the task of a folder, for which steps are known."""
-        from ingot.export.source import tasks
+        from ingot.export import tasks
 
         folder = Path(source).expanduser()
         if self.steps is not None or (

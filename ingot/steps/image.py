@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingot.errors import InvalidArgument
-from ingot.steps.classify import Classify
+from ingot.steps.after.classify import Classify
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import Filter, Operation
 from ingot.steps.images.presets import IMAGENET, classifier
@@ -44,7 +44,7 @@ def image_classification(
         filter: of the resize.
         operations: instead of these five, such as those of :func:`ingot.steps.images.presets.from_timm`.
         options: fields of :class:`~ingot.steps.images.image.Image`, such as ``pixels``, the graph's input, and of
-            :class:`~ingot.steps.classify.Classify`, such as ``top_k``.
+            :class:`~ingot.steps.after.classify.Classify`, such as ``top_k``.
 
     Raises:
         InvalidArgument: ``resize`` is smaller than ``size``, or an option is wrong.

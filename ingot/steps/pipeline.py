@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.errors import InvalidArgument
-from ingot.steps.classify import Classify
-from ingot.steps.dense import Dense
+from ingot.steps.after.classify import Classify
+from ingot.steps.after.dense import Dense
+from ingot.steps.after.normalize import Normalize
+from ingot.steps.after.pool import Pool
 from ingot.steps.images.image import Image
 from ingot.steps.item import ItemStep
-from ingot.steps.normalize import Normalize
-from ingot.steps.pool import Pool
 from ingot.steps.step import Apply, Files, Values
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.steps.classify import Classify
-from ingot.steps.normalize import Normalize
+from ingot.steps.after.classify import Classify
+from ingot.steps.after.normalize import Normalize
+from ingot.steps.after.pool import Mode, Pool
 from ingot.steps.pipeline import AnyStep, Steps
-from ingot.steps.pool import Mode, Pool
 from ingot.steps.step import Values
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import DType, TensorSpec

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.steps import Steps, image_classification, text_classification
-from ingot.steps.classify import Classify
-from ingot.steps.dense import Dense
-from ingot.steps.normalize import Normalize
-from ingot.steps.pool import Pool
+from ingot.steps.after.classify import Classify
+from ingot.steps.after.dense import Dense
+from ingot.steps.after.normalize import Normalize
+from ingot.steps.after.pool import Pool
 from ingot.steps.step import Step
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec

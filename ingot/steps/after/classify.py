@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from ingot.errors import InvalidArgument
-from ingot.steps.dense import sigmoid
+from ingot.steps.after.dense import sigmoid
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array, TensorSpec
 

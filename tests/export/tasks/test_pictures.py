@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import InvalidArgument
-from ingot.export.source import pictures, tasks
+from ingot.export import tasks
 from ingot.model_store import Archive
 from tests.support import RunIngot, succeeded
 
@@ -32,7 +32,7 @@ def save(folder: Path) -> Path:
     )
     ViTForImageClassification(config).save_pretrained(folder)
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, "resample": 3}
-    (folder / pictures.FILE).write_text(json.dumps(processor))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
 
 
@@ -63,7 +63,7 @@ def test_a_folder_needs_a_classifier_and_its_processor(tmp_path: Path) -> None:
     assert tasks.find(tmp_path) is None
     with pytest.raises(InvalidArgument, match=r"task image-classification needs .* and preprocessor_config.json"):
         tasks.find(tmp_path, "image-classification")
-    (tmp_path / pictures.FILE).write_text("{}")
+    (tmp_path / "preprocessor_config.json").write_text("{}")
     found = tasks.find(tmp_path)
     assert found is not None
     assert found.task == "image-classification"

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from ingot.errors import InvalidArgument, ParityError, Unsupported
-from ingot.export import export_model, load_source
+from ingot.export import export_model, load_source, tasks
 from ingot.export.proof import texts
-from ingot.export.source import tasks
 from ingot.export.stages import steps as stage
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine

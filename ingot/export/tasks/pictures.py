@@ -12,6 +12,7 @@ import numpy as np
 from ingot import foreign
 from ingot.errors import InvalidArgument, missing_package
 from ingot.export.program import quiet
+from ingot.export.tasks.folder import Folder, Found
 from ingot.steps import Described, Original, Values, image_classification
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
@@ -22,18 +23,13 @@ FILE = "preprocessor_config.json"
 _HARD, _SAMPLES, _LEAST = 60, 50, 24
 
 
-def fits(folder: Path, architecture: str, task: str) -> bool:
-    """Return whether a folder is a classifier of pictures with an image processor, for a task that may be ``auto``.
-
-    Raises:
-        InvalidArgument: it is not, though the task says so.
-    """
-    found = architecture.endswith("ForImageClassification") and (folder / FILE).is_file()
-    if task == "image-classification" and not found:
-        raise InvalidArgument(
-            f"task {task} needs a model ...ForImageClassification and {FILE}; {folder} has {architecture or 'no model'}"
-        )
-    return found and task in ("auto", "image-classification")
+def find_classifier(folder: Folder, *, named: bool) -> Found | None:
+    """Return a classifier of pictures that has an image processor; see :func:`ingot.export.tasks.find`."""
+    if not folder.architecture.endswith("ForImageClassification") or not (folder.path / FILE).is_file():
+        if named:
+            raise folder.needs("image-classification", f"a model ...ForImageClassification and {FILE}")
+        return None
+    return Found("image-classification", folder.why, folder.path, lambda module: describe(module, folder.path))
 
 
 def describe(module: Any, folder: Path) -> Described:

@@ -1,0 +1,48 @@
+"""The tasks of folders of transformers and sentence-transformers: the steps of each, and the original to compare with.
+
+One file holds the tasks of one kind of input. A new task is a function that finds it in a folder, and an entry in the
+table here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ingot.export.tasks import embedding, pictures, texts
+from ingot.export.tasks.folder import Folder, Found, Task
+
+__all__ = ["Found", "Task", "find"]
+
+
+class _Find(Protocol):
+    def __call__(self, folder: Folder, *, named: bool) -> Found | None:
+        """Return the task if the folder has it; raise InvalidArgument if it does not, and the user named the task."""
+
+
+# In the order in which a folder is tried.
+_FINDERS: Mapping[str, _Find] = {
+    "sentence-similarity": embedding.find_embedding,
+    "image-classification": pictures.find_classifier,
+    "text-ranking": texts.find_ranker,
+    "text-classification": texts.find_classifier,
+}
+
+
+def find(path: Path, task: Task = "auto") -> Found | None:
+    """Return the task of a folder; None if it has no task that steps are known for.
+
+    Args:
+        path: a folder of transformers or sentence-transformers.
+        task: ``auto`` finds it from the files, ``none`` looks for none.
+
+    Raises:
+        InvalidArgument: a file is damaged, the task does not fit the folder, or a module of sentence-transformers has
+            no step.
+    """
+    if task == "none" or not path.is_dir():
+        return None
+    folder = Folder(path)
+    if task != "auto":
+        return _FINDERS[task](folder, named=True)
+    tried = (finder(folder, named=False) for finder in _FINDERS.values())
+    return next((found for found in tried if found is not None), None)

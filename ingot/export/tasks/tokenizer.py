@@ -1,0 +1,116 @@
+"""The tokenizer of a folder, and what transformers itself makes of texts, with which steps are compared."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot import foreign
+from ingot.errors import InvalidArgument, Unsupported
+from ingot.export.program import quiet
+from ingot.export.proof import texts
+from ingot.steps import Original, Values
+
+# Patterns of files that have the words of a tokenizer. Without one, transformers makes an empty tokenizer.
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.vocab", "*.tiktoken")
+
+
+class FolderTokenizer:
+    """The tokenizer of a folder as transformers loads it."""
+
+    def __init__(self, folder: Path, module: Any, **options: Any):
+        import transformers
+
+        def unread(error: Exception) -> str:
+            return f"the tokenizer in {folder} cannot be loaded: {foreign.one_line(error)}"
+
+        with foreign.reported_as(InvalidArgument, unread), quiet():
+            self.own: Any = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES) or len(self.own) <= len(
+            self.own.all_special_ids
+        ):
+            raise Unsupported(
+                f"{folder} has no words of a tokenizer ({', '.join(_VOCABULARIES)}); save it with "
+                "tokenizer.save_pretrained(FOLDER), or export the model without steps (--task none)"
+            )
+        if not getattr(self.own, "is_fast", False):
+            raise Unsupported(
+                f"the tokenizer in {folder} ({type(self.own).__name__}) is Python code, which an archive cannot hold; "
+                "export the model without steps (--task none)"
+            )
+        if self.own.pad_token is None:
+            raise Unsupported(
+                f"the tokenizer in {folder} has no pad token, with which texts of different lengths share a batch; set "
+                "one before it is saved, or export the model without steps (--task none)"
+            )
+        self.name = f"transformers {transformers.__version__}"
+        self.max_length = _max_length(self.own, module)
+        if (own := options.pop("max_length", None)) is not None:
+            self.max_length = min(self.max_length, own)
+        self._options = options
+
+    @property
+    def content(self) -> bytes:
+        """The serialization of the loaded tokenizer, which may differ from ``tokenizer.json``."""
+        from tokenizers import Tokenizer
+
+        copy: Any = Tokenizer.from_str(self.own.backend_tokenizer.to_str())
+        copy.no_truncation()
+        copy.no_padding()
+        return str(copy.to_str()).encode()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of the step."""
+        own = self.own
+        return {
+            "max_length": self.max_length,
+            "pad_id": own.pad_token_id or 0,
+            "pad_type": own.pad_token_type_id or 0,
+            "padding_side": own.padding_side,
+            "truncation_side": own.truncation_side,
+            **self._options,
+        }
+
+    def prepare(self, values: Values, kind: str = "np") -> Any:
+        """Return the tensors that transformers makes of texts."""
+        found = {name: [item.decode() for item in array.tolist()] for name, array in values.items()}
+        rows = found.pop("text")
+        prompt = self._options.get("prompts", {}).get(self._options.get("default_prompt", ""), "")
+        rows = [prompt + text for text in rows]
+        if self._options.get("lower"):
+            rows = [text.lower() for text in rows]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.own(
+                rows,
+                **found,
+                padding=True,
+                truncation="longest_first",
+                max_length=self.max_length,
+                return_tensors=kind,
+            )
+
+    def original(
+        self, answer: Callable[[Any, Values], Values], pairs: Literal["no", "optional", "required"] = "no"
+    ) -> Original:
+        """Return the work of transformers, with which the steps are compared."""
+        pair = "" if pairs == "no" else "text_pair"
+        items, samples = (
+            texts.sets(each, "text", pair, required=pairs == "required") for each in (texts.hard(), texts.samples())
+        )
+        return Original(self.name, self.prepare, answer, items, samples)
+
+
+def _max_length(tokenizer: Any, module: Any) -> int:
+    """Return the most tokens of a row: positions of some models start behind the id of padding."""
+    longest = getattr(module.config, "max_position_embeddings", None)
+    known = [tokenizer.model_max_length] if tokenizer.model_max_length < 1 << 20 else []
+    if isinstance(longest, int) and longest > 1:
+        shifted = any(hasattr(item, "create_position_ids_from_input_ids") for item in module.modules())
+        known.append(longest - (module.config.pad_token_id or 0) - 1 if shifted else longest)
+    return int(min(known, default=512))

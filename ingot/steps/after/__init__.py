@@ -1,0 +1,1 @@
+"""The kinds of steps after the graph: from its outputs to answers."""
