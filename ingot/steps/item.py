@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,14 @@ from ingot.errors import IngotError, InvalidArgument
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array
 
-Item = Callable[[bytes], Array]
-"""Returns the values of one item; the text of an error completes "element 3 of input 'image' ...". Immutable."""
-Map = Callable[[Callable[[Any], Array], Iterable[Any]], Iterable[Array]]
+Item = Callable[[bytes], Values]
+"""Returns the named values of one item; the text of an error completes "element 3 of input 'image' ...". Immutable."""
+Map = Callable[[Callable[[Any], Values], Iterable[Any]], Iterable[Values]]
 """Calls a function with each element, in any number of threads; the results keep the order."""
 
 
 class ItemStep(Step):
-    """A step from a BYTES input, whose elements are files, to a tensor with the values of each.
+    """A step from a BYTES input, whose elements are files, to tensors with the values of each.
 
     Decoders are native code on bytes from clients. A server therefore runs :meth:`item` in confined processes.
     """
@@ -43,9 +43,9 @@ class ItemStep(Step):
 
     def over(self, item: Item, all_of: Map) -> Apply:
         """Return the step that gets the values of items from ``item``, which ``all_of`` calls."""
-        [source], [result] = self.reads, self.writes
+        [source] = self.reads
 
-        def named(numbered: tuple[int, object]) -> Array:
+        def named(numbered: tuple[int, object]) -> Values:
             index, content = numbered
             name = f"element {index} of input '{source}'"
             if not isinstance(content, bytes):
@@ -58,13 +58,23 @@ class ItemStep(Step):
                 raise type(error)(f"{name} {error}") from error
 
         def apply(values: Values) -> Values:
-            found = [*all_of(named, enumerate(values[source].reshape(-1).tolist()))]
-            if len({each.shape for each in found}) > 1:
-                shapes = ", ".join(sorted({str([*each.shape]) for each in found}))
-                raise InvalidArgument(
-                    f"the elements of input '{source}' have the shapes {shapes} after step '{self.kind}': send one in "
-                    "each request"
-                )
-            return {result: np.stack(found)}
+            return self.joined([*all_of(named, enumerate(values[source].reshape(-1).tolist()))])
 
         return apply
+
+    def joined(self, found: Sequence[Values]) -> Values:
+        """Return the values of all items of a request, with one row for each.
+
+        Raises:
+            InvalidArgument: they have different shapes.
+        """
+        return {name: self._stacked([each[name] for each in found]) for name in found[0]}
+
+    def _stacked(self, rows: Sequence[Array]) -> Array:
+        if len({each.shape for each in rows}) > 1:
+            shapes = ", ".join(sorted({str([*each.shape]) for each in rows}))
+            raise InvalidArgument(
+                f"the elements of input '{self.reads[0]}' have the shapes {shapes} after step '{self.kind}': send one "
+                "in each request"
+            )
+        return np.stack(rows)

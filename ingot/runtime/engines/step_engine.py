@@ -11,11 +11,11 @@ from ingot.runtime.engines.engine import BaseEngine
 from ingot.steps import AnyStep, ItemStep
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-ITEM, VALUES = "item", "values"
+ITEM = "item"
 
 
 class StepEngine(BaseEngine):
-    """Runs a step on the bytes of one item at a time: UINT8[bytes] to the item's values.
+    """Runs a step on the bytes of one item at a time: UINT8[bytes] to the item's named values.
 
     Args:
         content: the step, as JSON.
@@ -37,7 +37,7 @@ class StepEngine(BaseEngine):
         self._item = step.item()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {VALUES: self._item(inputs[ITEM].tobytes())}
+        return {**self._item(inputs[ITEM].tobytes())}
 
     def terminate(self) -> None:
         """Have no effect: the time limit of a call ends its process."""

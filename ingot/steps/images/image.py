@@ -48,4 +48,4 @@ class Image(ItemStep):
     def item(self) -> Item:
         prepare()
         limits, pipeline = self.limits, Pipeline(self.operations, self.limits.resized_pixels)
-        return lambda content: pipeline.apply(decode(content, limits))
+        return lambda content: {self.pixels: pipeline.apply(decode(content, limits))}

@@ -15,9 +15,8 @@ from ingot.errors import EngineLost, InvalidArgument
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
 from ingot.runtime.engines.isolation.supervisor import Supervision
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.engines.step_engine import ITEM, VALUES
-from ingot.steps import Apply, ItemStep
-from ingot.tensors import Array
+from ingot.runtime.engines.step_engine import ITEM
+from ingot.steps import Apply, ItemStep, Values
 
 # Seconds of one item: a picture of the largest size takes some 2 s.
 _CALL_SECONDS = 20.0
@@ -78,11 +77,11 @@ class StepProcesses:
         for engine in self._engines:
             engine.close()
 
-    def _all(self, function: Callable[[bytes], Array], items: Iterable[bytes]) -> Iterator[Array]:
+    def _all(self, function: Callable[[bytes], Values], items: Iterable[bytes]) -> Iterator[Values]:
         found = [*items]
         return map(function, found) if len(found) == 1 else self._threads.map(function, found)
 
-    def _item(self, content: bytes) -> Array:
+    def _item(self, content: bytes) -> Values:
         """Return the values of one item.
 
         Raises:
@@ -95,7 +94,7 @@ class StepProcesses:
             raise InvalidArgument(f"has ended the process that decodes it {_MOST_ENDS} times, so it is refused")
         engine = self._idle.get()
         try:
-            return engine.run({ITEM: np.frombuffer(content, np.uint8)})[VALUES]
+            return engine.run({ITEM: np.frombuffer(content, np.uint8)})
         except EngineLost:
             self._remember(hashlib.sha256(content).digest())
             raise
