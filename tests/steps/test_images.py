@@ -16,6 +16,7 @@ from PIL import ImageOps
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
 from ingot.steps.declared import read_steps
 from ingot.steps.images import presets
+from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Normalize, Pad, Rescale, Resize
 from ingot.steps.images.pictures import drawn
@@ -166,6 +167,27 @@ def test_pictures_of_several_sizes_need_several_requests(picture: Any) -> None:
     step = Image(operations=(Resize(rule="shortest_edge", edge=8),))
     with pytest.raises(InvalidArgument, match=r"have the shapes \[3, 10, 8\], \[3, 8, 8\] after step 'image'"):
         apply(step, file_of(picture), file_of(picture.resize((30, 30))))
+
+
+def test_pictures_of_several_sizes_share_a_batch_beside_a_mask(picture: Any) -> None:
+    step = Image(operations=(Resize(rule="shortest_edge", edge=8),), mask="pixel_mask", size="size")
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    contents = file_of(picture, exif=exif), file_of(picture.resize((30, 30)))
+    values = step.open(lambda name: b"")({"image": np.array(contents, object)})
+    assert values["size"].tolist() == [[30, 40], [30, 30]]  # upright
+    assert values["pixel_values"].shape == (2, 3, 8, 10)
+    assert values["pixel_mask"].sum((1, 2)).tolist() == [80, 64]
+    assert not values["pixel_values"][1, :, :, 8:].any()
+    alone = Image(operations=step.operations).open(lambda name: b"")({"image": np.array(contents[1:], object)})
+    assert np.array_equal(values["pixel_values"][1, :, :, :8], alone["pixel_values"][0])
+    declared = step.model_copy(update={"padded": (9, 12)})
+    assert apply(declared, contents[0]).shape == (1, 3, 9, 12)
+    with pytest.raises(InvalidArgument, match="has 10 x 8 pixels after it was resized, more than the 8 x 8"):
+        apply(step.model_copy(update={"padded": (8, 8)}), contents[0])
+    few = step.model_copy(update={"limits": Limits(pixels=1500)})
+    with pytest.raises(TooLarge, match="have 20 x 10 x 8 pixels once they have one size; the most are 1500: divide"):
+        apply(few, *contents * 10)
 
 
 def test_timms_configurations() -> None:

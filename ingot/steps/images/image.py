@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, PositiveInt
 
+from ingot.errors import InvalidArgument, TooLarge
 from ingot.steps.images.decoding import Limits, decode, prepare
 from ingot.steps.images.operations import Operation, Pipeline
 from ingot.steps.item import Item, ItemStep
+from ingot.steps.step import Values
+from ingot.tensors import Array
 
 # Bytes that decoding needs for each pixel, with transparency that is put on white; and MiB of the process itself.
 _PIXEL_BYTES = 24
@@ -21,6 +26,11 @@ class Image(ItemStep):
     Attributes:
         image: the input with the files, BYTES[n]: JPEG, PNG, WebP, GIF (the first frame), BMP or TIFF.
         pixels: the values, [n, 3, height, width]: float32, or uint8 if no operation rescales or normalizes.
+        mask: 1 for each pixel that is not padding, int64[n, height, width]. With this name, pictures of several sizes
+            are extended with zeros at the right and at the bottom, as DETR's processor does; without it they are
+            refused.
+        padded: the height and width that pictures are extended to; by default the largest of the request.
+        size: the height and width of each picture before all operations, but upright, int64[n, 2].
         operations: in their order.
         limits: of what is decoded.
         reference: whose results the operations have, such as ``transformers 5.24.0 ViTImageProcessorPil``.
@@ -29,6 +39,9 @@ class Image(ItemStep):
     kind: Literal["image"] = "image"
     image: str = "image"
     pixels: str = "pixel_values"
+    mask: str = ""
+    padded: tuple[PositiveInt, PositiveInt] | None = None
+    size: str = ""
     operations: tuple[Operation, ...] = Field((), max_length=32)
     limits: Limits = Limits()
     reference: str = ""
@@ -39,7 +52,7 @@ class Image(ItemStep):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.pixels,)
+        return tuple(name for name in (self.pixels, self.mask, self.size) if name)
 
     @property
     def memory_mb(self) -> int:
@@ -48,4 +61,44 @@ class Image(ItemStep):
     def item(self) -> Item:
         prepare()
         limits, pipeline = self.limits, Pipeline(self.operations, self.limits.resized_pixels)
-        return lambda content: {self.pixels: pipeline.apply(decode(content, limits))}
+
+        def values(content: bytes) -> Values:
+            picture = decode(content, limits)
+            found = {self.pixels: pipeline.apply(picture)}
+            return found | {self.size: np.array(picture.shape[:2])} if self.size else found
+
+        return values
+
+    def joined(self, found: Sequence[Values]) -> Values:
+        if not self.mask:
+            return super().joined(found)
+        sizes = {self.size: np.stack([each[self.size] for each in found])} if self.size else {}
+        return {**self._extended([each[self.pixels] for each in found]), **sizes}
+
+    def _extended(self, rows: Sequence[Array]) -> Values:
+        """Return pictures of one size, and what of it is not padding.
+
+        Raises:
+            InvalidArgument: a picture is larger than the declared size.
+            TooLarge: together they have more pixels than one picture may have.
+        """
+        height, width = largest = max(row.shape[1] for row in rows), max(row.shape[2] for row in rows)
+        if self.padded:
+            height, width = self.padded
+        if height < largest[0] or width < largest[1]:
+            raise InvalidArgument(
+                f"a picture of input '{self.image}' has {largest[1]} x {largest[0]} pixels after it was resized, more "
+                f"than the {width} x {height} that the model's steps extend it to: send one of another aspect ratio"
+            )
+        if len(rows) * height * width > self.limits.pixels:
+            raise TooLarge(
+                f"the pictures of input '{self.image}' have {len(rows)} x {width} x {height} pixels once they have one "
+                f"size; the most are {self.limits.pixels}: divide the request"
+            )
+        pixels = np.zeros((len(rows), 3, height, width), rows[0].dtype)
+        mask = np.zeros((len(rows), height, width), np.int64)
+        for index, row in enumerate(rows):
+            place = slice(row.shape[1]), slice(row.shape[2])
+            pixels[index, :, *place] = row
+            mask[index, *place] = 1
+        return {self.pixels: pixels, self.mask: mask}
