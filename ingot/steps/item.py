@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class ItemStep(Step):
     """
 
     kind: str
+    media: ClassVar[str] = ""
+    """The media types of its files, such as ``image/*``, for clients that let a person choose one; empty for any."""
 
     def item(self) -> Item:
         """Return the function of one item, once all that it imports is imported.
@@ -32,6 +35,10 @@ class ItemStep(Step):
             Unsupported: a package is missing.
         """
         raise NotImplementedError
+
+    @property
+    def described(self) -> Mapping[str, str]:
+        return {"raw_files": json.dumps(dict.fromkeys(self.reads, self.media))}
 
     @property
     def memory_mb(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -58,17 +59,26 @@ class Steps(BaseModel):
 
     @property
     def described(self) -> dict[str, str]:
-        """The task and the raw interface as properties, for clients; tensors as in ``ingot export --input``."""
+        """The task and the raw interface as properties, for clients; tensors as in ``ingot export --input``.
+
+        ``raw_files`` has the media types of inputs that are files, ``prompts`` the names that an input accepts, both as
+        JSON; ``max_tokens`` is the limit of a text.
+        """
         needed = [spec for spec in self.inputs if spec.name not in self.optional]
         others = [spec for spec in self.inputs if spec.name in self.optional]
         tensors = {"raw_inputs": needed, "raw_optional_inputs": others, "raw_outputs": self.outputs}
         listed = {name: "; ".join(map(str, specs)) for name, specs in tensors.items() if specs}
-        return {"task": self.task, **listed}
+        of_steps = {name: value for step in self.before for name, value in step.described.items()}
+        return {"task": self.task, **listed, **of_steps}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the raw inputs."""
+        return frozenset(spec.name for spec in self.inputs)
 
     def takes(self, names: Iterable[str]) -> bool:
         """Return whether a request with inputs of these names is one for the steps."""
-        raw = {spec.name for spec in self.inputs}
-        return not raw.isdisjoint(names)
+        return not self.names.isdisjoint(names)
 
     def check(self, signature: Signature) -> None:
         """Check that the steps and the graph fit together.

@@ -42,6 +42,11 @@ class Step(BaseModel):
         """The values that it returns."""
         raise NotImplementedError
 
+    @property
+    def described(self) -> Mapping[str, str]:
+        """What clients should know about it, as properties of the model."""
+        return {}
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         """Check that the step fits the graph's outputs; ``known`` has None for values of steps.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -76,6 +77,11 @@ class Tokenize(Step):
     @property
     def shared(self) -> tuple[str, ...]:
         return (self.prompt,) if self.prompts else ()
+
+    @property
+    def described(self) -> Mapping[str, str]:
+        names = {"prompts": json.dumps({self.prompt: [*self.prompts]})} if self.prompts else {}
+        return {"max_tokens": str(self.max_length), **names}
 
     def open(self, files: Files) -> Apply:
         return _Tokenizer(self, files(self.file)).apply

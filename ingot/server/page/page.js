@@ -67,7 +67,7 @@ function choose(key) {
     .then((answer) => answer.json())
     .then((metadata) => form(find("inputs"), metadata))
     .catch((error) => find("inputs").replaceChildren(make("p", {class: "bad"}, error.message)));
-  find("answers").replaceChildren();
+  for (const id of ["answers", "copied"]) find(id).replaceChildren();
   if (past.length) show(past.at(-1));
 }
 
@@ -194,7 +194,7 @@ for (const kind of ["curl", "python"]) {
     try {
       text = copied(kind, split(chosen));
     } catch (error) {
-      find("copied").textContent = `The values are not JSON: ${error.message}`;
+      find("copied").textContent = error.message;
       return;
     }
     // A browser has a clipboard for pages of this machine and over HTTPS only; the text can be selected otherwise.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -36,6 +36,7 @@ class Image(ItemStep):
         reference: whose results the operations have, such as ``transformers 5.24.0 ViTImageProcessorPil``.
     """
 
+    media: ClassVar[str] = "image/*"
     kind: Literal["image"] = "image"
     image: str = "image"
     pixels: str = "pixel_values"
