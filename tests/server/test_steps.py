@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ingot.errors import InternalError, InvalidArchive, InvalidArgument, Unavail
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
 from ingot.runtime import Model, ModelSource, ServingTerms, Settings
+from ingot.runtime.dispatch.fair_threads import FairThreads
 from ingot.steps import OpenedSteps, Steps, text_classification
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
@@ -280,10 +281,10 @@ def test_a_model_that_cannot_run_answers_raw_requests_that_wait(
         served = Model("length", "1", ModelSource.of_archive(archive, settings, "length"), ServingTerms(settings))
         await asyncio.to_thread(served.load)
         [worker] = served.workers
-        with ThreadPoolExecutor(1) as threads:
+        with contextlib.closing(FairThreads(1, "steps")) as threads:
             monkeypatch.setattr("ingot.runtime.dispatch.stepped.preparing", threads)
             gate = threading.Event()
-            threads.submit(gate.wait, 30)
+            threads.submit("length", lambda: gate.wait(30))
             asked = asyncio.create_task(served.infer(REQUEST))
             await wait_until(lambda: served.in_flight)
             if state == "stuck":

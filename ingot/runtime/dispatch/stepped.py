@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.faults import attempt, public_error
 from ingot.protocol.context import CONTEXT, RequestContext
+from ingot.runtime.dispatch.fair_threads import FairThreads
 from ingot.runtime.dispatch.pending import Accepts, Expiry, Submitted
 from ingot.runtime.dispatch.statistics import Duration
 from ingot.runtime.machine.devices import cpu_count
@@ -21,7 +22,7 @@ from ingot.steps import OpenedSteps, StepTime, Values
 from ingot.tensors import Array
 
 # Steps release the interpreter's lock for most of their time; more threads than cores would only compete.
-preparing = ThreadPoolExecutor(min(8, max(2, cpu_count())), "ingot-steps")
+preparing = FairThreads(min(8, max(2, cpu_count())), "ingot-steps")
 # Steps after the graph do not wait behind those before it: their requests are almost answered.
 finishing = ThreadPoolExecutor(2, "ingot-last-steps")
 # Elements of the graph's outputs that steps after it process in the event loop, for less than a millisecond.
@@ -35,8 +36,8 @@ _Prepared = tuple[Values, dict[str, Array]]
 class Stepped:
     """Accepts requests in front of a model's cache or dispatcher: raw ones take the steps, others pass.
 
-    All of it belongs to the event loop. The requests that wait for the steps before the graph are bounded as the queue
-    of the graph is, those of each client too.
+    All of it belongs to the event loop; models share the threads of the steps before the graph fairly. The requests
+    that wait for these steps are bounded as the queue of the graph is, those of each client too.
 
     Args:
         name: the model's.
@@ -49,6 +50,7 @@ class Stepped:
 
     def __init__(self, name: str, version: str, steps: OpenedSteps, accepts: Accepts, limits: Limits, metrics: Metrics):
         self.steps = steps
+        self.name = name
         self.failure = f"a step of model '{name}' failed"
         self.expiry = Expiry(name)
         self._waiting: set[_Raw] = set()
@@ -174,7 +176,8 @@ class _Raw:
             self._submit(outcome)
 
         # A request that is over while it waits is not prepared.
-        _in_thread(preparing, owner.failure, lambda: None if self.done else attempt(owner.failure, prepare), prepared)
+        future = preparing.submit(owner.name, lambda: None if self.done else attempt(owner.failure, prepare))
+        _when_done(future, owner.failure, prepared)
         if request.timeout is not None:
             owner.expiry.add(asyncio.get_running_loop(), self, request.timeout, firm=False)
 
@@ -236,7 +239,7 @@ class _Raw:
         if sum(array.size for array in outcome.values()) <= _AT_ONCE:
             finished(finish())
         else:
-            _in_thread(finishing, owner.failure, finish, finished)
+            _when_done(finishing.submit(finish), owner.failure, finished)
 
     def _settle(self, outcome: Outcome) -> None:
         reply = self._request.reply
@@ -252,11 +255,8 @@ class _Raw:
         self._owner.over()
 
 
-def _in_thread(
-    threads: ThreadPoolExecutor, failure: str, work: Callable[[], T], done: Callable[[T | IngotError], None]
-) -> None:
-    """Run work in a thread, and pass its outcome, or its failure, on in the event loop."""
-    future = asyncio.get_running_loop().run_in_executor(threads, work)
+def _when_done(work: Future[T], failure: str, done: Callable[[T | IngotError], None]) -> None:
+    """Pass the outcome of work in a thread, or its failure, on in the event loop."""
 
     def finished(future: asyncio.Future[T]) -> None:
         if future.cancelled():  # the loop has ended
@@ -264,4 +264,4 @@ def _in_thread(
         error = future.exception()  # one that attempt() does not catch, such as SystemExit
         done(future.result() if error is None else InternalError(f"{failure}: {type(error).__name__}: {error}"))
 
-    future.add_done_callback(finished)
+    asyncio.wrap_future(work).add_done_callback(finished)

@@ -207,8 +207,9 @@ class Clients:
                 heapreplace(heads, (*_rank(entry, served), order, entry, entries))
 
     def charge(self, entry: Entry, seconds: float) -> None:
-        """Add the engine time of a waiting entry, which runs now, to its client's share."""
-        self._known[entry.client].served += seconds
+        """Add time of an entry that waited, and runs now, to its client's share; a forgotten client has none."""
+        if (client := self._known.get(entry.client)) is not None:
+            client.served += seconds
 
     def ahead(self, entry: Entry) -> int | None:
         """Return about how many waiting samples run before a new entry: its client's own, and as many of each other.

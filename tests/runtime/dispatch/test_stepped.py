@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from ingot.errors import DeadlineExceeded, InternalError, Unavailable
 from ingot.runtime import Limits, Metrics, Outcome, Request
 from ingot.runtime.dispatch import stepped
+from ingot.runtime.dispatch.fair_threads import FairThreads
 from ingot.runtime.dispatch.stepped import Stepped
 from ingot.steps import Apply, OpenedSteps, Values, text_classification
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -47,11 +48,13 @@ class Case:
     def __init__(self, prepare: Apply | None = None, limits: Limits = Limits()) -> None:  # noqa: B008 - it is frozen
         self.tensors = Tensors()
         self.gate = threading.Event()
+        self.started = 0
         self.prepared: list[bytes] = []
         self.threads: list[str] = []
         self.answers: list[Outcome] = []
 
         def first(values: Values) -> Values:
+            self.started += 1
             assert self.gate.wait(30)
             self.prepared.append(values["text"][0])
             return {"input_ids": np.zeros(1, np.int32)} if prepare is None else prepare(values)
@@ -74,7 +77,7 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with ThreadPoolExecutor(1, "first-steps") as threads:
+    with contextlib.closing(FairThreads(1, "first-steps")) as threads:
         monkeypatch.setattr(stepped, "preparing", threads)
         yield
 
@@ -118,6 +121,7 @@ def test_a_cancelled_request_is_not_prepared_and_its_tensors_are_cancelled() -> 
     async def work() -> None:
         case = Case()
         running, queued = case.ask(b"running"), case.ask(b"queued")
+        await wait_until(lambda: case.started)
         queued.cancel()
         case.gate.set()
         await wait_until(lambda: case.tensors.requests)
@@ -177,6 +181,7 @@ def test_requests_that_wait_fail_when_the_graph_cannot_run() -> None:
         case = Case()
         case.ask(b"running")
         case.ask(b"queued")
+        await wait_until(lambda: case.started)
         case.stepped.fail(Unavailable("model 'm' is stuck"))
         assert [str(answer) for answer in case.answers] == ["model 'm' is stuck"] * 2
         await case.quiet()
