@@ -16,20 +16,15 @@ from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.dispatch.stepped import Stepped
-from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.loading.engine_loader import EngineLoader
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.machine.devices import cpu_count
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings.settings import Settings
-from ingot.steps import Apply, ItemStep, OpenedSteps
 from ingot.tensors import Signature
 
 log = logging.getLogger(__name__)
-
-# Processes of a model that decode items, one at a time in each.
-_MOST_DECODERS = 4
 
 
 @dataclass(frozen=True)
@@ -115,36 +110,19 @@ class Assembly:
             return None
         return Sequences(self.name, self.version, signature, settings.states, model, settings.sequences, self.metrics)
 
-    def stepped(
-        self, steps: OpenedSteps | None, accepts: Accepts, lost: Callable[[str], None]
-    ) -> tuple[Stepped | None, list[StepProcesses]]:
-        """Return the component that accepts raw requests in front of ``accepts``, and the processes that decode items.
+    def stepped(self, spec: LoadSpec, accepts: Accepts, lost: Callable[[str], None]) -> Stepped | None:
+        """Return the component that accepts raw requests in front of ``accepts``; None without steps.
 
         Args:
-            steps: the model's; None if it has none.
+            spec: the model's.
             accepts: answers requests of tensors.
-            lost: called with how one of the processes ended.
+            lost: called with how a process that decodes items ended.
         """
-        if steps is None:
-            return None, []
-        settings, processes = self.settings, list[StepProcesses]()
-
-        def opened(step: ItemStep) -> Apply:
-            count = max(1, min(_MOST_DECODERS, cpu_count() // 2))
-            processes.append(StepProcesses(step, count, settings.engine_memory_mb, settings.load_timeout))
-            processes[-1].supervise(self.name, lost)
-            log.info(
-                "model %s: step %s runs in %d processes, confined by: %s",
-                self.name,
-                step.kind,
-                count,
-                ", ".join(processes[-1].measures) or "nothing",
-            )
-            return processes[-1].apply
-
-        if settings.isolate != "none":
-            steps = steps.moved(opened)
-        return Stepped(self.name, self.version, steps, accepts, settings.limits, self.metrics), processes
+        if spec.steps is None:
+            return None
+        for processes in spec.decoding:
+            processes.supervise(self.name, lost)
+        return Stepped(self.name, self.version, spec.steps, accepts, self.settings.limits, self.metrics)
 
     def uncertainty(self, spec: LoadSpec) -> str:
         """Return why responses are not cached, though they should be; empty if they are."""

@@ -18,6 +18,7 @@ from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.isolation.policy import check_shards, isolation_of, risk_of
+from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.engines.loader import (
     check_engine_runs,
     engine_of,
@@ -30,7 +31,7 @@ from ingot.runtime.engines.loader import (
 )
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.engines.spec import EngineSpec
-from ingot.runtime.loading import warmup
+from ingot.runtime.loading import decoders, warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.placement import Need, Placement, place
 from ingot.runtime.loading.prepacked import Prepacked
@@ -57,8 +58,8 @@ class LoadSpec:
     and ``risk`` why they might end or freeze the process that runs them; ``graph`` is the file of an ONNX graph, and
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
     them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance needs on a GPU, and
-    ``placement`` is where instances run, once that is decided. ``steps`` are those around the graph. ``source`` is the
-    variant, whose files ``open`` reads.
+    ``placement`` is where instances run, once that is decided. ``steps`` are those around the graph, and ``decoding``
+    the processes of those that decode items. ``source`` is the variant, whose files ``open`` reads.
     """
 
     open: OpenEngine
@@ -80,6 +81,7 @@ class LoadSpec:
     needed: Callable[[], Need | None] = lambda: None
     placement: Placement | None = None
     steps: OpenedSteps | None = None
+    decoding: Sequence[StepProcesses] = ()
     # An archive file is unpacked into a temporary folder that is removed with the last reference to its variants.
     # ``open`` has only the path, and reads the file again when an engine process is restarted.
     source: Variant | None = None
@@ -133,6 +135,7 @@ class LoadSpec:
         risk = risk_of(settings, form, bounds)
         isolation = isolation_of(settings, risk, planned=bool(plan))
         goldens = variant.goldens()
+        steps, decoding = decoders.confined(variant, settings)
 
         def needed() -> Need | None:
             if variant.serving.requires.get("device") == "cpu":
@@ -181,7 +184,8 @@ class LoadSpec:
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
             needed=needed,
-            steps=variant.opened_steps(),
+            steps=steps,
+            decoding=decoding,
             source=variant,
         )
 

@@ -142,6 +142,8 @@ class ModelLoader:
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self.leave_devices)
                 choice = self._choose_now()
+                for processes in choice.spec.decoding:
+                    on_error.callback(processes.close)
                 engines = EngineLoader(self._name, choice, self._engines_signature, self._settings, self._learned)
                 dispatcher: Dispatcher | None = None
 
@@ -234,5 +236,5 @@ class ModelLoader:
         cache, cached = self._assembly.cache(dispatcher, self._uncertain)
         placed = self._gauges.placed(self.placement, self._fallback)
         self.properties = {**self.properties, **confinement, **placed, **cached}
-        stepped, decoding = self._assembly.stepped(self.steps, cache or dispatcher, self._gauges.engine_lost)
-        return Loaded(dispatcher, cache, stepped, decoding, engines.isolated, engines.swap)
+        stepped = self._assembly.stepped(spec, cache or dispatcher, self._gauges.engine_lost)
+        return Loaded(dispatcher, cache, stepped, spec.decoding, engines.isolated, engines.swap)

@@ -53,20 +53,31 @@ def processes(lost: list[str]) -> Iterator[StepProcesses]:
         yield opened
 
 
-def test_a_process_that_does_not_start_ends_those_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[contextlib.ExitStack] = []
+def test_a_process_that_does_not_start_is_an_error_and_the_next_item_starts_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise EngineLost("it does not start")
 
-    def start(*_: object) -> contextlib.ExitStack:
-        if started:
-            raise EngineLost("no second one")
-        started.append(contextlib.ExitStack())
-        started[0].callback(started.clear)
-        return started[0]
+    with contextlib.closing(StepProcesses(STEP, 1, None, 60)) as opened:
+        with monkeypatch.context() as patched:
+            patched.setattr(step_processes, "ProcessEngine", fail)
+            for _ in range(2):
+                with pytest.raises(EngineLost, match="it does not start"):
+                    opened.apply(images([*drawn(1)]))
+        assert opened.running == 0
+        opened.apply(images([*drawn(1)]))
+        assert opened.running == 1
 
-    monkeypatch.setattr(step_processes, "ProcessEngine", start)
-    with pytest.raises(EngineLost, match="no second one"):
-        StepProcesses(STEP, 2, None, 60)
-    assert not started
+
+def test_processes_start_with_items_and_end_without() -> None:
+    with contextlib.closing(StepProcesses(STEP, 2, None, 60, idle=0.2)) as opened:
+        assert opened.running == 0
+        values = images([*drawn(4)])
+        first = opened.apply(values)["pixel_values"]
+        assert opened.running == 2
+        wait_until(lambda: opened.running == 0)
+        assert np.array_equal(opened.apply(values)["pixel_values"], first)
 
 
 def test_values_and_errors_are_those_of_the_step(processes: StepProcesses) -> None:
@@ -83,6 +94,7 @@ def test_values_and_errors_are_those_of_the_step(processes: StepProcesses) -> No
 
 
 def test_processes_cannot_open_files_or_sockets(processes: StepProcesses) -> None:
+    processes.apply(images([*drawn(1)]))
     assert {"no opening of files", "no writing of files", "no programs"} <= {*processes.measures}
     assert any(measure.startswith("no sockets") for measure in processes.measures)
 
@@ -116,6 +128,7 @@ def test_an_item_that_needs_too_much_memory_is_refused() -> None:
 def test_an_item_that_ends_its_process_costs_itself(processes: StepProcesses, lost: list[str]) -> None:
     first, other = drawn(2, seed=6)
     expected = STEP.open(lambda name: b"")(images([other]))["pixel_values"]
+    processes.apply(images([other] * 2))  # both processes run
     engine, ends = processes._engines[0], len(lost)
     for count in (1, 2):
         os.kill(pid_of(engine), signal.SIGSTOP)  # stands for a decoder that hangs: the process is killed
