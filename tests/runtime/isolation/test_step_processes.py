@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import numpy as np
@@ -125,19 +124,18 @@ def test_an_item_that_needs_too_much_memory_is_refused() -> None:
         opened.apply(images([*drawn(1)]))  # the process continues
 
 
-def test_an_item_that_ends_its_process_costs_itself(processes: StepProcesses, lost: list[str]) -> None:
+def test_an_item_that_ends_its_process_costs_itself() -> None:
     first, other = drawn(2, seed=6)
     expected = STEP.open(lambda name: b"")(images([other]))["pixel_values"]
-    processes.apply(images([other] * 2))  # both processes run
-    engine, ends = processes._engines[0], len(lost)
-    for count in (1, 2):
-        os.kill(pid_of(engine), signal.SIGSTOP)  # stands for a decoder that hangs: the process is killed
-        with ThreadPoolExecutor(2) as threads:
-            calls = [threads.submit(processes.apply, images([first])) for _ in processes._engines]
-            outcomes = [call.exception() for call in calls]
-        assert [type(outcome) for outcome in outcomes if outcome] == [EngineLost], outcomes
-        assert np.array_equal(processes.apply(images([other]))["pixel_values"], expected)
-        wait_until(lambda: engine._supervisor._ready is not None)
-        assert len(lost) == ends + count
-    with pytest.raises(InvalidArgument, match="has ended the process that decodes it 2 times, so it is refused"):
-        processes.apply(images([first]))
+    lost: list[str] = []
+    with contextlib.closing(StepProcesses(STEP, 1, None, 60)) as processes:
+        processes.apply(images([other]))
+        processes.supervise("m", lost.append)
+        for count in (1, 2):
+            os.kill(pid_of(processes._engines[0]), signal.SIGSTOP)  # a decoder that hangs: the process is killed
+            with pytest.raises(EngineLost, match="the request may have caused it"):
+                processes.apply(images([first]))
+            assert np.array_equal(processes.apply(images([other]))["pixel_values"], expected)
+            assert len(lost) == count
+        with pytest.raises(InvalidArgument, match="has ended the process that decodes it 2 times, so it is refused"):
+            processes.apply(images([first]))
