@@ -107,7 +107,7 @@ def _settle(work: _Work) -> None:
         return
     try:
         found = work.function()
-    except BaseException as error:  # noqa: BLE001 - whoever waits for the future raises it, as of any executor
+    except BaseException as error:  # noqa: BLE001 - raised by the future, as by that of any executor
         work.future.set_exception(error)
     else:
         work.future.set_result(found)
