@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ingot.runtime.scheduling.entry import Entry, ignore
 from ingot.runtime.scheduling.queue import Clients
@@ -15,14 +15,15 @@ from ingot.runtime.scheduling.queue import Clients
 T = TypeVar("T")
 
 
-class _Work(Entry):
-    """A function that waits for a thread."""
+class _Work:
+    """A function that waits for a thread; ``entry`` is its place among the others."""
 
-    __slots__ = ("function", "future")
+    __slots__ = ("entry", "function", "future", "owner")
 
     def __init__(self, owner: str, number: int, function: Callable[[], Any]):
-        super().__init__({}, 1, ignore, 0.0, nbytes=0, client=owner)
-        self.number = number
+        self.owner = owner
+        self.entry = Entry({}, 1, ignore, 0.0, nbytes=0, client=owner)
+        self.entry.number = number
         self.function = function
         self.future: Future[Any] = Future()
 
@@ -55,6 +56,7 @@ class FairThreads:
         self._lock = Lock()
         self._clients = Clients(0)
         self._owners: dict[str, _Owner] = {}  # those with work
+        self._queued: dict[int, _Work] = {}  # by the numbers of their entries
         self._number = 0
 
     def submit(self, owner: str, function: Callable[[], T]) -> Future[T]:
@@ -75,23 +77,25 @@ class FairThreads:
 
     def _queue(self, owner: _Owner, work: _Work) -> None:
         owner.active += 1
-        self._clients.put(work)
+        self._clients.put(work.entry)
+        self._queued[work.entry.number] = work
         self._threads.submit(self._run_next)
 
     def _run_next(self) -> None:
         with self._lock:
-            work = cast(_Work, self._clients.first())
-            owner = self._owners[str(work.client)]
+            entry = self._clients.first()
+            work = self._queued.pop(entry.number)
+            owner = self._owners[work.owner]
             expected = owner.expected
             # Charged before it runs: several threads could otherwise take work of the same model.
-            self._clients.charge(work, expected)
-            self._clients.remove(work)
+            self._clients.charge(entry, expected)
+            self._clients.remove(entry)
         began = time.perf_counter()
         _settle(work)
         seconds = time.perf_counter() - began
         with self._lock:
-            self._clients.charge(work, seconds - expected)
-            self._finish(str(work.client), owner, seconds)
+            self._clients.charge(entry, seconds - expected)
+            self._finish(work.owner, owner, seconds)
 
     def _finish(self, name: str, owner: _Owner, seconds: float) -> None:
         owner.active -= 1
