@@ -182,7 +182,7 @@ class _Tokenizer:
                 )
         if (total := sum(map(len, texts))) > self._step.max_total_characters:
             raise InvalidArgument(
-                f"the texts of input '{name}' have {total} characters together, over the limit of "
+                f"input '{name}' has {total} characters in all, over the limit of "
                 f"{self._step.max_total_characters}; divide the request"
             )
         return [text.lower() for text in texts] if self._step.lower else texts

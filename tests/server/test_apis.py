@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ from ingot.steps import Described, embedding, text_ranking
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
 from tests.server import test_steps
+from tests.server.access.served import make_key
 from tests.steps.bert import tokenizer_file, vocabulary
 
 SHAPE = ("batch", "seq")
 IDS, MASK, TYPES = (TensorSpec(name, DType.INT64, SHAPE) for name in ("input_ids", "attention_mask", "token_type_ids"))
+LONG = "a" * 100_001
 TABLE = np.random.default_rng(0).standard_normal((len(vocabulary()), 4)).astype(np.float32)
 
 
@@ -153,7 +157,15 @@ class TestOpenAI:
             ({"input": "a", "dimensions": 5}, 400, "dimensions", "have 4"),
             ({"input": "a", "dimensions": 0}, 400, "dimensions", "1 or more"),
             ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format", "float, base64"),
-            ({"input": "a", "prompt_name": "x"}, 400, None, "query, document"),
+            (
+                {"input": "a", "prompt_name": "x"},
+                400,
+                "prompt_name",
+                "'prompt_name' is 'x'; the model's prompts are: query",
+            ),
+            ({"input": LONG}, 400, "input", "'input' has 100001 characters"),
+            ({"input": ["a", LONG]}, 400, "input[1]", "'input[1]' has 100001 characters"),
+            ({"input": ["a" * 90_000] * 30}, 400, "input", "'input' has 2700000 characters in all"),
             ({"input": "a", "truncate": True}, 400, "truncate", "leave it out"),
             ({"input": "a", "model": "length"}, 400, "model", "text-classification"),
             ({"input": "a", "model": "none"}, 404, None, "this server has: table"),
@@ -210,7 +222,7 @@ class TestTextEmbeddingsInference:
     @pytest.mark.parametrize(
         ("path", "content", "part"),
         [
-            ("/embed", {"inputs": "a " * 30, "truncate": False}, "text 0 has 16 tokens too many"),
+            ("/embed", {"inputs": "a " * 30, "truncate": False}, "'inputs' has 16 tokens too many"),
             ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "cuts texts on the right"),
             ("/embed", {"inputs": "a", "normalise": True}, "'normalise' is not a field"),
             ("/predict", {"inputs": "a", "raw_scores": True}, "leave it out"),
@@ -219,6 +231,13 @@ class TestTextEmbeddingsInference:
             ("/predict", {"inputs": [["a", "b", "c"]]}, "over the limit of 2"),
             ("/predict", {"inputs": [["a"]] * 2049}, "has 2049 items, over the limit of 2048"),
             ("/models/table/embed", {"inputs": ["a"] * 2049}, "over the limit of 2048"),
+            ("/embed", {"inputs": ["a", LONG]}, "'inputs[1]' has 100001 characters"),
+            ("/embed", {"inputs": "a", "prompt_name": "x"}, "'prompt_name' is 'x'"),
+            ("/similarity", {"inputs": {"source_sentence": LONG, "sentences": ["a"]}}, "'inputs.source_sentence' has"),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [LONG]}}, "'inputs.sentences[0]' has"),
+            ("/predict", {"inputs": LONG}, "'inputs' has 100001"),
+            ("/predict", {"inputs": ["a", LONG]}, "'inputs[1]' has"),
+            ("/predict", {"inputs": [["a", "b"], [LONG, "b"]]}, "'inputs[1][0]' has"),
             ("/models/ranker/embed", {"inputs": "a"}, "whose task is text-ranking"),
         ],
     )
@@ -257,8 +276,11 @@ class TestReranking:
             ({"documents": ["a"], "texts": None, "top_n": 0}, "'top_n' is 0"),
             ({"documents": ["a"], "model": "table"}, "sentence-similarity"),
             ({"documents": ["a"], "max_tokens_per_doc": 3}, "cuts pairs at 16"),
+            ({"documents": ["a", LONG]}, "'documents[1]' has 100001"),
+            ({"texts": ["a", LONG]}, "'texts[1]' has 100001"),
+            ({"texts": ["a"], "query": LONG}, "'query' has 100001"),
         ):
-            answer = post(server, "/v1/rerank", query="film", **content)
+            answer = post(server, "/v1/rerank", **{"query": "film", **content})
             assert answer.status_code == 422, answer.text
             assert part in answer.json()["error"] == answer.json()["message"]
 
@@ -276,6 +298,7 @@ class TestHuggingFace:
         for path, content, status, part in (
             ("length", {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}}, 400, "apply softmax"),
             ("length", {"inputs": "a", "parameters": {"topk": 1}}, 400, "parameters.topk"),
+            ("length", {"inputs": ["a", LONG]}, 400, "'inputs[1]' has 100001"),
             ("ranker", {"inputs": "a"}, 400, "/models/ranker/rerank"),
             ("ranker/rerank", {"query": "a", "documents": ["a"], "model": "table"}, 422, "the path names 'ranker'"),
             ("table", {"inputs": "a", "parameters": {"inputs": "b"}}, 400, "parameters.inputs"),
@@ -285,3 +308,51 @@ class TestHuggingFace:
             answer = post(server, f"/models/{path}", **content)
             assert answer.status_code == status, answer.text
             assert part in answer.json()["error"]
+
+
+class TestErrorsWithoutAnOperation:
+    """Errors that no operation answers have the form of the API that the path belongs to."""
+
+    @pytest.mark.parametrize(
+        ("method", "path", "status"),
+        [
+            ("GET", "/v1/embeddings", 405),
+            ("DELETE", "/v1/models/table", 405),
+            ("GET", "/v1/files", 404),
+            ("POST", "/v1/chat/completions", 404),
+            ("POST", "/v1/embeddings", 400),
+        ],
+    )
+    def test_below_v1_as_openai(self, server: RunningServer, method: str, path: str, status: int) -> None:
+        answer = httpx.request(method, f"{server.http_url}{path}", content=b"{", trust_env=False)
+        assert answer.status_code == status
+        error = answer.json()["error"]
+        assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert path in error["message"] or status == 400
+
+    def test_of_text_embeddings_inference_and_the_protocol(self, server: RunningServer) -> None:
+        wrong = httpx.get(f"{server.http_url}/embed", trust_env=False)
+        assert (wrong.status_code, wrong.json().keys()) == (405, {"error", "error_type"})
+        assert wrong.headers["allow"] == "POST"
+        assert wrong.json()["error"] == "GET /embed: Method Not Allowed; use POST"
+        unknown = httpx.get(f"{server.http_url}/v2/nothing", trust_env=False)
+        assert (unknown.status_code, unknown.json().keys()) == (404, {"error"})
+
+    def test_of_access(self, server: RunningServer, tmp_path: Path) -> None:
+        table(tmp_path).save(tmp_path / "table.ingot")
+        keys = tmp_path / "keys.toml"
+        make_key(keys, "infer")
+        with ingot.serve(str(tmp_path / "table.ingot"), http_port=0, grpc_port=0, auth=keys) as running:
+            refused = post(running, "/v1/embeddings", model="table", input="a")
+        assert refused.status_code == 401
+        assert refused.json()["error"]["type"] == "authentication_error"
+
+    def test_a_connection_stays_open_behind_an_error(self, server: RunningServer) -> None:
+        wrong = b"GET /v1/models/none HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        body = b'{"model": "table"}'
+        post = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        with socket.create_connection(("127.0.0.1", int(server.http_url.rpartition(":")[2])), 30) as connection:
+            connection.sendall(wrong + post + wrong.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"404", b"400", b"404"]

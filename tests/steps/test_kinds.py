@@ -108,7 +108,7 @@ class TestTokenize:
         assert found["cut_tokens"].tolist() == [int(each["cut_tokens"][0]) for each in alone] == [23_997, 0, 23_997, 0]
         for row, each in zip(found["input_ids"], alone, strict=True):
             assert row[: each["tokens"][0]].tolist() == each["input_ids"][0].tolist()
-        with pytest.raises(InvalidArgument, match="have 22 characters together, over the limit of 20; divide"):
+        with pytest.raises(InvalidArgument, match="has 22 characters in all, over the limit of 20; divide"):
             self.tokens(tokenizer, {"text": texts("x" * 11, "y" * 11)}, max_total_characters=20)
 
     def test_a_damaged_tokenizer(self) -> None:

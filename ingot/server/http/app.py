@@ -26,7 +26,7 @@ from ingot.server.net import compression
 from ingot.server.net.limits import SMALL_BYTES, Budget, Reservation, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
-from ingot.server.plane.operations import OPERATIONS, Handler, Operation, Refusal
+from ingot.server.plane.operations import OPERATIONS, Handler, Operation
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
@@ -72,12 +72,7 @@ def create_app(
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
-        response = _response(responses.refusal(plane, error))
-        if request.method == "POST":
-            # Its body was not read to the end, and would be read as the next request. The refusals of exchange.py,
-            # which keep the connection, do not come here.
-            response.headers["Connection"] = "close"
-        return response
+        return _response(responses.refusal(plane, error, request.url.path))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -88,13 +83,15 @@ def create_app(
         if error.status_code == 405 and headers and "Allow" in headers:
             text = f"{text}; use {headers['Allow']}"
             headers = {**headers, "Allow": headers["Allow"].replace("GET", "GET, HEAD")}
-        if (kind := _COUNTED.get(error.status_code)) is not None:
-            plane.count_error("http", kind(text))
-        return _json({"error": text}, error.status_code, headers)
+        if (kind := _COUNTED.get(error.status_code)) is None:
+            return _json({"error": text}, error.status_code, headers)
+        refused = responses.refusal(plane, kind(text), request.url.path)
+        return _response(refused.with_headers(tuple((headers or {}).items()), error.status_code))
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
-        return _response(responses.refusal(plane, InternalError(f"{type(error).__name__}: {error}")))
+        internal = InternalError(f"{type(error).__name__}: {error}")
+        return _response(responses.refusal(plane, internal, request.url.path))
 
     endpoints = _Endpoints(plane, control, service)
     for operation in OPERATIONS:
@@ -151,7 +148,7 @@ class _Endpoints:
         """Return the endpoint of an operation."""
         if operation.handler is not None:
             if operation.refusal is not None:
-                return partial(self._answer, operation, operation.handler, operation.refusal)
+                return partial(self._answer, operation, operation.handler)
             return partial(self._call, operation, operation.handler)
         served: Endpoint = page_module.ENDPOINTS.get(operation.name) or getattr(self, operation.name)
         return served
@@ -164,24 +161,15 @@ class _Endpoints:
         answer = await handler(Call(self._plane, self._control, _client(request), content, **path))
         return _json(answer, 503 if operation.probe and not answer["ready"] else 200)
 
-    async def _answer(
-        self, operation: Operation, handler: Handler, refusal: Refusal, request: Request, **path: str
-    ) -> Response:
-        """Answer a request of another server's API, whose bodies may be large and whose errors have their own form."""
-        headers: dict[str, str] = {"Connection": "close"}  # until the body is read to the end
-        try:
-            with self._service.budget.reserve() as reservation:
-                content: Mapping[str, Any] = {}
-                if operation.request is not None:
-                    body = await self._read(request, reservation)
-                    headers = {}
-                    content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
-                call = Call(self._plane, self._control, _sender(request), content, **path)
-                return _response(await _unless_gone(request, _answered(handler, call)))
-        except IngotError as error:
-            generic = responses.refusal(self._plane, error)
-            status, refused = refusal(error)
-            return _json(refused, status, {**dict(generic.headers), **headers})
+    async def _answer(self, operation: Operation, handler: Handler, request: Request, **path: str) -> Response:
+        """Answer a request of another server's API, whose bodies may be large."""
+        with self._service.budget.reserve() as reservation:
+            content: Mapping[str, Any] = {}
+            if operation.request is not None:
+                body = await self._read(request, reservation)
+                content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
+            call = Call(self._plane, self._control, _sender(request), content, **path)
+            return _response(await _unless_gone(request, _answered(handler, call)))
 
     async def infer(self, request: Request, model: str, version: str = "") -> Response:
         """Answer one request of inference."""

@@ -100,13 +100,13 @@ class AsgiExchange:
         if _is_change_by_page(self.head):
             # A browser sends it without asking first if it is simple, and hides only the answer from the page.
             error = PermissionDenied("web pages may not send this request; --cors-origin names those that may")
-            self._answer(responses.refusal(shared.service.plane, error))
+            self._refuse(error)
             return
         if limits is not None:
             try:
                 share = limits.admit(self.head.client, share)
             except IngotError as error:
-                self._answer(responses.refusal(shared.service.plane, error))
+                self._refuse(error)
                 return
         tasks = shared.tasks
         self._task = self._connection.loop.create_task(self._run())
@@ -148,9 +148,12 @@ class AsgiExchange:
             await attempt_async("a request to the application failed", served)
         except asyncio.CancelledError:
             error = Unavailable("the server is stopping; ask again elsewhere or later")
-            self._answer(responses.refusal(self._connection.shared.service.plane, error))
+            self._refuse(error)
         if not (self.done or self.disconnected):
             self._answer(_FAILED)
+
+    def _refuse(self, error: IngotError) -> None:
+        self._answer(responses.refusal(self._connection.shared.service.plane, error, self.head.path))
 
     def _answer(self, response: HttpResponse) -> None:
         if not (self.done or self.disconnected):
@@ -235,7 +238,7 @@ class AsgiExchange:
     def _respond(self) -> None:
         connection, body = self._connection, b"".join(self._parts)
         headers = [(name.lower(), value) for name, value in self._headers]
-        if (b"connection", b"close") in headers:
+        if not self._complete:  # the rest of its body may be large, or never come
             self.keep_alive = False
         keep_alive = connection.keeps(self)
         start = connection.shared.renderer.start(self._status, keep_alive=keep_alive)

@@ -185,7 +185,8 @@ class Connection(ConnectionApi):
 
     def end_slow_body(self) -> None:
         """End the connection, as the body arrives too slowly."""
-        response = responses.too_slow(self.shared.service.plane)
+        path = "" if self._arriving is None else self._arriving.head.path
+        response = responses.too_slow(self.shared.service.plane, path)
         self._break_off(b"".join(self.shared.renderer.render(response, keep_alive=False)))
 
     def keeps(self, exchange: Exchange | AsgiExchange) -> bool:

@@ -459,7 +459,7 @@ class PendingBody(Exchange):
             self._answer_refusal(fault)
 
     def _answer_refusal(self, fault: Fault) -> None:
-        response = responses.refusal(self._connection.shared.service.plane, fault.error)
+        response = responses.refusal(self._connection.shared.service.plane, fault.error, self.head.path)
         self.answer(response.with_headers(fault.headers, fault.status))
 
     def _serve(self) -> None:

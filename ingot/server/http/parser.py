@@ -112,6 +112,11 @@ class RequestHead:
     identity: tuple[bytes, bytes] = (b"", b"")
 
     @property
+    def path(self) -> str:
+        """The path, without the query."""
+        return urllib.parse.unquote(self.url.partition(b"?")[0].decode("latin-1"))
+
+    @property
     def plain(self) -> bool:
         """Whether its bytes have no meaning but ``length`` and ``infer`` or ``probe``."""
         unique = len(self.headers) == len(dict(self.headers))

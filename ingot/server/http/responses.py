@@ -16,6 +16,7 @@ from ingot.protocol.keys import BoundedCache
 from ingot.server.net import compression
 from ingot.server.net.limits import BODY_PACE
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.operations import refusal_of_path
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)
@@ -58,19 +59,27 @@ def ready(plane: DataPlane) -> HttpResponse:
     return HttpResponse(200 if plane.ready else 503, json_codec.dumps({"ready": plane.ready}))
 
 
-def refusal(plane: DataPlane, error: IngotError) -> HttpResponse:
-    """Return the response of an error, and count it."""
+def refusal(plane: DataPlane, error: IngotError, path: str = "") -> HttpResponse:
+    """Return the response of an error, and count it.
+
+    Args:
+        plane: which counts it.
+        error: the error.
+        path: of the request, whose API has its form of errors; empty for that of the Open Inference Protocol.
+    """
     plane.count_error("http", error)
     # A request during which an engine process ended may have caused that.
     later = error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) and not isinstance(error, EngineLost)
     headers = _RETRY if later else ()
-    return HttpResponse(json_codec.STATUS[error.code], json_codec.dumps({"error": public_text(error)}), headers)
+    form = refusal_of_path(path) if path else None
+    status, content = (json_codec.STATUS[error.code], {"error": public_text(error)}) if form is None else form(error)
+    return HttpResponse(status, json_codec.dumps(content), headers)
 
 
-def too_slow(plane: DataPlane) -> HttpResponse:
-    """Return the response to a request whose body arrives too slowly, and count it."""
+def too_slow(plane: DataPlane, path: str) -> HttpResponse:
+    """Return the response to a request to a path, whose body arrives too slowly, and count it."""
     error = DeadlineExceeded(f"the rest of the request's body did not arrive in time; {BODY_PACE}")
-    return refusal(plane, error).with_headers((), json_codec.TOO_SLOW)
+    return refusal(plane, error, path).with_headers((), json_codec.TOO_SLOW)
 
 
 def failure(plane: DataPlane, error: Exception) -> HttpResponse:

@@ -270,8 +270,13 @@ OPERATIONS = (
 METHODS: Mapping[str, Operation] = {operation.grpc: operation for operation in OPERATIONS if operation.grpc}
 """The operations by their methods of gRPC."""
 
+
+def _pattern(route: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{\w+\}", "[^/]*", route.split()[1]))
+
+
 _PATHS = [
-    (re.compile(re.sub(r"\{\w+\}", "[^/]*", route.split()[1])), operation.scope)
+    (_pattern(route), operation.scope)
     for operation in OPERATIONS
     for route in operation.http
     if operation.scope != INFER
@@ -281,3 +286,21 @@ _PATHS = [
 def scope_of_path(path: str) -> str:
     """Return the right that a request to a path needs; a path without an operation needs that of inference."""
     return next((scope for pattern, scope in _PATHS if pattern.fullmatch(path)), INFER)
+
+
+_FORMS = [
+    (_pattern(route), operation.refusal)
+    for operation in OPERATIONS
+    for route in operation.http
+    if operation.refusal is not None
+]
+
+
+def refusal_of_path(path: str) -> Refusal | None:
+    """Return the form of errors of the API that a path belongs to; None for that of the Open Inference Protocol.
+
+    It is needed for errors without an operation too: a wrong method, a wrong key, a path below ``/v1`` that no
+    operation has, which only OpenAI's clients ask for.
+    """
+    found = next((refusal for pattern, refusal in _FORMS if pattern.fullmatch(path)), None)
+    return openai.refusal if found is None and path.startswith("/v1/") else found

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ingot.errors import InvalidField, NotFound, quoted
+from ingot.errors import IngotError, InvalidField, NotFound, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.runtime import Model
 from ingot.server.net import compression
+from ingot.server.plane.apis.fields import Place, in_fields, listed, single
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.steps import Steps
@@ -113,6 +114,7 @@ async def ask(
     *,
     prompt: str = "",
     truncate: bool | None = None,
+    places: Sequence[Place] = (),
 ) -> Answer:
     """Return the answer of a model to texts, or pairs of texts.
 
@@ -123,8 +125,10 @@ async def ask(
         second: the second text of each pair; None without pairs.
         prompt: the name of the prompt; empty for the model's default.
         truncate: False to refuse texts that were cut; otherwise the archive decides.
+        places: where the body has the texts, and the second texts; by default in the list ``inputs``.
 
     Raises:
+        InvalidField: a text or the prompt is wrong; it names the field.
         IngotError: as for :meth:`DataPlane.infer`.
     """
     tokenize = served.tokenize
@@ -143,11 +147,16 @@ async def ask(
     }
     model = served.model
     request = InferRequest(Template(model.name, model.version), arrays, "", None, call.client)
-    values = (await call.plane.infer(request, "http")).arrays
+    named = dict(zip((tokenize.text, tokenize.pair), places or (listed("inputs"),), strict=False))
+    try:
+        values = (await call.plane.infer(request, "http")).arrays
+    except IngotError as error:
+        raise in_fields(error, {**named, tokenize.prompt: single("prompt_name")}) from error
     if truncate is False and (cut := values.get("cut_tokens")) is not None and cut.any():
         index = int(cut.argmax())
         raise InvalidField(
-            "truncate", f"is false, and text {index} has {int(cut[index])} tokens too many; send a shorter text"
+            "truncate",
+            f"is false, and '{named[tokenize.text](index)}' has {int(cut[index])} tokens too many; send a shorter text",
         )
     return Answer(values)
 
@@ -161,6 +170,7 @@ async def embed(
     normalize: bool | None = None,
     truncate: bool | None = None,
     size: int = 0,
+    place: Place = listed("inputs"),  # noqa: B008 - immutable
 ) -> tuple[Array, Answer]:
     """Return vectors of texts, float32[n, size], and the whole answer.
 
@@ -172,6 +182,7 @@ async def embed(
         normalize: True for vectors of length 1; None for vectors as the model's steps make them.
         truncate: as for :func:`ask`.
         size: the leading elements that are kept, and have the length 1 again; 0 for all.
+        place: where the body has the texts.
 
     Raises:
         InvalidField: the model cannot do that.
@@ -183,7 +194,7 @@ async def embed(
     normal = any(step.kind == "normalize" for step in served.steps.after)
     if normalize is False and normal:
         raise InvalidField("normalize", f"is false; vectors of model '{served.model.name}' always have the length 1")
-    answer = await ask(call, served, texts, prompt=prompt, truncate=truncate)
+    answer = await ask(call, served, texts, prompt=prompt, truncate=truncate, places=(place,))
     vectors: Array = answer.values[served.output]
     if size and size < whole:
         vectors, normalize = vectors[:, :size], True
@@ -193,14 +204,15 @@ async def embed(
 
 
 async def scores(
-    call: Call, served: Served, query: str, texts: Sequence[str], *, truncate: bool | None = None
+    call: Call, served: Served, query: str, texts: Sequence[str], *, truncate: bool | None = None, field: str
 ) -> tuple[list[float], Answer]:
-    """Return how well each text answers a query, and the whole answer.
+    """Return how well each text answers a query, and the whole answer; the body has the texts in ``field``.
 
     Raises:
         IngotError: as for :func:`ask`.
     """
-    answer = await ask(call, served, [query] * len(texts), texts, truncate=truncate)
+    places = single("query"), listed(field)
+    answer = await ask(call, served, [query] * len(texts), texts, truncate=truncate, places=places)
     found: Array = answer.values[served.output]
     if found.ndim > 1:
         raise InvalidField("model", f"'{served.model.name}' has {found.shape[1]} scores for a pair; ranking needs one")

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ingot.errors import InvalidField, quoted
+from ingot.errors import IngotError, InvalidArgument, InvalidField, TooLarge, quoted
+
+Place = Callable[[int | None], str]
+"""Returns the field of a body that has an element of an input; without an index the field that has all."""
+
+# Messages about the input of a model begin so.
+_INPUT = re.compile(r"(?:element (\d+) of )?input '([^']*)' ")
+
+
+def listed(name: str) -> Place:
+    """Return the places of a field's list."""
+    return lambda index: name if index is None else f"{name}[{index}]"
+
+
+def single(name: str) -> Place:
+    """Return the place of a field that has one text."""
+    return lambda index: name
+
+
+def in_fields(error: IngotError, places: Mapping[str, Place]) -> IngotError:
+    """Return an error about a model's input as one about the field that has it.
+
+    Args:
+        error: of a model.
+        places: the places of inputs, by name.
+    """
+    found = _INPUT.match(str(error))
+    if found is None or (place := places.get(found[2])) is None or type(error) not in (InvalidArgument, TooLarge):
+        return error
+    field, message = place(None if found[1] is None else int(found[1])), str(error)[found.end() :]
+    return InvalidField(field, message) if type(error) is InvalidArgument else TooLarge(f"'{field}' {message}")
 
 
 class Fields:

@@ -10,7 +10,7 @@ import numpy as np
 from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
-from ingot.server.plane.apis.fields import Fields
+from ingot.server.plane.apis.fields import Fields, listed, single
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 
@@ -19,6 +19,7 @@ _TYPES = {
     Code.UNAUTHENTICATED: "authentication_error",
     Code.PERMISSION_DENIED: "permission_error",
     Code.TOO_MANY_REQUESTS: "rate_limit_error",
+    Code.UNSUPPORTED: "invalid_request_error",
 }
 
 
@@ -39,7 +40,8 @@ async def embeddings(call: Call) -> dict[str, Any]:
     fields.end()
     served = asking.find(call.plane, name, asking.EMBEDDING)
     texts = _texts(given, served.steps.max_items)
-    vectors, answer = await asking.embed(call, served, texts, prompt=prompt, size=size)
+    place = single("input") if isinstance(given, str) else listed("input")
+    vectors, answer = await asking.embed(call, served, texts, prompt=prompt, size=size, place=place)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, form)}
         for index, vector in enumerate(vectors.astype(np.float32, copy=False))

@@ -37,7 +37,7 @@ async def _texts(call: Call, fields: Fields) -> list[dict[str, Any]]:
         raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
     truncate = tei.truncation(fields, served)
     fields.end()
-    found, _ = await asking.scores(call, served, query, texts, truncate=truncate)
+    found, _ = await asking.scores(call, served, query, texts, truncate=truncate, field="texts")
     return [
         {"index": index, "score": found[index], **({"text": texts[index]} if returned else {})}
         for index in _best(found)
@@ -57,7 +57,7 @@ async def _documents(call: Call, fields: Fields) -> dict[str, Any]:
     truncate = tei.truncation(fields, served)
     fields.end()
     texts = _contents(given, served.steps.max_items)
-    found, answer = await asking.scores(call, served, query, texts, truncate=truncate)
+    found, answer = await asking.scores(call, served, query, texts, truncate=truncate, field="documents")
     results = [
         {"index": index, "relevance_score": found[index], **({"document": {"text": texts[index]}} if returned else {})}
         for index in _best(found)[: count or None]

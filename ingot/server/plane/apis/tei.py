@@ -9,7 +9,7 @@ from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, check_count, texts_of
+from ingot.server.plane.apis.fields import Fields, Place, check_count, listed, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 
@@ -29,8 +29,9 @@ async def embed(call: Call) -> Array:
     normalize, prompt, size = fields.flag("normalize"), fields.text("prompt_name", ""), fields.count("dimensions")
     truncate = truncation(fields, served)
     fields.end()
+    place = single("inputs") if isinstance(call.content["inputs"], str) else listed("inputs")
     vectors, _ = await asking.embed(
-        call, served, texts, prompt=prompt, normalize=normalize, truncate=truncate, size=size
+        call, served, texts, prompt=prompt, normalize=normalize, truncate=truncate, size=size, place=place
     )
     return vectors
 
@@ -46,7 +47,7 @@ async def similarity(call: Call) -> list[float]:
     for each in (inputs, parameters, fields):
         each.end()
     vectors, _ = await asking.embed(
-        call, served, [source, *sentences], prompt=prompt, normalize=True, truncate=truncate
+        call, served, [source, *sentences], prompt=prompt, normalize=True, truncate=truncate, place=_compared
     )
     return [float(value) for value in vectors[1:] @ vectors[0]]
 
@@ -60,11 +61,12 @@ async def predict(call: Call) -> list[Any]:
         raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
     truncate = truncation(fields, served)
     fields.end()
-    single, rows = _rows(given, served.steps.max_items)
+    alone, rows = _rows(given, served.steps.max_items)
     second = [row[1] for row in rows] if len(rows[0]) == 2 else None
-    answer = await asking.ask(call, served, [row[0] for row in rows], second, truncate=truncate)
+    places = [_in_column(given, column, alone=alone) for column in range(2)]
+    answer = await asking.ask(call, served, [row[0] for row in rows], second, truncate=truncate, places=places)
     answers = await asking.labelled(served, answer)
-    return answers[0] if single else list(answers)
+    return answers[0] if alone else list(answers)
 
 
 async def info(call: Call) -> dict[str, Any]:
@@ -118,6 +120,22 @@ def _type(served: Served) -> dict[str, Any]:
             "label2id": {label: index for index, label in enumerate(labels)},
         }
     }
+
+
+def _compared(index: int | None) -> str:
+    """Return the place of a text that is compared: the source comes first."""
+    if index is None:
+        return "inputs"
+    return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
+
+
+def _in_column(given: Any, column: int, *, alone: bool) -> Place:
+    """Return the places of the first or second texts of rows, or of one row."""
+    if isinstance(given, str):
+        return single("inputs")
+    if alone:
+        return lambda index: f"inputs[{column}]"
+    return lambda index: "inputs" if index is None else f"inputs[{index}][{column}]"
 
 
 def _rows(given: Any, most: int) -> tuple[bool, list[list[str]]]:
