@@ -145,15 +145,17 @@ def diff(
 ) -> None:
     """Show what changed between two archives: signature, sizes, weights, graph, accuracy and latency.
 
-    Only the contents of the archives are compared; nothing is run, and from a registry only the compared parts are
-    downloaded. Variants are matched by name: with #variant after both archives, those two are compared; after one, the
-    other archive's variant of that name is used. The exit code is 0 whatever the result.
+    Only the contents of the archives are compared, and from a registry only the compared parts are downloaded. Nothing
+    is run but steps, such as tokenizers, and graphs for final answers that only one archive has recorded. Variants are
+    matched by name: with #variant after both archives, those two are compared; after one, the other archive's variant
+    of that name is used. The exit code is 0 whatever the result.
 
     The result has digests and sizes, with how many bytes both share; differences of name, inputs, outputs and variants;
     the accuracy, parity and latency that each archive recorded, with a note if data or machines differ; the largest
-    difference in golden cases of the same inputs; weights and constants that changed, with ||after - before|| /
-    ||before||, the largest absolute difference and the number of values; and counts of operators. Weights and operators
-    need ingot-serve\\[export].
+    difference in golden cases of the same inputs; of steps, how many hard texts get other ids, how far pixels differ,
+    the labels that changed, the final answers to the raw goldens of both and the inputs whose answers changed most;
+    weights and constants that changed, with ||after - before|| / ||before||, the largest absolute difference and the
+    number of values; and counts of operators. Weights and operators need ingot-serve\\[export].
 
     Examples:
 
@@ -171,10 +173,11 @@ def diff(
         check_apart(report, **{"first archive": first.name, "second archive": second.name})
     from ingot.model_store.diff import diff as run
     from ingot.model_store.diff import view
+    from ingot.quant.measure.stages import compare_steps
 
     with progress("Opening") as step:
         archives, variants = (first.open(), second.open()), (first.variant, second.variant)
-        found = run(*archives, variants=variants, labels=(before, after), progress=step)
+        found = run(*archives, variants=variants, labels=(before, after), progress=step, compare_steps=compare_steps)
     if report is not None:
         put(report, _shown(found, report.suffix, tensors))
         note(f"wrote the differences to {report}")

@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests import onnx_models
-from tests.support import RunIngot
+from tests.server import test_image_steps, test_steps
+from tests.steps.bert import tokenizer_file
+from tests.support import RunIngot, succeeded
 
 SIZE = 600  # a float32 matrix of 600 x 600 has more than 1 MiB
 
@@ -117,3 +119,39 @@ def test_each_refusal_with_its_remedy(
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert "bug in Ingot" not in result.stderr
+
+
+def test_steps_of_texts(run_ingot: RunIngot, tmp_path: Path) -> None:
+    """Another tokenizer and other labels, and answers that only one archive has recorded."""
+    cased = json.loads(tokenizer_file())
+    cased["normalizer"]["lowercase"] = False
+    test_steps.make(tmp_path).save(tmp_path / "a.ingot")
+    other = test_steps.make(
+        tmp_path, tokenizer=json.dumps(cased).encode(), labels=["SHORT", "BRIEF"], golden=["the story was never dull"]
+    )
+    other.save(tmp_path / "b.ingot")
+    result = run_ingot("diff", "a.ingot", "b.ingot", "--report", "d.html")
+    shown = " ".join(succeeded(result).split())
+    assert "tokenize: ids of hard texts 112 of 312 -" in shown
+    assert "added 1 BRIEF removed 1 LONG of another number 1 SHORT" in shown
+    assert "label 3 of 3 - score 0 of 3 none" in shown
+    assert "the story was never dull LONG SHORT none" in shown
+    assert "good SHORT BRIEF none" in shown
+    assert "112 of 312" in (tmp_path / "d.html").read_text()
+    [variant] = json.loads(succeeded(run_ingot("diff", "a.ingot", "b.ingot", "--json")))["variants"]
+    assert variant["steps"]["labels"] == {"added": ["BRIEF"], "removed": ["LONG"], "moved": ["SHORT"]}
+    assert variant["steps"]["notes"] == []
+
+
+def test_steps_of_pictures(run_ingot: RunIngot, tmp_path: Path) -> None:
+    test_image_steps.make(tmp_path).save(tmp_path / "a.ingot")
+    test_image_steps.make(tmp_path, filter="box").save(tmp_path / "b.ingot")
+    shown = " ".join(succeeded(run_ingot("diff", "a.ingot", "b.ingot")).split())
+    resized = 'resize rule="exact" height=8 width=8'
+    assert f'image: operation 1 {resized} {resized} filter="box"' in shown
+    [variant] = json.loads(succeeded(run_ingot("diff", "a.ingot", "b.ingot", "--json")))["variants"]
+    [step] = variant["steps"]["steps"]
+    assert (step["step"], step["items"], step["refused"]) == ("image", 60, 0)
+    assert step["differ"] > 40
+    assert 1 < step["levels"] < 256
+    assert variant["steps"]["labels"] is None

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -50,8 +51,8 @@ def averages(folder: Path) -> bytes:
     return onnx_models.save(folder / "averages.onnx", nodes, inputs, outputs, [axes]).read_bytes()
 
 
-def make(folder: Path) -> Archive:
-    described = image_classification(COLOURS, size=8, mean=(0, 0, 0), std=(0.1, 0.1, 0.1))
+def make(folder: Path, **options: Any) -> Archive:
+    described = image_classification(COLOURS, size=8, mean=(0, 0, 0), std=(0.1, 0.1, 0.1), **options)
     opened = described.steps.open(lambda name: b"", SIGNATURE)
     raw = {"image": files("blue")}
     prepared = opened.prepare(raw)

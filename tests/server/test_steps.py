@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,24 @@ def logits(inputs: dict[str, Array]) -> dict[str, Array]:
 
 
 def make(
-    folder: Path, name: str = "length", *, answer: bytes = b"", tokenizer: bytes | None = None, tested: bool = True
+    folder: Path,
+    name: str = "length",
+    *,
+    answer: bytes = b"",
+    tokenizer: bytes | None = None,
+    tested: bool = True,
+    labels: Sequence[str] = ("LONG", "SHORT"),
+    golden: Sequence[str] = ("a fine film", "good"),
 ) -> Archive:
     """Return an archive; its golden has another answer than it gives if ``answer`` is set. None if not ``tested``."""
-    described = text_classification(tokenizer_file(), ["LONG", "SHORT"], max_length=16, max_characters=1000)
+    described = text_classification(tokenizer_file(), labels, max_length=16, max_characters=1000)
     opened = described.steps.open(described.files.__getitem__, SIGNATURE)
-    raw = {"text": texts("a fine film", "good")}
+    raw = {"text": texts(*golden)}
     prepared = opened.prepare(raw)
     answers = opened.finish(prepared, logits(opened.tensors(prepared)))
     if answer:
         answers["label"] = np.full_like(answers["label"], answer)
-    golden = Golden(opened.tensors(prepared), logits(opened.tensors(prepared)), raw, answers)
+    case = Golden(opened.tensors(prepared), logits(opened.tensors(prepared)), raw, answers)
     blobs = BlobFolder.scratch()
     serving = Serving(
         name=name,
@@ -93,7 +100,7 @@ def make(
     )
     files = described.files if tokenizer is None else {"tokenizer.json": tokenizer}
     weight = blobs.put(counter(folder), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [golden] if tested else [], None, files)])
+    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [case] if tested else [], None, files)])
 
 
 def texts(*items: str | bytes) -> Array:

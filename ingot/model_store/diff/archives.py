@@ -7,13 +7,14 @@ from typing import Any
 
 from ingot.errors import missing_package
 from ingot.model_store.diff import facts, measured
-from ingot.model_store.diff.records import Diff, Side, VariantDiff
+from ingot.model_store.diff.records import Diff, Side, StepsDiff, VariantDiff
 from ingot.model_store.diff.tensors import about, compare
 from ingot.model_store.format import manifest
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.variant import Variant
 
 Progress = Callable[[str], None]
+CompareSteps = Callable[[Variant, Variant], StepsDiff | None]
 
 
 def diff(
@@ -23,6 +24,7 @@ def diff(
     variants: tuple[str | None, str | None] = (None, None),
     labels: tuple[str, str] | None = None,
     progress: Progress = lambda step: None,
+    compare_steps: CompareSteps = lambda before, after: None,
 ) -> Diff:
     """Compare two archives. Variants are matched by name; blobs and tensors of equal digests are not read.
 
@@ -33,6 +35,7 @@ def diff(
             archives; with none, all variants.
         labels: names of the two in messages and the result; by default name and digest.
         progress: called at the beginning of each step.
+        compare_steps: compares the steps of two variants, as :mod:`ingot.quant.measure.stages` does, which runs them.
 
     Raises:
         NotFound: an archive has no variant of that name.
@@ -46,7 +49,11 @@ def diff(
     found = []
     for one, other in pairs:
         progress(f"Comparing variant {(other or one or before.variant()).name}")
-        found.append(_variant(one, other, first, names, progress))
+        variant = _variant(one, other, first, names, progress)
+        if variant.state == "changed" and one is not None and other is not None:
+            progress(f"Comparing the steps of variant {variant.name}")
+            variant = variant.model_copy(update={"steps": compare_steps(one, other)})
+        found.append(variant)
     return Diff(
         before=Side(label=names[0], digest=before.digest, size=sum(first.values())),
         after=Side(label=names[1], digest=after.digest, size=sum(second.values())),

@@ -9,6 +9,7 @@ from ingot.model_store.diff.records import Change
 from ingot.model_store.format import manifest
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.variant import Variant
+from ingot.steps import Steps
 from ingot.tensors import Signature, TensorSpec
 
 _SERVING = {
@@ -19,7 +20,6 @@ _SERVING = {
     "batchable",
     "padding",
     "defaults",
-    "steps",
     "golden_tolerance",
     "parents",
     "provenance",
@@ -69,7 +69,27 @@ def _variant(variant: Variant) -> dict[str, str]:
         for layer in variant.manifest.layers
         if layer.media_type in (manifest.DOCUMENT, manifest.STEP_FILE)
     }
-    return {**dict(_flat("", document)), **{f"file {name}": digest for name, digest in documents.items()}}
+    return {
+        **dict(_flat("", document)),
+        **_steps(serving.steps),
+        **{f"file {name}": digest for name, digest in documents.items()},
+    }
+
+
+def _steps(steps: Steps | None) -> dict[str, str]:
+    """Return the fields of steps by kind and name; labels, of which there may be many, are compared elsewhere."""
+    if steps is None:
+        return {}
+    document = steps.model_dump(mode="json", exclude={"before", "after"})
+    found = dict(_flat("steps", document))
+    for step in (*steps.before, *steps.after):
+        fields = step.model_dump(mode="json", exclude={"kind", "labels", "operations"})
+        found |= _flat(f"step {step.kind}", fields)
+        for number, operation in enumerate(getattr(step, "operations", ()), 1):
+            changed = operation.model_dump(mode="json", exclude={"operation"}, exclude_defaults=True)
+            described = " ".join(f"{name}={json.dumps(value)}" for name, value in changed.items())
+            found[f"step {step.kind}: operation {number}"] = f"{operation.operation} {described}".strip()
+    return {**found, "steps": ", ".join(step.kind for step in (*steps.before, *steps.after))}
 
 
 def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:

@@ -121,12 +121,80 @@ class GraphDiff(_Record):
         return not (self.changed or self.added or self.removed or self.renamed or self.operators)
 
 
+class StepChange(_Record):
+    """A step before the graph, compared with that of the same kind on the same raw items.
+
+    Attributes:
+        step: its kind.
+        what: the values that are compared, and what the items are.
+        items: how many.
+        differ: of how many the values differ.
+        refused: how many of these only one of the two accepts.
+        largest: the largest absolute difference; None for tokens, and if shapes differ.
+        levels: the same in levels of a pixel, from 0 to 255; None for other values, or if the two scale differently.
+    """
+
+    step: str
+    what: str
+    items: int
+    differ: int
+    refused: int = 0
+    largest: float | None = None
+    levels: float | None = None
+
+
+class LabelsChange(_Record):
+    """The names of classes that differ; ``moved`` are those of another number."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+
+
+class AnswerChange(_Record):
+    """A final answer over the items of the raw goldens of both archives.
+
+    ``differ`` counts items with another answer, of texts with another first one, such as the best label. ``largest`` is
+    the largest absolute difference; None for texts, and if shapes differ.
+    """
+
+    answer: str
+    items: int = 0
+    differ: int = 0
+    largest: float | None = 0.0
+
+
+class ChangedInput(_Record):
+    """A raw input whose answer changed: the best label if that differs, and the largest difference of numbers."""
+
+    input: str
+    before: str = ""
+    after: str = ""
+    difference: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Larger for larger changes; labels come first."""
+        return int(self.before != self.after), self.difference
+
+
+class StepsDiff(_Record):
+    """The differences between the steps of two variants; ``most`` are the inputs whose answers changed most."""
+
+    steps: tuple[StepChange, ...] = ()
+    labels: LabelsChange | None = None
+    answers: tuple[AnswerChange, ...] = ()
+    most: tuple[ChangedInput, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class VariantDiff(_Record):
     """The differences between two forms of a model.
 
     ``size_before`` and ``size_after`` are the bytes of graph and weights; ``shared`` is the part of the second that the
     first archive has too. ``same_model`` is whether graph and weights are equal; None if there is only one form.
-    ``graph`` is None if they are, and if they were not compared; ``notes`` then give the reason.
+    ``graph`` is None if they are, and if they were not compared; ``notes`` then give the reason. ``steps`` is None
+    unless both have steps.
     """
 
     name: str
@@ -141,6 +209,7 @@ class VariantDiff(_Record):
     graph: GraphDiff | None = None
     golden_cases: int = 0
     goldens: tuple[GoldenChange, ...] = ()
+    steps: StepsDiff | None = None
     notes: tuple[str, ...] = ()
 
 

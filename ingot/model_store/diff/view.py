@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ingot.model_store.diff.records import Diff, GraphDiff, TensorChange, VariantDiff
+from ingot.model_store.diff.records import Diff, GraphDiff, StepChange, StepsDiff, TensorChange, VariantDiff
 from ingot.report import pages
 from ingot.report.text import one_line, table
 from ingot.report.units import duration, number, size, times
@@ -29,7 +29,7 @@ def text(diff: Diff, shown: int = SHOWN) -> str:
         lines += ["", f"variant {one_line(variant.name)}: {_state(variant)}"]
         for title, rows in _sections(_variant(variant)):
             lines += [f"  {title}", *table(_cut(rows, shown), "    ")]
-        lines += [f"  note: {one_line(note, 1000)}" for note in variant.notes]
+        lines += [f"  note: {one_line(note, 1000)}" for note in _notes(variant)]
     return "\n".join([*lines, ""])
 
 
@@ -42,7 +42,7 @@ def html(diff: Diff, shown: int = SHOWN) -> str:
         for title, rows in _sections(_variant(variant)):
             body += f"<h3>{escape(title).capitalize()}</h3>{_table(rows, shown)}"
         name = escape(one_line(variant.name))
-        sections.append((f"Variant {name}", body + pages.listing([one_line(note, 1000) for note in variant.notes])))
+        sections.append((f"Variant {name}", body + pages.listing([one_line(note, 1000) for note in _notes(variant)])))
     subtitle = f"{pages.code(one_line(diff.before.label))} and {pages.code(one_line(diff.after.label))}"
     title = one_line(diff.after.label)
     return pages.page(title, "difference", subtitle, sections, f"difference format {diff.schema_version}", _STYLE)
@@ -108,8 +108,47 @@ def _variant(variant: VariantDiff) -> Iterator[tuple[str, _Rows]]:
         rows = [(one_line(item.tensor), _difference(item.difference)) for item in variant.goldens]
         cases = "case" if variant.golden_cases == 1 else "cases"
         yield f"answers in {variant.golden_cases} golden {cases}", [("", "largest difference"), *rows]
+    if variant.steps is not None:
+        yield from _steps(variant.steps)
     if variant.graph is not None:
         yield from _graph(variant.graph)
+
+
+def _notes(variant: VariantDiff) -> tuple[str, ...]:
+    return (*variant.notes, *(variant.steps.notes if variant.steps is not None else ()))
+
+
+def _steps(found: StepsDiff) -> Iterator[tuple[str, _Rows]]:
+    rows = [
+        (f"{one_line(item.step)}: {one_line(item.what)}", f"{item.differ} of {item.items}", _apart(item))
+        for item in found.steps
+    ]
+    yield "steps before the graph", [("", "differ", "largest difference"), *rows]
+    if (labels := found.labels) is not None:
+        changes = (("added", labels.added), ("removed", labels.removed), ("of another number", labels.moved))
+        named = [(what, str(len(names)), one_line(", ".join(names[:SHOWN]), 200)) for what, names in changes if names]
+        yield "labels", [("", "count", "names"), *named]
+    answers = [
+        (
+            one_line(item.answer),
+            f"{item.differ} of {item.items}",
+            _NONE if item.largest is None else _difference(item.largest),
+        )
+        for item in found.answers
+    ]
+    yield "final answers to the raw goldens of both", [("", "differ", "largest difference"), *answers]
+    most = [
+        (one_line(item.input, 80), *_row("", item.before or None, item.after or None)[1:], _difference(item.difference))
+        for item in found.most
+    ]
+    yield "inputs whose answers changed most", [("", "before", "after", "largest difference"), *most]
+
+
+def _apart(item: StepChange) -> str:
+    parts = [f"{item.levels:.3g} levels"] if item.levels else []
+    if item.levels is None and item.largest:
+        parts.append(_difference(item.largest))
+    return ", ".join([*parts, *([f"{item.refused} refused by one"] if item.refused else [])]) or _NONE
 
 
 def _graph(graph: GraphDiff) -> Iterator[tuple[str, _Rows]]:

@@ -152,14 +152,14 @@ class _Model:
 
 def _find(source: Source) -> _Model:
     if isinstance(source, Variant):
-        return _Model(_unpacked(source), source.serving.name)
+        return _Model(unpacked(source), source.serving.name)
     if isinstance(source, Archive):
-        return _Model(_unpacked(source.variant()), source.name)
+        return _Model(unpacked(source.variant()), source.name)
     path, variant = split_variant(os.fspath(source))
-    return _Model(_unpacked(Archive.open(path).variant(variant)), path)
+    return _Model(unpacked(Archive.open(path).variant(variant)), path)
 
 
-def _unpacked(variant: Variant) -> Variant:
+def unpacked(variant: Variant) -> Variant:
     """Return a variant with its blobs as files, without those of the archive's other variants."""
     if isinstance(variant.blobs, BlobFolder):
         return variant

@@ -1,0 +1,152 @@
+"""The final answers of two variants with steps, to the raw goldens of both."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.errors import IngotError, InvalidArgument
+from ingot.model_store import Variant
+from ingot.model_store.diff.records import AnswerChange, ChangedInput
+from ingot.quant.measure.comparison import unpacked
+from ingot.runtime import Engine, EngineSpec, load_engine
+from ingot.runtime.engines.loader import engine_of, precision_of
+from ingot.steps import Values
+from ingot.tensors import Array, DType, arrays
+
+# Inputs whose answers changed most that are listed.
+_LISTED = 5
+# Characters of a text that are shown.
+_SHOWN = 60
+
+
+class Answered:
+    """A variant's answers to raw inputs: recorded ones, others by its graph.
+
+    Args:
+        variant: with steps.
+        stack: closes the engine.
+    """
+
+    def __init__(self, variant: Variant, stack: contextlib.ExitStack):
+        self.cases = [case for case in variant.goldens() if case.raw]
+        self._recorded = {_key(case.raw): case.answers for case in self.cases}
+        self._variant, self._stack = variant, stack
+        self._engine: Engine | None = None
+
+    def answer(self, raw: dict[str, Array]) -> dict[str, Array]:
+        """Return the answers to raw inputs.
+
+        Raises:
+            InvalidArgument: they are not recorded, and the variant cannot be run here, or does not accept them.
+            IngotError: the graph cannot be run.
+        """
+        if (found := self._recorded.get(_key(raw))) is not None:
+            return found
+        steps = self._variant.opened_steps()
+        if steps is None or self._variant.executable:
+            raise InvalidArgument(f"variant '{self._variant.name}' is not run: its format can run its author's code")
+        if self._engine is None:
+            self._engine = self._stack.enter_context(contextlib.closing(_engine(unpacked(self._variant))))
+        return steps.run(raw, self._engine.run)
+
+
+def compare_answers(before: Answered, after: Answered) -> tuple[list[AnswerChange], list[ChangedInput], list[str]]:
+    """Return how each answer differs over the raw goldens of both, the inputs that changed most, and remarks."""
+    totals: dict[str, AnswerChange] = {}
+    changed: list[ChangedInput] = []
+    notes: list[str] = []
+    for case in {_key(case.raw): case for case in (*before.cases, *after.cases)}.values():
+        try:
+            one, other = before.answer(case.raw), after.answer(case.raw)
+        except IngotError as error:
+            notes.append(f"the answers to a raw golden are not compared: {error}")
+            continue
+        for item in _items(case.raw, one, other):
+            for name, difference in item.differences.items():
+                totals[name] = _added(totals.get(name, AnswerChange(answer=name)), *difference)
+            if any(item.changed.rank):
+                changed.append(item.changed)
+    changed.sort(key=lambda item: item.rank, reverse=True)
+    return [totals[name] for name in sorted(totals)], changed[:_LISTED], [*dict.fromkeys(notes)]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One item of a request: whether each of its answers differs, and by how much."""
+
+    differences: Mapping[str, tuple[bool, float | None]]
+    changed: ChangedInput
+
+
+def _items(raw: Values, one: Values, other: Values) -> Iterator[_Item]:
+    count = len(next(iter(raw.values())))
+    for index in range(count):
+        differences = {name: _difference(one[name][index], other[name][index]) for name in one if name in other}
+        words = [(_best(one[name][index]), _best(other[name][index])) for name in differences if _is_text(one, name)]
+        before, after = next((pair for pair in words if pair[0] != pair[1]), ("", ""))
+        largest = max((value for _, value in differences.values() if value is not None), default=0.0)
+        shown = ", ".join(_shown(array[index]) for array in raw.values() if len(array) == count)
+        yield _Item(differences, ChangedInput(input=shown, before=before, after=after, difference=largest))
+
+
+def _is_text(values: Values, name: str) -> bool:
+    return DType.of(values[name]) is DType.BYTES
+
+
+def _best(value: object) -> str:
+    """Return an answer of text: of several, the first, which is the best."""
+    first = np.asarray(value, object).reshape(-1)
+    return _shown(first[0]) if first.size else ""
+
+
+def _difference(one: Array, other: Array) -> tuple[bool, float | None]:
+    """Return whether an item's answer differs, and the largest difference of numbers; None for text and shapes."""
+    left, right = np.asarray(one), np.asarray(other)
+    if left.dtype == object or right.dtype == object:
+        return _best(one) != _best(other), None
+    if left.shape != right.shape:
+        return True, None
+    largest = float(np.abs(left.astype(np.float64) - right.astype(np.float64)).max(initial=0.0))
+    return largest > 0, largest
+
+
+def _added(total: AnswerChange, differs: bool, difference: float | None) -> AnswerChange:
+    largest = total.largest
+    return AnswerChange(
+        answer=total.answer,
+        items=total.items + 1,
+        differ=total.differ + differs,
+        largest=None if difference is None or largest is None else max(largest, difference),
+    )
+
+
+def _shown(item: object) -> str:
+    text = " ".join((_decoded(item) if isinstance(item, bytes) else str(item)).split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _decoded(content: bytes) -> str:
+    """Return a text; of a file, its size and the beginning of its digest."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return f"a file of {len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def _engine(variant: Variant) -> Engine:
+    spec = EngineSpec(
+        variant.path(), format=variant.serving.format, engine=engine_of(variant), precision=precision_of(variant)
+    )
+    return load_engine(spec)
+
+
+def _key(raw: Values) -> bytes:
+    sha = hashlib.sha256()
+    for name in sorted(raw):
+        sha.update(repr((name, raw[name].shape)).encode() + arrays.to_bytes(raw[name]))
+    return sha.digest()
