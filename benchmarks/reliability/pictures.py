@@ -63,7 +63,7 @@ _FORMS: Sequence[tuple[str, str, Callable[[Any], dict[str, Any]]]] = (
     ("WEBP", "RGB", lambda picture: {"lossless": True}),
     ("PNG", "I;16", lambda picture: {}),
     *(
-        ("TIFF", "RGB", lambda picture, name=name: {"compression": name})  # type: ignore[misc]
+        ("TIFF", "RGB", lambda picture, name=name: {"compression": name})
         for name in ("tiff_lzw", "tiff_deflate", "jpeg", "packbits")
     ),
     ("TIFF", "1", lambda picture: {"compression": "group4"}),

@@ -72,7 +72,7 @@ def _digest(variant: Variant, name: str) -> str:
 
 
 def _items(step: Any, cases: Sequence[Golden]) -> tuple[str, list[bytes]]:
-    """Return what a step is compared on, and its name."""
+    """Return the items that a step is compared on, and their name."""
     if isinstance(step, Tokenize):
         return "ids of hard texts", [text.encode() for text in texts.hard()]
     if isinstance(step, Image):
@@ -107,7 +107,7 @@ def _step(before: tuple[Any, Apply], after: tuple[Any, Apply], what: str, items:
 
 
 def _outcome(step: Any, apply: Apply, item: bytes) -> _Outcome:
-    """Return what a step makes of one item, without what does not depend on the item."""
+    """Return the values that a step makes of one item, without those that do not depend on the item."""
     try:
         made = apply({step.reads[0]: texts.as_bytes([item])})
     except IngotError:
