@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mimetypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ingot.errors import InvalidArgument, NotFound
 from ingot.model_store.format import goldens
 from ingot.protocol import json_codec
 from ingot.protocol.arguments import datatype
+from ingot.protocol.documents import raw_inputs
 from ingot.tensors import Array, DType
 from ingot.tensors.arrays import not_an_array
 
@@ -69,7 +70,7 @@ def payload(
         name = metadata.get("name", "the model")
         raise InvalidArgument(f"the server does not describe the inputs of '{name}': give requests with --data FILE")
     if data is not None:
-        made, text = _from_file(data, inputs, batch), f"from {data.name}"
+        made, text = _from_file(data, inputs, batch, raw_inputs(metadata.get("properties", {}))), f"from {data.name}"
     else:
         made, text = _generated(inputs, metadata.get("properties", {}), shapes, batch, seed), "random values"
     first = next(iter(made[0].values()))
@@ -93,9 +94,12 @@ def _read(path: Path) -> bytes:
         raise InvalidArgument(f"{path} cannot be read: {error}") from error
 
 
-def _from_file(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> list[Mapping[str, Array]]:
+def _from_file(
+    path: Path, inputs: Sequence[Mapping[str, Any]], batch: int, raw_names: Iterable[str]
+) -> list[Mapping[str, Array]]:
     raw = _read(path)
     names = {spec["name"] for spec in inputs}
+    names |= {*raw_names} if names else set()
     if path.suffix == ".json":
         try:
             content = orjson.loads(raw)
@@ -106,7 +110,7 @@ def _from_file(path: Path, inputs: Sequence[Mapping[str, Any]], batch: int) -> l
             json_codec.decode_request("", "", orjson.dumps(body), None)[0].inputs for body in bodies
         ]
     elif path.suffix == ".safetensors":
-        made = [golden.inputs for golden in goldens.decode(raw)]
+        made = [golden.inputs or golden.raw for golden in goldens.decode(raw)]
     elif path.suffix == ".npz":
         made = _sliced(path, inputs, batch)
     else:

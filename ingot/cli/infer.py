@@ -122,6 +122,8 @@ def _is_private(url: str) -> bool:
 
 
 def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[str, Array]:
+    from ingot.protocol.documents import raw_inputs
+
     inputs: dict[str, Array] = {}
     dtypes: dict[str, str] | None = None
     raw: dict[str, str] = {}
@@ -132,9 +134,10 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             continue
         if dtypes is None:
             metadata = client.metadata(model, version)
-            raw = _raw_inputs(metadata.get("properties", {}))
+            described = raw_inputs(metadata.get("properties", {}))
+            raw = {name: spec.dtype.value for name, spec in described.items()}
             dtypes = {spec["name"]: spec["datatype"] for spec in metadata.get("inputs", [])} | raw
-        if name in raw:
+        if raw.get(name) == "BYTES":
             inputs[name] = _raw(value, file)
             continue
         if file is not None:
@@ -144,15 +147,6 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {', '.join(dtypes)}")
         inputs[name] = _parse(name, value, dtypes[name])
     return inputs
-
-
-def _raw_inputs(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the datatypes of the raw inputs that the model's steps accept, by name."""
-    from ingot.tensors import parse_spec
-
-    listed = "; ".join(properties.get(name, "") for name in ("raw_inputs", "raw_optional_inputs"))
-    specs = (parse_spec(text)[0] for text in listed.split("; ") if text)
-    return {spec.name: spec.dtype.value for spec in specs}
 
 
 def _raw(value: str, file: Path | None) -> Array:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
+
+from ingot.tensors import TensorSpec, parse_spec
 
 
 class TensorMetadata(TypedDict):
@@ -16,8 +19,9 @@ class TensorMetadata(TypedDict):
 class ModelMetadata(TypedDict):
     """A model's name, platform, inputs and outputs.
 
-    ``properties`` has which variant of an archive is served and why, its digest, and as ``values.NAME`` the range of
-    values of an input; ``labels`` the names of classes, over HTTP only. Servers other than Ingot's have neither.
+    ``properties`` has which variant of an archive is served and why, its digest, as ``values.NAME`` the range of values
+    of an input, and the raw interface of a model with steps; ``labels`` the names of classes, over HTTP only. Servers
+    other than Ingot's have neither.
 
     Examples:
         >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:
@@ -34,6 +38,13 @@ class ModelMetadata(TypedDict):
     outputs: list[TensorMetadata]
     properties: NotRequired[dict[str, str]]
     labels: NotRequired[list[str]]
+
+
+def raw_inputs(properties: Mapping[str, str]) -> dict[str, TensorSpec]:
+    """Return the raw inputs that a model's steps accept, by name, from the properties of its metadata."""
+    listed = "; ".join(properties.get(name, "") for name in ("raw_inputs", "raw_optional_inputs"))
+    specs = (parse_spec(text)[0] for text in listed.split("; ") if text)
+    return {spec.name: spec for spec in specs}
 
 
 class Duration(TypedDict):

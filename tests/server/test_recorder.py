@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import threading
 import time
@@ -22,8 +23,10 @@ from ingot.server.plane import recorder
 from ingot.server.plane.recorder import Recorder
 from ingot.tensors import Array, DType
 from tests import onnx_models
+from tests.server import test_steps
 from tests.server.samples import sample
 from tests.server.test_lifecycle import running
+from tests.support import RunIngot, succeeded
 
 FREE: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "device": "cpu", "record_share": 1.0}
 
@@ -56,6 +59,32 @@ def test_requests_over_both_protocols_are_written_with_their_answers(tmp_path: P
         assert np.array_equal(case.outputs["z"], -case.inputs["x"])
 
 
+def test_raw_requests_are_written_with_their_answers_and_sent_again(tmp_path: Path, run_ingot: RunIngot) -> None:
+    test_steps.make(tmp_path).save(tmp_path / "length.ingot")
+    folder = tmp_path / "recorded"
+    model = str(tmp_path / "length.ingot")
+    texts = {"text": np.array([b"a fine film", b"good"], object)}
+    tensors = {name: np.ones((1, 4), np.int64) for name in ("input_ids", "attention_mask")}
+    with ingot.serve(model, record=folder, **FREE) as server, Client(server.http_url) as client:
+        answers = client.infer("length", texts)
+        client.infer("length", tensors)
+    [path] = (folder / "length" / "1").glob("*.safetensors")
+    raw, plain = goldens.decode(path.read_bytes())
+    assert raw.raw["text"].tolist() == texts["text"].tolist()
+    assert {name: value.tolist() for name, value in raw.answers.items()} == {
+        name: value.tolist() for name, value in answers.items()
+    }
+    assert (raw.inputs, raw.outputs, plain.raw, plain.answers) == ({}, {}, {}, {})
+    assert plain.inputs.keys() == tensors.keys()
+    with ingot.serve(model, **FREE) as server:
+        sent = run_ingot(
+            "bench", server.http_url, "length", "--data", path, "--clients", "1", "--seconds", "1", "--json"
+        )
+    report = json.loads(succeeded(sent))
+    assert report["payload"].startswith("text BYTES[2], from ")
+    assert report["points"][0]["failed"] == 0
+
+
 @pytest.mark.matrix
 def test_the_command_writes_what_waits_when_it_is_stopped(tmp_path: Path) -> None:
     model, folder = str(onnx_models.affine(tmp_path)), tmp_path / "recorded"
@@ -72,7 +101,7 @@ def test_the_command_writes_what_waits_when_it_is_stopped(tmp_path: Path) -> Non
 def test_only_this_user_can_read_it(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
     kept = Recorder(folder, 1.0, 10, 1 << 20, Metrics())
-    kept.offer("m", "1", row(1), row(2))
+    kept.offer("m", "1", Golden(row(1), row(2)))
     kept.close()
     for path in (folder, folder / "m", folder / "m" / "1"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -83,7 +112,7 @@ def test_only_this_user_can_read_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", list(DType))
 def test_every_datatype_is_recorded_unchanged(tmp_path: Path, dtype: DType) -> None:
     kept = Recorder(tmp_path, 1.0, 10, 1 << 20, Metrics())
-    kept.offer("m", "1", {"x": sample(dtype)}, {"y": sample(dtype)})
+    kept.offer("m", "1", Golden({"x": sample(dtype)}, {"y": sample(dtype)}))
     kept.close()
     (case,) = cases(tmp_path / "m" / "1")
     assert np.array_equal(case.inputs["x"], sample(dtype))
@@ -95,7 +124,7 @@ def test_a_share_is_taken_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("ingot.server.plane.recorder.random.random", lambda: next(draws))
     kept = Recorder(tmp_path, 0.1, 10, 1 << 20, Metrics())
     for number in range(4):
-        kept.offer("m", "1", row(number), {})
+        kept.offer("m", "1", Golden(row(number), {}))
     kept.close()
     assert [case.inputs["x"][0, 0] for case in cases(tmp_path / "m" / "1")] == [0, 2]
 
@@ -105,8 +134,8 @@ def test_the_limits_hold_for_each_model_and_over_several_runs(tmp_path: Path) ->
         metrics = Metrics()
         kept = Recorder(tmp_path, 1.0, 150, 1 << 20, metrics)
         for number in range(70):
-            kept.offer("m", "1", row(start + number), {})
-            kept.offer("other", "1", row(number), {})
+            kept.offer("m", "1", Golden(row(start + number), {}))
+            kept.offer("other", "1", Golden(row(number), {}))
         kept.close()
         assert counted(metrics, "recorded_requests") == {0: 70, 10: 70, 20: 10}[start]
         assert counted(metrics, "recorded_dropped") == 0
@@ -114,7 +143,7 @@ def test_the_limits_hold_for_each_model_and_over_several_runs(tmp_path: Path) ->
     assert len(cases(tmp_path / "other" / "1")) == 150
     bytes_limited = Recorder(tmp_path, 1.0, 10_000, 1 << 20, Metrics())
     for _ in range(10):
-        bytes_limited.offer("large", "1", {"x": np.zeros((1, 50_000), np.float32)}, {})
+        bytes_limited.offer("large", "1", Golden({"x": np.zeros((1, 50_000), np.float32)}, {}))
     bytes_limited.close()
     assert len(cases(tmp_path / "large" / "1")) == 5
 
@@ -132,7 +161,7 @@ def test_a_slow_disk_delays_no_request_and_excess_records_are_dropped(
     metrics = Metrics()
     kept = Recorder(tmp_path, 1.0, 10_000, 1 << 30, metrics)
     for number in range(recorder._MAX_WAITING + 50):
-        kept.offer("m", "1", row(number), {})
+        kept.offer("m", "1", Golden(row(number), {}))
     assert counted(metrics, "recorded_dropped") == 50
     disk.set()
     kept.close()
@@ -142,7 +171,7 @@ def test_a_slow_disk_delays_no_request_and_excess_records_are_dropped(
 def test_waiting_records_are_bounded_in_bytes_too(tmp_path: Path) -> None:
     metrics = Metrics()
     kept = Recorder(tmp_path, 1.0, 10_000, 1 << 30, metrics)
-    kept.offer("m", "1", {"x": np.broadcast_to(np.float32(0), (1, recorder._MAX_WAITING_BYTES))}, {})
+    kept.offer("m", "1", Golden({"x": np.broadcast_to(np.float32(0), (1, recorder._MAX_WAITING_BYTES))}, {}))
     kept.close()
     assert (counted(metrics, "recorded_dropped"), counted(metrics, "recorded_requests")) == (1, 0)
 
@@ -150,7 +179,7 @@ def test_waiting_records_are_bounded_in_bytes_too(tmp_path: Path) -> None:
 def test_it_is_written_while_the_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_FLUSH_SECONDS", 0.01)
     kept = Recorder(tmp_path, 1.0, 10, 1 << 20, Metrics())
-    kept.offer("m", "1", row(1), {})
+    kept.offer("m", "1", Golden(row(1), {}))
     deadline = time.monotonic() + 30
     while not cases(tmp_path / "m" / "1"):
         assert time.monotonic() < deadline
@@ -163,8 +192,8 @@ def test_a_folder_that_cannot_be_written_later_fails_no_request(
     metrics = Metrics()
     kept = Recorder(tmp_path / "recorded", 1.0, 10, 1 << 20, metrics)
     (tmp_path / "recorded" / "m").write_text("in the way")
-    kept.offer("m", "1", row(1), {})
-    kept.offer("n", "1", row(1), {})
+    kept.offer("m", "1", Golden(row(1), {}))
+    kept.offer("n", "1", Golden(row(1), {}))
     kept.close()
     assert (counted(metrics, "recorded_dropped"), counted(metrics, "recorded_requests")) == (1, 0)
     assert "1 requests could not be recorded" in caplog.text
@@ -178,7 +207,7 @@ def test_a_damaged_file_of_an_earlier_run_is_not_written_over(tmp_path: Path, co
     (folder / "000064.safetensors").write_bytes(content)
     (folder / "notes.safetensors").write_bytes(content)
     kept = Recorder(tmp_path, 1.0, 1000, 1 << 20, Metrics())
-    kept.offer("m", "1", row(1), {})
+    kept.offer("m", "1", Golden(row(1), {}))
     kept.close()
     assert (folder / "000064.safetensors").read_bytes() == content
     assert len(goldens.decode((folder / "000128.safetensors").read_bytes())) == 1

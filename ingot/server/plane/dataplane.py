@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
 from ingot.faults import attempt, public_error
+from ingot.model_store import Golden
 from ingot.protocol.context import CONTEXT
 from ingot.protocol.regions import OFF, Reader
 from ingot.protocol.requests import (
@@ -118,11 +119,12 @@ class DataPlane:
         if error.code is Code.INTERNAL:
             log.error("%s: %s", protocol, error)
 
-    def record(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def record(self, route: _ModelRoute, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Offer a request and its response to the recorder, if there is one; its failure affects no client."""
         if self.recorder is not None:
-            failure = f"a response of model {model} could not be recorded"
-            attempt(failure, self.recorder.offer, model, version, inputs, outputs)
+            case = Golden({}, {}, {**inputs}, {**outputs}) if route.raw else Golden({**inputs}, {**outputs})
+            failure = f"a response of model {route.name} could not be recorded"
+            attempt(failure, self.recorder.offer, route.name, route.version, case)
 
     def statistics(self, name: str = "", version: str = "") -> list[tuple[Model, Statistics]]:
         """Return the statistics of models: of all without a name, of all versions without a version.
@@ -294,8 +296,8 @@ class Ticket:
             self._observe(failed=True)
             self._reply(outcome)
             return
-        if self._plane.recorder is not None and not route.raw:  # recorded requests are inputs of graphs
-            self._plane.record(route.name, route.version, request.inputs, outcome)
+        if self._plane.recorder is not None:
+            self._plane.record(route, request.inputs, outcome)
         self._counters.succeeded(self._began)
         if self._plane.observer is not None:
             self._observe()
@@ -353,8 +355,8 @@ class _DeliveryTicket(Ticket):
             super().settle(outcome)
             return
         route, request, deliveries = self._route, self._request, self._deliveries
-        if self._plane.recorder is not None and not route.raw:
-            self._plane.record(route.name, route.version, request.inputs, outcome)
+        if self._plane.recorder is not None:
+            self._plane.record(route, request.inputs, outcome)
         failure = f"outputs of model {route.name} could not be delivered"
 
         def deliver() -> dict[str, Array] | IngotError:

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -26,7 +25,6 @@ from ingot.model_store.blobs.files import atomic_file
 from ingot.model_store.format import goldens
 from ingot.runtime import Metrics
 from ingot.runtime.scheduling.entry import size_of
-from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +82,26 @@ class Recorder:
         self._thread = Thread(target=self._loop, name="ingot-recorder", daemon=True)
         self._thread.start()
 
-    def offer(self, model: str, version: str, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Queue a request and its response, or not. They are not copied, so the arrays must not change afterwards."""
+    def offer(self, model: str, version: str, case: Golden) -> None:
+        """Queue a request and its response, or not. They are not copied, so the arrays must not change afterwards.
+
+        Args:
+            model: its name.
+            version: its version.
+            case: the inputs and outputs of a graph, or the raw inputs and answers of steps.
+        """
         key = (model, version)
         if key in self._full or random.random() >= self._share:
             return
-        size = sum(size_of(array) for arrays in (inputs, outputs) for array in arrays.values())
+        sides = case.inputs, case.outputs, case.raw, case.answers
+        size = sum(size_of(array) for arrays in sides for array in arrays.values())
         with self._lock:
             accepted = self._waiting < _MAX_WAITING and self._waiting_bytes + size <= _MAX_WAITING_BYTES
             if accepted:
                 self._waiting += 1
                 self._waiting_bytes += size
         if accepted:
-            self._queue.put((key, Golden(dict(inputs), dict(outputs)), size))
+            self._queue.put((key, case, size))
         else:
             self._metrics.recorded_dropped.labels(*key).inc()
 

@@ -34,7 +34,7 @@ def read(files: Sequence[Path], what: str) -> Iterator[tuple[str, Any]]:
             raise InvalidArgument(f"{path} is not recorded traffic: {error}") from error
         for number, case in enumerate(cases):
             # Copied: as views, they would keep the whole file in memory, with all outputs.
-            inputs = {name: array.copy() for name, array in case.inputs.items()}
+            inputs = {name: array.copy() for name, array in (case.inputs or case.raw).items()}
             yield f"{what}, request {number} of {path},", inputs
 
 
