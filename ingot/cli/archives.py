@@ -194,6 +194,13 @@ def _print(archive: Archive, *, verbose: bool) -> None:
     from rich.table import Table
 
     say(f"{archive.name}  {archive.digest}")
+    serving = archive.variants[0].serving
+    if serving.steps is not None:
+        from ingot.cli.steps import described
+
+        proofs = (variant.serving.evidence.steps for variant in archive.variants)  # that of the original
+        for title, line in described(serving.steps, next(filter(None, proofs), None)):
+            say(f"{title:>7}  {line}")
     for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
         for spec in specs:
             say(f"{title:>7}  {spec}")

@@ -31,8 +31,8 @@ class Request:
         list[str],
         typer.Option(
             "--input",
-            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; NAME=TEXT for a model that takes texts; "
-            "repeatable.",
+            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; of a model with steps NAME=TEXT for texts and "
+            "NAME=@FILE for pictures and sounds; repeatable.",
         ),
     ]
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = ""
@@ -70,6 +70,7 @@ def infer(
 
         ingot infer http://127.0.0.1:8000 digits --input image=@one.npy
         ingot infer http://127.0.0.1:8000 sst2 --input text='a fine film'
+        ingot infer http://127.0.0.1:8000 vit --input image=@cat.jpg
         ingot infer grpc://127.0.0.1:8001 digits --input 'image=\\[\\[1, 2]]' --json
     """
     import numpy as np

@@ -182,7 +182,7 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 function command(url, tensors) {
   const inserted = [], inputs = tensors.map((tensor) => {
     const {name, datatype, values} = tensor, data = values.map((value) => {
-      if (value.bytes && value.name) inserted.push(`"$(base64 -w 0 ${quoted(value.name)})"`);
+      if (value.bytes && value.name) inserted.push(`"$(base64 < ${quoted(value.name)} | tr -d '\\n')"`);
       return value.bytes ? (value.name ? FILE : base64(value.bytes)) : value.text;
     });
     return {name, datatype, shape: [values.length], data: whole(tensor) ? data : plain(tensor)};

@@ -1,0 +1,75 @@
+"""Models with steps on the terminal: what their archives hold, and a command that asks them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from ingot.model_store.format.evidence import StepsEvidence
+from ingot.steps import ItemStep, Steps
+from ingot.steps.after.classify import Classify
+from ingot.steps.tokenize import Tokenize
+
+# Texts of inputs in an example, in turn; and files, by the first part of their media types.
+_TEXTS = "some text", "another text"
+_FILES = {"image": "picture.jpg", "audio": "sound.wav"}
+
+
+def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[str, str]]:
+    """Yield the task, the raw interface, the steps and their proof, each as a title and a line."""
+    yield "task", steps.task
+    for spec in steps.inputs:
+        yield "raw", f"{spec}{' (optional)' if spec.name in steps.optional else ''}"
+    for spec in steps.outputs:
+        yield "answer", str(spec)
+    kinds = (*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after))
+    yield "steps", " -> ".join(kinds)
+    for step in steps.before:
+        if isinstance(step, Tokenize):
+            longer = "cut, and counted in cut_tokens" if step.overflow == "cut" else "refused"
+            yield "limit", f"{step.max_length} tokens with special tokens; longer texts are {longer}"
+            if step.prompts:
+                yield "prompts", f"{', '.join(step.prompts)}; default: {step.default_prompt or 'none'}"
+    yield from (("labels", _labels(step)) for step in steps.after if isinstance(step, Classify) and step.labels)
+    yield "proof", "none: the steps are as declared" if evidence is None else _proof(evidence)
+
+
+def _labels(step: Classify) -> str:
+    shown = ", ".join(step.labels[:5])
+    return f"{len(step.labels)} by {step.function}: {shown}{', ...' if len(step.labels) > 5 else ''}"
+
+
+def _proof(evidence: StepsEvidence) -> str:
+    return (
+        f"as {evidence.reference}: tensors of {evidence.items} hard inputs are equal, answers of {evidence.answers} "
+        f"samples within {evidence.error:.1e}"
+    )
+
+
+def command(url: str, steps: Steps) -> str:
+    """Return a command that asks a model by raw inputs; files are named, and have to be there.
+
+    Args:
+        url: the address of inference.
+        steps: the model's.
+    """
+    media = {name: step.media for step in steps.before if isinstance(step, ItemStep) for name in step.reads}
+    texts = iter(_TEXTS * len(steps.inputs))
+    needed = [spec for spec in steps.inputs if spec.name not in steps.optional]
+    tensors = [
+        {
+            "name": spec.name,
+            "datatype": spec.dtype.value,
+            "shape": [1],
+            "data": ["%s" if spec.name in media else next(texts)],
+        }
+        for spec in needed
+    ]
+    body = shlex.quote(json.dumps({"inputs": tensors}, separators=(",", ":")))
+    files = [_FILES.get(media[spec.name].partition("/")[0], "FILE") for spec in needed if spec.name in media]
+    if not files:
+        return f"curl -s {url} -d {body}"
+    # JSON has no bytes. printf belongs to the shell, so the file may be larger than a program's arguments.
+    contents = " ".join(f"\"$(base64 < {file} | tr -d '\\n')\"" for file in files)
+    return f"printf {body} {contents} | curl -s {url} -d @-"
