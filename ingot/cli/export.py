@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 # As in ingot.export.pipeline, which imports more than --help needs.
 Target = Literal["onnx", "aoti", "pt2"]
 Device = Literal["cpu", "cuda"]
-Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity", "image-classification"]
+Task = Literal[
+    "auto",
+    "none",
+    "text-classification",
+    "text-ranking",
+    "sentence-similarity",
+    "token-classification",
+    "question-answering",
+    "fill-mask",
+    "feature-extraction",
+    "image-classification",
+]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from ingot.cli import answers
 from ingot.cli.connection import ClientAccess, api_key, naming_key_options
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, stdout
@@ -105,7 +106,7 @@ def infer(
         note(f"wrote {out}")
     elif as_json:
         print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})
-    elif (lines := _labelled(outputs)) is not None:
+    elif (lines := answers.lines_of(outputs)) is not None:
         for line in lines:
             stdout().print(f"  {line}", markup=False, highlight=False)
     else:
@@ -141,6 +142,8 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
         if raw.get(name) == "BYTES":
             inputs[name] = _raw(value, file)
             continue
+        if name in raw and file is None and not value.startswith("["):
+            value = f"[{value}]"  # one for all items
         if file is not None:
             inputs[name] = _read(file)
             continue
@@ -173,17 +176,6 @@ def _raw(value: str, file: Path | None) -> Array:
     array = np.empty(len(items), object)
     array[:] = items
     return array
-
-
-def _labelled(outputs: Mapping[str, Array]) -> list[str] | None:
-    """Return a line with the labels and scores of each item, best first; None if there are no such outputs."""
-    label, score = outputs.get("label"), outputs.get("score")
-    if label is None or score is None or label.dtype != object or label.ndim != 2 or label.shape != score.shape:
-        return None
-    return [
-        "   ".join(f"{name.decode(errors='replace')} {value:.3f}" for name, value in zip(names, values, strict=True))
-        for names, values in zip(label.tolist(), score.tolist(), strict=True)
-    ]
 
 
 def _named(texts: list[str], what: str, forms: str) -> dict[str, str]:

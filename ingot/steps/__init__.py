@@ -10,11 +10,15 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ``dense``               a linear layer with an activation on vectors
 ``normalize``           vectors of length 1
 ``classify``            logits to scores and the names of the best classes
+``entities``            logits of each token to named parts of a text
+``span``                logits of first and last tokens to answers in a text
+``fill``                logits of a masked token to the words that fit best
+``vectors``             a vector for each token, without those of padding
 ======================  =============================================================================================
 
 A new kind is a file here and an entry in :data:`ingot.steps.pipeline.AnyStep`. Steps pass values to each other by name:
-each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. text.py and image.py
-describe the steps of tasks.
+each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. text.py, token_tasks.py
+and image.py describe the steps of tasks.
 """
 
 from ingot.steps.image import image_classification
@@ -22,6 +26,7 @@ from ingot.steps.item import ItemStep
 from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.steps.text import Described, Original, embedding, text_classification, text_ranking
+from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
 
 __all__ = [
     "AnyStep",
@@ -36,7 +41,11 @@ __all__ = [
     "Steps",
     "Values",
     "embedding",
+    "feature_extraction",
+    "fill_mask",
     "image_classification",
+    "question_answering",
     "text_classification",
     "text_ranking",
+    "token_classification",
 ]

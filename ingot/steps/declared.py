@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ingot.errors import InvalidArgument, NotFound, quoted
 from ingot.steps.image import image_classification
 from ingot.steps.text import Described, embedding, text_classification, text_ranking
+from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
 
 
 def read_steps(path: Path) -> Described:
@@ -45,6 +46,10 @@ TASKS: Mapping[str, Callable[..., Described]] = {
     "text-classification": text_classification,
     "text-ranking": text_ranking,
     "sentence-similarity": embedding,
+    "token-classification": token_classification,
+    "question-answering": question_answering,
+    "fill-mask": fill_mask,
+    "feature-extraction": feature_extraction,
     "image-classification": image_classification,
 }
 """The tasks, as Hugging Face names them."""

@@ -12,15 +12,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.dense import Dense
+from ingot.steps.after.entities import Entities
+from ingot.steps.after.fill import Fill
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
+from ingot.steps.after.span import Span
+from ingot.steps.after.vectors import Vectors
 from ingot.steps.images.image import Image
 from ingot.steps.item import ItemStep
 from ingot.steps.step import Apply, Files, Values
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
-AnyStep = Annotated[Tokenize | Image | Pool | Dense | Normalize | Classify, Field(discriminator="kind")]
+AnyStep = Annotated[
+    Tokenize | Image | Pool | Dense | Normalize | Classify | Entities | Span | Fill | Vectors,
+    Field(discriminator="kind"),
+]
 """All kinds; a new one is added here."""
 StepTime = tuple[str, float, float]
 """The kind of a step, and when it began and ended, in seconds of ``time.perf_counter``."""
@@ -149,7 +156,7 @@ class OpenedSteps:
         self._before, self._after = before, after
         self._graph = {spec.name: spec.dtype.numpy for spec in signature.inputs}
         self._specs = {spec.name: spec for spec in config.inputs}
-        self._shared = {name for step in config.before for name in step.shared}
+        self._shared = {name for step in (*config.before, *config.after) for name in step.shared}
         self._required = [name for name in self._specs if name not in config.optional]
         self._outputs = [spec.name for spec in config.outputs]
 

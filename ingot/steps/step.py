@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, quoted
 from ingot.tensors import Array, TensorSpec
 
 Values = Mapping[str, Array]
@@ -92,3 +93,38 @@ def _text(name: str, index: int, item: Any) -> str:
     except UnicodeError as error:
         raise InvalidArgument(f"{where} is not valid UTF-8 ({error}); send text encoded as UTF-8") from None
     raise InvalidArgument(f"{where} is a {type(item).__name__}, not a text")
+
+
+def choices_of(name: str, values: Values, default: str, known: Sequence[str], count: int) -> list[str]:
+    """Return what an optional BYTES input chooses for each item; ``default`` if the request leaves it out.
+
+    Raises:
+        InvalidArgument: an element is not among ``known``.
+    """
+    found = texts_of(name, values[name]) if name in values else [default]
+    for item in found:
+        if item not in known:
+            raise InvalidArgument(f"input '{name}' is {quoted(item)}; send one of: {', '.join(known)}")
+    return found * count if len(found) == 1 else found
+
+
+def largest_of(name: str, values: Values, default: int, most: int) -> int:
+    """Return the largest number in an optional input; ``default`` if the request leaves it out.
+
+    Raises:
+        InvalidArgument: a number is below 1 or above ``most``.
+    """
+    if name not in values:
+        return default
+    numbers = values[name]
+    if numbers.min() < 1 or numbers.max() > most:
+        raise InvalidArgument(f"input '{name}' is {int(numbers.max())}; send a number from 1 to {most}")
+    return int(numbers.max())
+
+
+def padded(rows: Sequence[Sequence[Any]], fill: Any, dtype: Any) -> Array:
+    """Return rows of different lengths as one array, filled up to the longest."""
+    found = np.full((len(rows), max(map(len, rows), default=0)), fill, dtype)
+    for index, row in enumerate(rows):
+        found[index, : len(row)] = row
+    return found

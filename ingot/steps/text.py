@@ -17,8 +17,8 @@ from ingot.steps.step import Values
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import DType, TensorSpec
 
-_BATCH = "batch"
-_COUNTS = (TensorSpec("tokens", DType.INT32, (_BATCH,)), TensorSpec("cut_tokens", DType.INT32, (_BATCH,)))
+BATCH = "batch"
+_COUNTS = (TensorSpec("tokens", DType.INT32, (BATCH,)), TensorSpec("cut_tokens", DType.INT32, (BATCH,)))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def text_classification(
     Args:
         tokenizer: ``tokenizer.json``, the folder that has it, or its content.
         labels: the names of classes, in the order of the logits.
-        function: what makes scores of logits.
+        function: what makes scores of logits, unless a request chooses another in the input ``function_to_apply``.
         top_k: classes that are returned, best first; 0 for all.
         logits: the graph's output.
         pair: whether requests may, or must, have a second text in the input ``text_pair``.
@@ -78,10 +78,13 @@ def text_classification(
         NotFound: there is no such tokenizer.
         InvalidArgument: an option is wrong.
     """
-    after = Classify(logits=logits, function=function, labels=tuple(labels), top_k=top_k)
-    shape = (_BATCH, after.count)
+    choice = TensorSpec("function_to_apply", DType.BYTES, (BATCH,))
+    after = Classify(logits=logits, function=function, labels=tuple(labels), top_k=top_k, choice=choice.name)
+    shape = (BATCH, after.count)
     answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
-    return _described("text-classification", tokenizer, (after,), answers, pair, options)
+    return described(
+        "text-classification", tokenizer, lambda _: (after,), answers, options, pair=pair, choices=(choice,)
+    )
 
 
 def text_ranking(
@@ -102,8 +105,8 @@ def text_ranking(
         options: fields of :class:`~ingot.steps.tokenize.Tokenize`.
     """
     after = Classify(logits=logits, function=function or ("sigmoid" if classes == 1 else "none"))
-    answer = TensorSpec(after.score, DType.FP32, (_BATCH,) if classes == 1 else (_BATCH, classes))
-    return _described("text-ranking", tokenizer, (after,), (answer,), "required", options)
+    answer = TensorSpec(after.score, DType.FP32, (BATCH,) if classes == 1 else (BATCH, classes))
+    return described("text-ranking", tokenizer, lambda _: (after,), (answer,), options, pair="required")
 
 
 def embedding(
@@ -132,34 +135,54 @@ def embedding(
     modes: tuple[Mode, ...] = (pooling,) if isinstance(pooling, str) else tuple(pooling)
     pool = Pool(modes=modes, tokens=tokens, mask=options.get("mask", "attention_mask"))
     after: list[AnyStep] = [pool, *further, *([Normalize()] if normalize else [])]
-    answer = TensorSpec(pool.output, DType.FP32, (_BATCH, size))
-    return _described("sentence-similarity", tokenizer, after, (answer,), "", options, files)
+    answer = TensorSpec(pool.output, DType.FP32, (BATCH, size))
+    return described("sentence-similarity", tokenizer, lambda _: after, (answer,), options, files=files)
 
 
-def _described(
+def described(
     task: str,
     tokenizer: str | Path | bytes,
-    after: Sequence[AnyStep],
+    after: Callable[[Tokenize], Sequence[AnyStep]],
     answers: Sequence[TensorSpec],
-    pair: Literal["", "optional", "required"],
     options: Mapping[str, Any],
+    *,
+    pair: Literal["", "optional", "required"] = "",
+    choices: Sequence[TensorSpec] = (),
     files: Mapping[str, bytes] | None = None,
 ) -> Described:
+    """Describe the steps of a task on texts.
+
+    Args:
+        task: its name.
+        tokenizer: as for :func:`text_classification`.
+        after: returns the steps after the graph.
+        answers: what they return.
+        options: fields of :class:`~ingot.steps.tokenize.Tokenize`.
+        pair: whether requests may, or must, have a second text; its input is ``text_pair`` unless an option names it.
+        choices: further raw inputs, which requests may leave out.
+        files: what the steps after the graph need.
+
+    Raises:
+        NotFound: there is no such tokenizer.
+        InvalidArgument: an option is wrong.
+    """
     content = tokenizer if isinstance(tokenizer, bytes) else _content(Path(tokenizer))
     defaults = {} if isinstance(tokenizer, bytes) else _pads(content)
     unknown = options.keys() - Tokenize.model_fields.keys()
     if unknown:
         raise InvalidArgument(f"'{min(unknown)}' is not an option of a tokenizer: {', '.join(Tokenize.model_fields)}")
-    before = Tokenize(**{**defaults, **options, "pair": "text_pair" if pair else ""})
-    names = [before.text, *([before.pair] if pair else []), *([before.prompt] if before.prompts else [])]
-    optional = [*([before.pair] if pair == "optional" else []), *([before.prompt] if before.prompts else [])]
+    second = {"pair": options.get("pair", "text_pair") if pair else ""}
+    before = Tokenize(**{**defaults, **options, **second})
+    prompt = [before.prompt] if before.prompts else []
+    names = [before.text, *([before.pair] if pair else []), *prompt]
+    optional = [*([before.pair] if pair == "optional" else []), *prompt, *(spec.name for spec in choices)]
     steps = Steps(
         task=task,
-        inputs=tuple(TensorSpec(name, DType.BYTES, (_BATCH,)) for name in names),
+        inputs=(*(TensorSpec(name, DType.BYTES, (BATCH,)) for name in names), *choices),
         optional=tuple(optional),
         outputs=(*answers, *_COUNTS),
         before=(before,),
-        after=tuple(after),
+        after=tuple(after(before)),
     )
     return Described(steps, {before.file: content, **(files or {})})
 

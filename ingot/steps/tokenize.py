@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from ingot import foreign
-from ingot.errors import InvalidArchive, InvalidArgument, missing_package, quoted
+from ingot.errors import InvalidArgument, quoted
+from ingot.steps import tokenizer
 from ingot.steps.step import Apply, Files, Step, Values, texts_of
+from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array
 
 
@@ -31,8 +32,14 @@ class Tokenize(Step):
         prompts: texts that are put before each text, by name.
         prompt: the optional input with the name of the prompt, used if there are prompts.
         default_prompt: the prompt of requests that name none; empty for none.
-        lower: whether texts are put in lower case first, as sentence-transformers' ``do_lower_case`` does.
+        lower: whether texts are put in lower case first, by Python's rules.
         max_length: tokens of a row with special tokens, of which there must be fewer.
+        stride: tokens that two windows share: a pair that is too long becomes several rows, each with the whole first
+            text and a window of the second, and ``item`` int32[rows] is the index of each row's pair. None to cut it.
+        details: whether the places of tokens are returned too: ``offsets`` int32[n, longest, 2] in characters,
+            ``words`` int32[n, longest] with the number of each token's word, ``sequences`` int32[n, longest] with 0 or
+            1 for the text of a pair, and ``special`` int32[n, longest] with 1 for tokens that stand for no text.
+            Padding and what does not apply are -1.
         ids: the name of the tokens' ids, int64[n, longest]; ``mask`` and ``types`` have the same shape.
     """
 
@@ -52,6 +59,8 @@ class Tokenize(Step):
     pad_type: int = Field(0, ge=0)
     padding_side: Literal["right", "left"] = "right"
     truncation_side: Literal["right", "left"] = "right"
+    stride: int | None = Field(None, ge=0)
+    details: bool = False
     ids: str = "input_ids"
     mask: str = "attention_mask"
     types: str = "token_type_ids"
@@ -60,6 +69,16 @@ class Tokenize(Step):
     def _known_prompt(self) -> Tokenize:
         if self.default_prompt and self.default_prompt not in self.prompts:
             raise ValueError(f"the default prompt '{self.default_prompt}' is not among the prompts")
+        return self
+
+    @model_validator(mode="after")
+    def _own_places(self) -> Tokenize:
+        if self.details and (self.prompts or self.lower):
+            raise ValueError(
+                "the places of tokens are those in the text as it was sent: details exclude prompts and lower"
+            )
+        if self.stride is not None and (not self.pair or self.overflow == "refuse"):
+            raise ValueError("a stride is for pairs that become several rows: give pair, and leave overflow out")
         return self
 
     @property
@@ -72,7 +91,9 @@ class Tokenize(Step):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.ids, self.mask, self.types, "tokens", "cut_tokens")
+        places = PLACES if self.details else ()
+        items = () if self.stride is None else ("item",)
+        return (self.ids, self.mask, self.types, "tokens", "cut_tokens", *places, *items)
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -84,51 +105,49 @@ class Tokenize(Step):
         return {"max_tokens": str(self.max_length), **names}
 
     def open(self, files: Files) -> Apply:
-        return _Tokenizer(self, files(self.file)).apply
+        return Tokenizing(self, tokenizer.load(files(self.file), self.file)).apply
 
 
+PLACES = ("offsets", "words", "sequences", "special")
+"""The values that ``details`` adds."""
 # Characters that are encoded at once: a token takes some hundred bytes until only its ids are kept.
 _AT_ONCE = 1 << 16
 
 
-class _Row(NamedTuple):
-    """The tokens of one text or pair; ``cut`` is how many more it had."""
+@dataclass(frozen=True)
+class _Row:
+    """The tokens of one text or pair, or of one window of a pair; ``cut`` is how many more it had."""
 
     ids: Array
     types: Array
     cut: int
+    item: int
+    places: Mapping[str, Array]
 
 
-class _Tokenizer:
-    """Two immutable tokenizers: one cuts, the other counts what was cut.
+class Tokenizing:
+    """The opened step, with a second tokenizer that cuts.
 
-    Settings of truncation and padding belong to the object, and changing them while a thread encodes fails
-    (huggingface/tokenizers#537).
+    Args:
+        step: the configuration.
+        own: the tokenizer, which cuts nothing.
+
+    Raises:
+        InvalidArgument: rows have no room, or no token has the id of padding.
     """
 
-    def __init__(self, step: Tokenize, content: bytes):
+    def __init__(self, step: Tokenize, own: Tokenizer):
         self._step = step
-        # Its own threads would compete with those of engines, and warn where an engine process is forked.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        # Imported by name: the package has few types.
-        try:
-            tokenizers: Any = importlib.import_module("tokenizers")
-        except ModuleNotFoundError as error:
-            raise missing_package("tokenizers", "a model that is served with its tokenizer", "text") from error
-        with foreign.reported_as(InvalidArchive, f"the tokenizer '{step.file}' cannot be read"):
-            self._whole: Any = tokenizers.Tokenizer.from_str(content.decode())
-            self._whole.no_truncation()
-            self._whole.no_padding()
-            self._cutting: Any = tokenizers.Tokenizer.from_str(self._whole.to_str())
-            # Below this number the package cuts nothing, silently.
-            special = self._whole.num_special_tokens_to_add(bool(step.pair))
-            self._cutting.enable_truncation(step.max_length, strategy="longest_first", direction=step.truncation_side)
-
-        if step.max_length <= special:
+        self.tokenizer = own
+        special = own.special(pair=bool(step.pair))
+        if step.max_length <= special:  # below this number the package cuts nothing, silently
             raise InvalidArgument(
                 f"max_length of step 'tokenize' is {step.max_length}, but '{step.file}' puts {special} special tokens "
                 f"into each row; set it to {special + 1} or more"
             )
+        own.check_id("pad_id of step 'tokenize'", step.pad_id)
+        windows = {} if step.stride is None else {"strategy": "only_second", "stride": step.stride}
+        self._cutting: Any = own.cutting(step.max_length, side=step.truncation_side, **windows)  # type: ignore[arg-type]
 
     def apply(self, values: Values) -> Values:
         """Return the ids, mask and types of the texts, and how many tokens each has and lost.
@@ -137,13 +156,14 @@ class _Tokenizer:
             InvalidArgument: a text is not valid UTF-8 or too long, the tokenizer fails, or there is no such prompt.
         """
         step = self._step
-        texts = self._checked(step.text, values[step.text])
+        texts = self.checked(step.text, values[step.text])
         if step.prompts:
             texts = self._prompted(texts, values.get(step.prompt))
         rows: Sequence[Any] = texts
         if step.pair and step.pair in values:
-            rows = list(zip(texts, self._checked(step.pair, values[step.pair]), strict=True))
-        encoded = [row for chunk in _chunks(rows) for row in self._rows(chunk)]
+            rows = list(zip(texts, self.checked(step.pair, values[step.pair]), strict=True))
+        encode = self._rows if step.stride is None else self._windows
+        encoded = [row for first, chunk in _chunks(rows) for row in encode(first, chunk)]
         cut = np.array([row.cut for row in encoded], np.int32)
         if step.overflow == "refuse" and cut.any():
             index = int(cut.argmax())
@@ -151,28 +171,69 @@ class _Tokenizer:
                 f"element {index} of input '{step.text}' has {len(encoded[index].ids) + int(cut[index])} tokens; the "
                 f"model accepts {step.max_length}; send a shorter text"
             )
-        return {**self._padded(encoded), "cut_tokens": cut}
+        found = self._padded(encoded)
+        tokens = np.array([len(row.ids) for row in encoded], np.int32)
+        if step.stride is None:
+            return {**found, "tokens": tokens, "cut_tokens": cut}
+        items = np.array([row.item for row in encoded], np.int32)
+        counts = np.bincount(items, tokens, len(rows)).astype(np.int32)
+        return {**found, "tokens": counts, "cut_tokens": np.zeros(len(rows), np.int32), "item": items}
 
-    def _rows(self, rows: Sequence[Any]) -> list[_Row]:
+    def _rows(self, first: int, rows: Sequence[Any]) -> list[_Row]:
         encodings = self._encoded(self._cutting, rows)
         full = [index for index, encoding in enumerate(encodings) if len(encoding) >= self._step.max_length]
         cut = dict.fromkeys(range(len(rows)), 0)
         if full:
-            whole = self._encoded(self._whole, [rows[index] for index in full])
+            whole = self._encoded(self.tokenizer.whole, [rows[index] for index in full])
             cut |= {index: len(encoding) - len(encodings[index]) for index, encoding in zip(full, whole, strict=True)}
-        return [
-            _Row(np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64), cut[index])
-            for index, encoding in enumerate(encodings)
-        ]
+        return [self._row(encoding, first + index, cut[index]) for index, encoding in enumerate(encodings)]
 
-    def _encoded(self, tokenizer: Any, rows: Sequence[Any]) -> Sequence[Any]:
+    def _windows(self, first: int, rows: Sequence[tuple[str, str]]) -> list[_Row]:
+        """Return the rows of pairs, of which those that are too long have several."""
+        found = []
+        for index, (row, encoding) in enumerate(zip(rows, self._encoded(self.tokenizer.whole, rows), strict=True)):
+            windows = [encoding]
+            if len(encoding) > self._step.max_length:
+                self._check_room(first + index, encoding)
+                [cut] = self._encoded(self._cutting, [row])
+                windows = [cut, *cut.overflowing]
+            found += [self._row(window, first + index, 0) for window in windows]
+        return found
+
+    def _check_room(self, index: int, encoding: Any) -> None:
+        """Refuse a pair whose first text leaves no room for windows of the second."""
+        step = self._step
+        own = encoding.sequence_ids.count(0)
+        most = step.max_length - self.tokenizer.special(pair=True) - (step.stride or 0) - 1
+        if own > most:
+            raise InvalidArgument(
+                f"element {index} of input '{step.text}' has {own} tokens, over the limit of {most} beside a long "
+                f"'{step.pair}'; send a shorter text"
+            )
+
+    def _row(self, encoding: Any, item: int, cut: int) -> _Row:
+        places = {}
+        if self._step.details:
+            numbers = (encoding.offsets, _numbers(encoding.word_ids), _numbers(encoding.sequence_ids))
+            found = zip(PLACES, (*numbers, encoding.special_tokens_mask), strict=True)
+            places = {name: np.array(values, np.int32) for name, values in found}
+        return _Row(np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64), cut, item, places)
+
+    def _encoded(self, own: Any, rows: Sequence[Any]) -> Sequence[Any]:
         # A tokenizer that fails on each text fails on its goldens; so the text is at fault.
         failure = f"the model's tokenizer cannot encode input '{self._step.text}'; send another text"
+        # Both release the interpreter's lock; the fast one leaves offsets out.
+        exact = self._step.details or self._step.stride is not None
         with foreign.reported_as(InvalidArgument, failure, keep=MemoryError):
-            encodings: Sequence[Any] = tokenizer.encode_batch_fast(rows)  # releases the interpreter's lock
+            encodings: Sequence[Any] = own.encode_batch(rows) if exact else own.encode_batch_fast(rows)
         return encodings
 
-    def _checked(self, name: str, values: Array) -> list[str]:
+    def checked(self, name: str, values: Array) -> list[str]:
+        """Return the texts of an input.
+
+        Raises:
+            InvalidArgument: one is not valid UTF-8, or they are too long.
+        """
         texts = texts_of(name, values)
         for index, text in enumerate(texts):
             if len(text) > self._step.max_characters:
@@ -207,23 +268,30 @@ class _Tokenizer:
         shape = len(rows), max(1, *lengths)
         ids, types = np.full(shape, step.pad_id, np.int64), np.full(shape, step.pad_type, np.int64)
         mask = np.zeros(shape, np.int64)
+        places = {name: np.full((*shape, 2) if name == "offsets" else shape, -1, np.int32) for name in rows[0].places}
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             place = slice(0, length) if step.padding_side == "right" else slice(shape[1] - length, None)
             ids[index, place] = row.ids
             types[index, place] = row.types
             mask[index, place] = 1
-        return {step.ids: ids, step.mask: mask, step.types: types, "tokens": np.array(lengths, np.int32)}
+            for name, values in row.places.items():
+                places[name][index, place] = values.reshape(length, *places[name].shape[2:])
+        return {step.ids: ids, step.mask: mask, step.types: types, **places}
 
 
-def _chunks(rows: Sequence[Any]) -> Iterator[list[Any]]:
-    """Divide texts, or pairs, so that few characters are encoded at once."""
+def _numbers(values: Sequence[int | None]) -> list[int]:
+    return [-1 if value is None else value for value in values]
+
+
+def _chunks(rows: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Divide texts, or pairs, so that few characters are encoded at once; with the index of the first of each part."""
     chunk: list[Any] = []
-    size = 0
-    for row in rows:
+    size = first = 0
+    for index, row in enumerate(rows):
         chunk.append(row)
         size += len(row) if isinstance(row, str) else sum(map(len, row))
         if size >= _AT_ONCE:
-            yield chunk
-            chunk, size = [], 0
+            yield first, chunk
+            chunk, size, first = [], 0, index + 1
     if chunk:
-        yield chunk
+        yield first, chunk

@@ -22,7 +22,7 @@ from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, 
 from ingot.model_store.format import manifest
 from ingot.runtime import Model, ModelSource, ServingTerms, Settings
 from ingot.runtime.dispatch.fair_threads import FairThreads
-from ingot.steps import OpenedSteps, Steps, text_classification
+from ingot.steps import Described, OpenedSteps, Steps, text_classification
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
 from tests import onnx_models
 from tests.runtime.waiting import wait_until
@@ -77,16 +77,11 @@ def make(
     tested: bool = True,
     labels: Sequence[str] = ("LONG", "SHORT"),
     golden: Sequence[str] = ("a fine film", "good"),
+    pad_id: int = 0,
 ) -> Archive:
     """Return an archive; its golden has another answer than it gives if ``answer`` is set. None if not ``tested``."""
-    described = text_classification(tokenizer_file(), labels, max_length=16, max_characters=1000)
-    opened = described.steps.open(described.files.__getitem__, SIGNATURE)
-    raw = {"text": texts(*golden)}
-    prepared = opened.prepare(raw)
-    answers = opened.finish(prepared, logits(opened.tensors(prepared)))
-    if answer:
-        answers["label"] = np.full_like(answers["label"], answer)
-    case = Golden(opened.tensors(prepared), logits(opened.tensors(prepared)), raw, answers)
+    described = text_classification(tokenizer_file(), labels, max_length=16, max_characters=1000, pad_id=pad_id)
+    goldens = [_golden(described, golden, answer)] if tested else []
     blobs = BlobFolder.scratch()
     serving = Serving(
         name=name,
@@ -100,7 +95,17 @@ def make(
     )
     files = described.files if tokenizer is None else {"tokenizer.json": tokenizer}
     weight = blobs.put(counter(folder), manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [case] if tested else [], None, files)])
+    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), goldens, None, files)])
+
+
+def _golden(described: Described, items: Sequence[str], answer: bytes) -> Golden:
+    opened = described.steps.open(described.files.__getitem__, SIGNATURE)
+    raw = {"text": texts(*items)}
+    prepared = opened.prepare(raw)
+    answers = opened.finish(prepared, logits(opened.tensors(prepared)))
+    if answer:
+        answers["label"] = np.full_like(answers["label"], answer)
+    return Golden(opened.tensors(prepared), logits(opened.tensors(prepared)), raw, answers)
 
 
 def texts(*items: str | bytes) -> Array:
@@ -211,7 +216,7 @@ class TestDescription:
             properties = metadata["properties"]
             assert properties["task"] == "text-classification"
             assert properties["raw_inputs"] == "text:string[batch]"
-            assert properties["raw_optional_inputs"] == "text_pair:string[batch]"
+            assert properties["raw_optional_inputs"] == "text_pair:string[batch]; function_to_apply:string[batch]"
             assert properties["raw_outputs"].startswith("label:string[batch,2]; score:float32[batch,2]; tokens:int32")
 
     def test_time_and_cut_tokens_are_counted(self, stepped: RunningServer) -> None:
@@ -268,13 +273,15 @@ class TestBadInput:
             ):
                 client.infer("length", {"text": texts("a", b"\xff")})
 
-    def test_a_panic_of_the_tokenizer_is_an_error_of_its_request(self, tmp_path: Path) -> None:
-        panics = {**json.loads(tokenizer_file()), "pre_tokenizer": {"type": "FixedLength", "length": 0}}
-        make(tmp_path, tokenizer=json.dumps(panics).encode(), tested=False).save(tmp_path / "panics.ingot")
+    def test_a_failure_of_the_tokenizer_is_an_error_of_its_request(self, tmp_path: Path) -> None:
+        tokenizers = pytest.importorskip("tokenizers")
+        known = [(word, -1.0) for word in ("<pad>", " ", *"\U0010fffd\ue000\u0b72")]  # and nothing for unknown words
+        made = tokenizers.Tokenizer(tokenizers.models.Unigram(known)).to_str()
+        make(tmp_path, tokenizer=made.encode(), tested=False).save(tmp_path / "fails.ingot")
         with (
-            ingot.serve(str(tmp_path / "panics.ingot"), http_port=0, grpc_port=0) as running,
+            ingot.serve(str(tmp_path / "fails.ingot"), http_port=0, grpc_port=0) as running,
             Client(running.http_url) as client,
-            pytest.raises(InvalidArgument, match="tokenizer cannot encode input 'text'; send another text: Panicked: "),
+            pytest.raises(InvalidArgument, match="tokenizer cannot encode input 'text'; send another text: Exception"),
         ):
             client.infer("length", REQUEST)
 
@@ -313,6 +320,21 @@ class TestLoading:
         make(tmp_path, tokenizer=json.dumps(panics).encode()).save(tmp_path / "panics.ingot")
         with pytest.raises(InvalidArchive, match=r"the tokenizer 'tokenizer\.json' cannot be read: Panicked: "):
             ingot.serve(str(tmp_path / "panics.ingot"), http_port=0, grpc_port=0)
+
+    def test_a_damaged_tokenizer(self, tmp_path: Path) -> None:
+        content = json.loads(tokenizer_file())
+        panics = {**content, "pre_tokenizer": {"type": "FixedLength", "length": 0}}
+        unknown = {**content, "model": {**content["model"], "unk_token": "[NONE]"}}
+        for damaged, reason in ((panics, "Panicked: "), (unknown, "Exception: WordPiece error: Missing")):
+            make(tmp_path, tokenizer=json.dumps(damaged).encode(), tested=False).save(tmp_path / "damaged.ingot")
+            with pytest.raises(InvalidArchive, match=f"cannot encode what its vocabulary lacks: {reason}"):
+                ingot.serve(str(tmp_path / "damaged.ingot"), http_port=0, grpc_port=0)
+
+    def test_padding_that_no_token_has(self, tmp_path: Path) -> None:
+        made = make(tmp_path, pad_id=9999, tested=False)
+        made.save(tmp_path / "damaged.ingot")
+        with pytest.raises(InvalidArgument, match=r"pad_id of step 'tokenize' is 9999, which no token of"):
+            ingot.serve(str(tmp_path / "damaged.ingot"), http_port=0, grpc_port=0)
 
     def test_goldens_are_replayed_through_the_steps(self, tmp_path: Path) -> None:
         make(tmp_path, answer=b"OTHER").save(tmp_path / "wrong.ingot")

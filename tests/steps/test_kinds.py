@@ -229,7 +229,7 @@ class TestSteps:
             text_classification(tokenizer, labels).steps.check(self.signature)
 
     def test_one_raw_input_must_be_required(self, tokenizer: bytes) -> None:
-        steps = self.steps(tokenizer).model_copy(update={"optional": ("text", "text_pair")})
+        steps = self.steps(tokenizer).model_copy(update={"optional": ("text", "text_pair", "function_to_apply")})
         with pytest.raises(InvalidArgument, match="have no raw input that a request must have"):
             steps.check(self.signature)
 
@@ -239,7 +239,7 @@ class TestSteps:
             ({"text": texts()}, "input 'text' is empty"),
             ({"text": texts("a").reshape(1, 1)}, "input 'text' is BYTES of 2 dimensions; send BYTES of 1"),
             ({"text": np.ones(1, np.float32)}, "input 'text' is FP32 of 1 dimensions"),
-            ({"text_pair": texts("a")}, "input 'text' is missing; the model's raw inputs are 'text', 'text_pair'"),
+            ({"text_pair": texts("a")}, "input 'text' is missing; the model's raw inputs are 'text', 'text_pair', "),
             ({"text": texts("a"), "input_ids": np.ones((1, 1))}, "unknown input 'input_ids'; the model's raw inputs"),
             ({"text": texts(*["a"] * 2049)}, "input 'text' has 2049 items, over the limit of 2048"),
             ({"text": texts("a", "b", "c"), "text_pair": texts("a", "b")}, "'text_pair' has 2 items, input 'text' 3"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ingot.export.tasks import embedding, pictures, texts
+from ingot.export.tasks import embedding, pictures, questions, texts, tokens
 from ingot.export.tasks.folder import Folder, Found, Task
 
 __all__ = ["Found", "Task", "find"]
@@ -25,6 +25,10 @@ _FINDERS: Mapping[str, _Find] = {
     "image-classification": pictures.find_classifier,
     "text-ranking": texts.find_ranker,
     "text-classification": texts.find_classifier,
+    "token-classification": tokens.find_entities,
+    "question-answering": questions.find_questions,
+    "fill-mask": tokens.find_filler,
+    "feature-extraction": tokens.find_vectors,
 }
 
 

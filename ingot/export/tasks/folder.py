@@ -13,7 +13,18 @@ from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.steps import Described
 
-Task = Literal["auto", "none", "text-classification", "text-ranking", "sentence-similarity", "image-classification"]
+Task = Literal[
+    "auto",
+    "none",
+    "text-classification",
+    "text-ranking",
+    "sentence-similarity",
+    "token-classification",
+    "question-answering",
+    "fill-mask",
+    "feature-extraction",
+    "image-classification",
+]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,9 @@ class FolderTokenizer:
         self.max_length = _max_length(self.own, module)
         if (own := options.pop("max_length", None)) is not None:
             self.max_length = min(self.max_length, own)
+        self.own.model_max_length = self.max_length  # where pipelines cut
+        if options.pop("lower", False):
+            _put_in_lower_case(self.own.backend_tokenizer)
         self._options = options
 
     @property
@@ -82,8 +85,6 @@ class FolderTokenizer:
         rows = found.pop("text")
         prompt = self._options.get("prompts", {}).get(self._options.get("default_prompt", ""), "")
         rows = [prompt + text for text in rows]
-        if self._options.get("lower"):
-            rows = [text.lower() for text in rows]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self.own(
@@ -96,14 +97,43 @@ class FolderTokenizer:
             )
 
     def original(
-        self, answer: Callable[[Any, Values], Values], pairs: Literal["no", "optional", "required"] = "no"
+        self,
+        answer: Callable[[Any, Values], Values],
+        pairs: Literal["no", "optional", "required"] = "no",
+        samples: Sequence[Values] | None = None,
     ) -> Original:
-        """Return the work of transformers, with which the steps are compared."""
+        """Return the work of transformers, with which the steps are compared.
+
+        Args:
+            answer: as in :class:`~ingot.steps.Original`.
+            pairs: whether texts are compared in pairs.
+            samples: as in :class:`~ingot.steps.Original`; by default texts that every tokenizer can read.
+        """
         pair = "" if pairs == "no" else "text_pair"
-        items, samples = (
+        items, usual = (
             texts.sets(each, "text", pair, required=pairs == "required") for each in (texts.hard(), texts.samples())
         )
-        return Original(self.name, self.prepare, answer, items, samples)
+        return Original(self.name, self.prepare, answer, items, usual if samples is None else samples)
+
+    @property
+    def clean_up(self) -> bool:
+        """Whether transformers removes blanks before punctuation from decoded texts."""
+        own = self.own
+        forced = getattr(own, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+        return bool(own.clean_up_tokenization_spaces) and (
+            forced or type(own.backend_tokenizer.model).__name__ != "BPE"
+        )
+
+
+def _put_in_lower_case(tokenizer: Any) -> None:
+    """Let a tokenizer put texts in lower case first, as sentence-transformers 6 does for ``do_lower_case``."""
+    from tokenizers import normalizers
+
+    made: Any = normalizers
+    known = tokenizer.normalizer
+    each = [*known] if isinstance(known, made.Sequence) else [known] if known is not None else []
+    if not any(isinstance(item, made.Lowercase) for item in each):
+        tokenizer.normalizer = made.Sequence([made.Lowercase(), *each])
 
 
 def _max_length(tokenizer: Any, module: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ingot.errors import InvalidArgument
 from ingot.steps.after.dense import sigmoid
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import Apply, Files, Step, Values, choices_of
 from ingot.tensors import Array, TensorSpec
 
 
@@ -20,6 +20,7 @@ class Classify(Step):
     Attributes:
         logits: the classifier's output, float[n, classes].
         function: what makes scores of logits: ``softmax``, ``sigmoid`` or ``none``.
+        choice: the optional input that chooses another function; empty for none.
         labels: the names of classes, in the order of the logits.
         top_k: classes that are returned, best first; 0 for all.
         label: BYTES[n, k], if there are labels.
@@ -31,6 +32,7 @@ class Classify(Step):
     function: Literal["softmax", "sigmoid", "none"] = "softmax"
     labels: tuple[str, ...] = Field((), max_length=1_000_000)
     top_k: int = Field(0, ge=0)
+    choice: str = ""
     label: str = "label"
     score: str = "score"
 
@@ -46,6 +48,10 @@ class Classify(Step):
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.label, self.score) if self.labels else (self.score,)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return (self.choice,) if self.choice else ()
 
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
@@ -63,7 +69,7 @@ class Classify(Step):
         names = np.array([label.encode() for label in self.labels], object)
 
         def apply(values: Values) -> Values:
-            scores = self._scores(values[self.logits].astype(np.float32, copy=False))
+            scores = self._scores(values)
             if not self.labels:
                 return {self.score: scores[:, 0] if scores.shape[1] == 1 else scores}
             self._fit(scores.shape[1])
@@ -72,11 +78,24 @@ class Classify(Step):
 
         return apply
 
-    def _scores(self, logits: Array) -> Array:
-        if self.function == "none":
-            return logits
-        if self.function == "sigmoid":
-            return sigmoid(logits)
-        shifted: Array = np.exp(logits - logits.max(1, keepdims=True))
-        total: Array = shifted.sum(1, keepdims=True)
-        return shifted / total
+    def _scores(self, values: Values) -> Array:
+        logits = values[self.logits].astype(np.float32, copy=False)
+        chosen = choices_of(self.choice, values, self.function, [*FUNCTIONS], len(logits)) if self.choice else []
+        if len({*chosen}) < 2:
+            return FUNCTIONS[chosen[0] if chosen else self.function](logits)
+        return np.concatenate([FUNCTIONS[name](logits[[row]]) for row, name in enumerate(chosen)])
+
+
+def softmax(logits: Array) -> Array:
+    """Return probabilities along the last dimension."""
+    shifted: Array = np.exp(logits - logits.max(-1, keepdims=True))
+    total: Array = shifted.sum(-1, keepdims=True)
+    return shifted / total
+
+
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": lambda logits: logits,
+}
+"""What makes scores of logits."""

@@ -1,0 +1,74 @@
+"""The answers of models with steps, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ingot.tensors import Array
+
+    Lines = Callable[[Mapping[str, Array]], list[str]]
+
+
+def lines_of(outputs: Mapping[str, Array]) -> list[str] | None:
+    """Return lines with the answers to each item; None if the outputs have no form that is known here."""
+    return next((lines(outputs) for names, lines in _FORMS if names <= outputs.keys()), None)
+
+
+def _classes(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line with the labels and scores of each item, best first."""
+    rows = zip(outputs["label"].tolist(), outputs["score"].tolist(), strict=True)
+    return ["   ".join(f"{_text(name)} {value:.3f}" for name, value in zip(*row, strict=True)) for row in rows]
+
+
+def _entities(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line for each entity: its name, score and words, and where it is in the text."""
+    lines = []
+    for index, place in _places(outputs):
+        label, word, score, start, end = (outputs[name][index, place] for name in _ENTITY)
+        lines.append(f"{_of(outputs, index)}{_text(label):12} {score:.3f}   {_text(word)}   [{start}:{end}]")
+    return lines
+
+
+def _answers(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line for each answer, best first."""
+    lines = []
+    for index, place in _places(outputs):
+        answer, score, start, end = (outputs[name][index, place] for name in _ANSWER)
+        lines.append(f"{_of(outputs, index)}{score:.3f}   {_text(answer)}   [{start}:{end}]")
+    return lines
+
+
+def _words(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line with the words of each mask, best first."""
+    lines = []
+    for index, place in _places(outputs):
+        words, scores = outputs["token_str"][index, place].tolist(), outputs["score"][index, place].tolist()
+        best = "   ".join(f"{_text(word)} {score:.3f}" for word, score in zip(words, scores, strict=True))
+        lines.append(f"{_of(outputs, index)}{best}")
+    return lines
+
+
+def _places(outputs: Mapping[str, Array]) -> list[tuple[int, int]]:
+    """Return the indices of each answer; padding has none."""
+    return [(index, place) for index, count in enumerate(outputs["count"].tolist()) for place in range(count)]
+
+
+def _of(outputs: Mapping[str, Array], index: int) -> str:
+    """Return the number of the item, if there are several."""
+    return f"{index}: " if len(outputs["count"]) > 1 else ""
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+_ENTITY, _ANSWER = ("entity", "word", "score", "start", "end"), ("answer", "score", "start", "end")
+# The outputs that a form has, and its lines.
+_FORMS: tuple[tuple[set[str], Lines], ...] = (
+    ({"label", "score"}, _classes),
+    ({*_ENTITY, "count"}, _entities),
+    ({*_ANSWER, "count"}, _answers),
+    ({"token_str", "score", "count"}, _words),
+)

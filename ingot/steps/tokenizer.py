@@ -1,0 +1,125 @@
+"""A tokenizer of Hugging Face's ``tokenizers`` that is loaded once, and shared by all steps and threads."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+from ingot import foreign
+from ingot.errors import InvalidArchive, InvalidArgument, missing_package
+
+# Characters that no vocabulary has: for these a tokenizer needs its unknown token, or bytes.
+_STRANGE = "\U0010fffd \ue000 \u0b72"
+
+
+class Tokenizer:
+    """An immutable tokenizer without truncation and padding.
+
+    Settings of truncation and padding belong to the object, and changing them while a thread encodes fails
+    (huggingface/tokenizers#537).
+
+    Args:
+        content: its serialization.
+        name: of its file, for messages.
+
+    Raises:
+        InvalidArchive: it cannot be read, or has no token for what it does not know.
+        Unsupported: the package is not installed.
+    """
+
+    def __init__(self, content: bytes, name: str):
+        # Its own threads would compete with those of engines, and warn where an engine process is forked.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        # Imported by name: the package has few types.
+        try:
+            tokenizers: Any = importlib.import_module("tokenizers")
+        except ModuleNotFoundError as error:
+            raise missing_package("tokenizers", "a model that is served with its tokenizer", "text") from error
+        self._kind: Any = tokenizers.Tokenizer
+        self.name = name
+        with foreign.reported_as(InvalidArchive, f"the tokenizer '{name}' cannot be read"):
+            self.whole: Any = self._kind.from_str(content.decode())
+            self.whole.no_truncation()
+            self.whole.no_padding()
+            self.subword_prefix = json.loads(content)["model"].get("continuing_subword_prefix") or ""
+        with foreign.reported_as(InvalidArchive, self._incomplete):
+            self.whole.encode(_STRANGE)
+
+    def _incomplete(self, error: Exception) -> str:
+        return (
+            f"the tokenizer '{self.name}' cannot encode what its vocabulary lacks: {foreign.typed(error)}; give it the "
+            "token of unknown words, and export the model again"
+        )
+
+    def cutting(
+        self,
+        length: int,
+        *,
+        strategy: Literal["longest_first", "only_second"] = "longest_first",
+        side: Literal["right", "left"] = "right",
+        stride: int = 0,
+    ) -> Any:
+        """Return a copy that cuts rows at ``length`` tokens."""
+        copy: Any = self._kind.from_str(self.whole.to_str())
+        copy.enable_truncation(length, stride=stride, strategy=strategy, direction=side)
+        return copy
+
+    def special(self, *, pair: bool) -> int:
+        """Return how many special tokens each row has."""
+        count: int = self.whole.num_special_tokens_to_add(pair)
+        return count
+
+    def check_id(self, what: str, number: int) -> None:
+        """Refuse an id that no token has.
+
+        Raises:
+            InvalidArgument: no token has it.
+        """
+        if self.whole.id_to_token(number) is None:
+            raise InvalidArgument(f"{what} is {number}, which no token of '{self.name}' has; give the id of its token")
+
+    def token(self, number: int) -> str:
+        """Return the token with an id; empty if there is none."""
+        return self.whole.id_to_token(number) or ""
+
+    def joined(self, tokens: Sequence[str]) -> str:
+        """Return the text of tokens, as transformers' ``convert_tokens_to_string`` does."""
+        decoder = self.whole.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode([*tokens]))
+
+    def decode(self, rows: Sequence[Sequence[int]], *, skip_special: bool, clean_up: bool = False) -> list[str]:
+        """Return the texts of rows of ids.
+
+        Args:
+            rows: ids of tokens; those that no token has are left out.
+            skip_special: whether special tokens are left out.
+            clean_up: whether blanks before punctuation are removed, as transformers' option
+                ``clean_up_tokenization_spaces`` does.
+        """
+        texts = self.whole.decode_batch([[*row] for row in rows], skip_special_tokens=skip_special)
+        return [_cleaned(text) if clean_up else text for text in texts]
+
+
+_LOADED: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
+
+
+def load(content: bytes, name: str) -> Tokenizer:
+    """Return the tokenizer of a file, which several steps may share; see :class:`Tokenizer` for the errors."""
+    digest = hashlib.sha256(content).digest()
+    if (found := _LOADED.get(digest)) is None:
+        found = _LOADED[digest] = Tokenizer(content, name)
+    return found
+
+
+def _cleaned(text: str) -> str:
+    for mark in (".", "?", "!", ","):
+        text = text.replace(f" {mark}", mark)
+    text = text.replace(" ' ", "'")
+    for end in ("n't", "'m", "'s", "'ve", "'re"):
+        text = text.replace(f" {end}", end)
+    return text
