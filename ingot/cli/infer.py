@@ -18,8 +18,6 @@ from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, write_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ingot.client.blocking import Client
     from ingot.tensors import Array
 

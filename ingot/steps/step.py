@@ -96,7 +96,7 @@ def _text(name: str, index: int, item: Any) -> str:
 
 
 def choices_of(name: str, values: Values, default: str, known: Sequence[str], count: int) -> list[str]:
-    """Return what an optional BYTES input chooses for each item; ``default`` if the request leaves it out.
+    """Return the choice of an optional BYTES input for each item; ``default`` if the request leaves it out.
 
     Raises:
         InvalidArgument: an element is not among ``known``.
@@ -117,8 +117,8 @@ def largest_of(name: str, values: Values, default: int, most: int) -> int:
     if name not in values:
         return default
     numbers = values[name]
-    if numbers.min() < 1 or numbers.max() > most:
-        raise InvalidArgument(f"input '{name}' is {int(numbers.max())}; send a number from 1 to {most}")
+    if (wrong := numbers[(numbers < 1) | (numbers > most)]).size:
+        raise InvalidArgument(f"input '{name}' is {int(wrong[0])}; send a number from 1 to {most}")
     return int(numbers.max())
 
 

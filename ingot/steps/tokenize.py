@@ -207,7 +207,7 @@ class Tokenizing:
         most = step.max_length - self.tokenizer.special(pair=True) - (step.stride or 0) - 1
         if own > most:
             raise InvalidArgument(
-                f"element {index} of input '{step.text}' has {own} tokens, over the limit of {most} beside a long "
+                f"element {index} of input '{step.text}' has {own} tokens, over the limit of {most} with a long "
                 f"'{step.pair}'; send a shorter text"
             )
 

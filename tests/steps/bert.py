@@ -102,3 +102,46 @@ def sentence_transformer(folder: Path) -> Path:
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
     return folder
+
+
+def save_distilbert(folder: Path, model: str, **config: Any) -> Path:
+    """Save a model of DistilBERT, whose graph has no types of tokens."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    torch.manual_seed(0)
+    words = vocabulary()
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64}
+    made = transformers.DistilBertConfig(vocab_size=len(words), initializer_range=0.5, **sizes, **config)
+    getattr(transformers, model)(made).eval().save_pretrained(folder)
+    tokenizer = transformers.DistilBertTokenizer(vocab={word: index for index, word in enumerate(words)})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_roberta(folder: Path, model: str, **config: Any) -> Path:
+    """Save a model of RoBERTa with a byte-level BPE tokenizer."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    import torch
+
+    torch.manual_seed(0)
+    trained = tokenizers.ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator([" ".join(WORDS)] * 3, vocab_size=320, special_tokens=special, show_progress=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    trained.save_model(str(folder))
+    tokenizer = transformers.RobertaTokenizerFast.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    made = transformers.RobertaConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=66,
+        pad_token_id=1,
+        initializer_range=0.5,
+        **config,
+    )
+    getattr(transformers, model)(made).eval().save_pretrained(folder)
+    return folder

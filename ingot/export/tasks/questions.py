@@ -47,7 +47,7 @@ def _describe(module: Any, folder: Path) -> Described:
             "without steps (--task none)"
         )
     stride = min(longest // 2, _STRIDE)
-    # The longest rows of such a model may leave no room beside a question and the stride.
+    # The longest rows of such a model may leave no room for a question and the stride.
     stride = min(stride, max(0, longest - own.num_special_tokens_to_add(pair=True) - _QUESTION - 1))
     rule = _Rule(own, longest, stride)
     cls = own.cls_token_id
@@ -77,7 +77,7 @@ class _Rule:
     def answer(self, module: Any, values: Values) -> Values:
         """Return the best answers, the longest of which have 15 tokens."""
         columns = [[item.decode() for item in values[name].tolist()] for name in ("question", "context")]
-        rows = [self._best(module, *pair, 1) for pair in zip(*columns, strict=True)]
+        rows = [self._best(module, question, context, 1) for question, context in zip(*columns, strict=True)]
         return {
             "answer": padded([[item["answer"].encode() for item in row] for row in rows], b"", object),
             "score": padded([[item["score"] for item in row] for row in rows], 0, np.float32),

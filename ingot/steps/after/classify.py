@@ -98,4 +98,4 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "sigmoid": sigmoid,
     "none": lambda logits: logits,
 }
-"""What makes scores of logits."""
+"""The functions from logits to scores, by name."""

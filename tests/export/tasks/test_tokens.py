@@ -1,0 +1,131 @@
+"""Folders of tasks on tokens: steps that are proved against transformers' pipelines, and their rules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import InvalidArgument
+from ingot.export import export_model, load_source, tasks
+from ingot.export.proof import texts
+from ingot.export.tasks import questions
+from ingot.model_store import Archive
+from ingot.runtime import EngineSpec, load_engine
+from tests.steps import bert
+from tests.support import RunIngot, succeeded
+
+LABELS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+NAMED: dict[str, Any] = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
+
+
+def export(folder: Path, task: tasks.Task = "auto") -> Archive:
+    found = tasks.find(folder, task)
+    assert found is not None
+    module: Any = load_source(str(found.folder))
+    return export_model(module, pad="seq", steps=found.describe(module), name="net")
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "last", "answers"),
+    [
+        ("BertForTokenClassification", "token-classification", "entities", 128),
+        ("BertForQuestionAnswering", "question-answering", "span", 64),
+        ("BertForMaskedLM", "fill-mask", "fill", 128),
+    ],
+)
+@pytest.mark.matrix
+def test_the_command_finds_the_task(
+    run_ingot: RunIngot, tmp_path: Path, model: str, task: str, last: str, answers: int
+) -> None:
+    config = NAMED if task == "token-classification" else {}
+    result = run_ingot("export", bert.save(tmp_path / "net", model, **config), "--out", tmp_path / "net.ingot")
+    succeeded(result)
+    assert f"{task} (config: " in result.stderr
+    assert f"tokenize -> graph -> {last}; answers of {answers} " in result.stderr
+    variant = Archive.open(tmp_path / "net.ingot").variant()
+    proof = variant.serving.evidence.steps
+    assert proof is not None
+    assert proof.error < 1e-5
+    goldens = [case for case in variant.goldens() if case.raw]
+    assert len(goldens) >= 1
+    assert all((case.answers["count"] >= 1).any() for case in goldens)
+
+
+@pytest.mark.parametrize("save", [bert.save_distilbert, bert.save_roberta])
+@pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM", "Model"])
+@pytest.mark.matrix
+def test_other_architectures(tmp_path: Path, save: Any, head: str) -> None:
+    """The export itself compares 50 and more answers with transformers'."""
+    family = "DistilBert" if save is bert.save_distilbert else "Roberta"
+    config = NAMED if head == "ForTokenClassification" else {}
+    folder = save(tmp_path / "net", f"{family}{head}", **config)
+    variant = export(folder, "feature-extraction" if head == "Model" else "auto").variant()
+    proof = variant.serving.evidence.steps
+    assert proof is not None
+    assert proof.answers >= 50
+    assert proof.error < 1e-5
+
+
+@pytest.mark.matrix
+def test_vectors_of_tokens(tmp_path: Path) -> None:
+    variant = export(bert.save(tmp_path / "net", "BertModel"), "feature-extraction").variant()
+    [golden, *_] = [case for case in variant.goldens() if case.raw]
+    for row, count in zip(golden.answers["vectors"], golden.answers["tokens"], strict=True):
+        assert (np.abs(row[:count]).sum(1) > 0).all()
+        assert not row[count:].any()
+
+
+def test_a_task_needs_its_head(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    found = tasks.find(tmp_path)
+    assert found is not None
+    assert found.task == "fill-mask"
+    for task in ("token-classification", "question-answering", "feature-extraction"):
+        with pytest.raises(InvalidArgument, match=f"task {task} needs a model .*; .* has BertForMaskedLM"):
+            tasks.find(tmp_path, task)  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_answers_are_those_of_transformers_4(tmp_path: Path) -> None:
+    """Version 5 has no pipeline for questions."""
+    old = tmp_path / "old"
+    pinned = ("transformers==4.57.1", "tokenizers==0.22.1", "huggingface_hub==0.36.0")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--target",
+        str(old),
+    ]
+    subprocess.run([*pip, *pinned], check=True)
+    folder = bert.save(tmp_path / "net", "BertForQuestionAnswering")
+    variant = export(folder).unpacked().variant()
+    opened = variant.opened_steps()
+    assert opened is not None
+    [samples] = questions._samples()
+    hard = [text for text in texts.hard() if text.strip()][:150]
+    pairs = [(one.decode(), other.decode()) for one, other in zip(*samples.values(), strict=True)]
+    pairs += [("who is it?", text) for text in hard]
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
+    script = Path(__file__).parent / "transformers4.py"
+    command = [sys.executable, str(script), str(old), str(folder), str(tmp_path / "pairs.json"), "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    engine = load_engine(EngineSpec(variant.path(), device="cpu"))
+    for (question, context), expected in zip(pairs, json.loads(done.stdout), strict=True):
+        raw = {"question": texts.as_array([question]), "context": texts.as_array([context])}
+        found = opened.run({**raw, "top_k": np.array([3], np.int32)}, engine.run)
+        known = [each for each in expected if each["score"] > 0]  # the pipeline adds impossible ones
+        assert [item.decode() for item in found["answer"][0]] == [each["answer"] for each in known]
+        for name in ("start", "end", "score"):
+            assert found[name][0].tolist() == pytest.approx([each[name] for each in known], abs=1e-5)
+    engine.close()
