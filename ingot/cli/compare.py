@@ -24,7 +24,11 @@ class Comparison:
 
     data: Annotated[
         Path | None,
-        typer.Option(help="The inputs: .npz, .npy, or a folder.", show_default="the golden inputs"),
+        typer.Option(
+            help="The inputs: .npz, .npy, or a folder; of models with steps also .csv or .jsonl of texts, or a folder "
+            "of files by class.",
+            show_default="the golden inputs",
+        ),
     ] = None
     metric: Annotated[
         str | None,

@@ -35,7 +35,12 @@ class Search:
 
     calibrate: Annotated[
         str | None,
-        typer.Option(help="Real inputs: .npz, .npy, a folder of .npy files or images, or recorded traffic."),
+        typer.Option(
+            "--calibrate",
+            "--data",
+            help="Real inputs: .npz, .npy, a folder of .npy files or images, or recorded traffic; of a model with "
+            "steps also .csv or .jsonl of texts, or a folder of files by class.",
+        ),
     ] = None
     validate: Annotated[
         str | None, typer.Option(help="Data for the metric, in the same formats.", show_default="a part of --calibrate")
@@ -48,7 +53,11 @@ class Search:
         ),
     ] = None
     metric: Annotated[
-        str | None, typer.Option(help="The measure of accuracy, such as accuracy:labels=y.", show_default="cosine")
+        str | None,
+        typer.Option(
+            help="The measure of accuracy, such as accuracy:labels=y.",
+            show_default="cosine; of raw data that of its labels, or answers",
+        ),
     ] = None
     max_drop: Annotated[float, typer.Option(help="The largest accepted drop of the metric.")] = 0.01
     keep: Annotated[
@@ -104,6 +113,7 @@ def quantize(
 
         ingot quantize digits.ingot --calibrate digits.npz --metric accuracy:labels=label --max-drop 0.005 -o q.ingot
         ingot quantize digits.ingot --recipe dynamic-int8 --out q.ingot
+        ingot quantize sst2.ingot --data reviews.csv --out q.ingot
     """
     began = time.monotonic()
     given = {"model": model, "calibration": search.calibrate, "validation": search.validate}

@@ -21,7 +21,7 @@ from ingot.quant.measure.datasets import Datasets, prepare
 from ingot.quant.measure.limits import Deadline, TimeUp
 from ingot.quant.measure.runner import TrialRunner
 from ingot.quant.measure.trial import certain
-from ingot.quant.metric import Metric, parse_metric
+from ingot.quant.metric import Metric
 from ingot.quant.modules import Module
 from ingot.quant.report.records import Report, Verdict
 from ingot.quant.schemes.plan import EngineName
@@ -177,8 +177,8 @@ def _change_graph(
     for name in (config.recipe.precision,) if config.recipe else ("int8", "int4", "bf16-openvino"):
         packing.free_name(local, name)  # fails before the work, not after it
     _check_kept(source, config)
-    metric = parse_metric(config.metric, source.signature)
-    datasets = prepare(source.variant, *sources, config, metric)
+    datasets = prepare(source.variant, *sources, config)
+    metric = datasets.metric
     with contextlib.closing(
         TrialRunner(
             source,

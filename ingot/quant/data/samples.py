@@ -40,6 +40,7 @@ class Samples:
         classes: the names of the classes, if the labels are from a folder of images.
         where: a suffix for messages that names the source, such as " in data.npz".
         notes: remarks on how the data was read, such as rows that were left out.
+        raw: whether steps made the rows of raw inputs.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Samples:
         where: str = "",
         classes: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
+        raw: bool = False,
     ):
         self.signature = signature
         self.purpose = purpose
         self.where = where
         self.classes = classes
+        self.raw = raw
         fitting = [pick(signature, group, np.arange(rows)) for group in groups if (rows := self._whole(group.rows))]
         if not fitting:
             low = signature.range(signature.batch).low if signature.batch else 1
@@ -79,6 +82,7 @@ class Samples:
         transform: str | None = None,
         purpose: str = "calibration data",
         limit: int = LIMIT,
+        steps: sources.OpenSteps = lambda: None,
     ) -> Samples:
         """Read data from arrays, files, folders or an iterable.
 
@@ -91,7 +95,9 @@ class Samples:
                 such item. Other arrays are kept as extras, with one value per row.
             transform: how images become arrays, see :class:`ingot.quant.data.sources.transform.ImageTransform`.
             purpose: what the data is for, for messages.
-            limit: the largest number of rows to read from iterables and from folders of images or traffic.
+            limit: the largest number of rows to read from iterables, raw data and folders of images or traffic.
+            steps: returns the steps of the model, if it has some. With them, the data may be raw: a ``.csv`` or
+                ``.jsonl`` of texts with a column for each raw input and ``label``, or a folder of files by class.
 
         Raises:
             NotFound: there is no such file or folder.
@@ -101,7 +107,7 @@ class Samples:
         """
         if limit < 1:
             raise InvalidArgument(f"the limit of rows is {limit}; it must be at least 1")
-        source = sources.open_source(signature, data, transform, f"the {purpose}", limit)
+        source = sources.open_source(signature, data, transform, f"the {purpose}", limit, steps)
         groups, notes = collect(signature, source, f"the {purpose}{source.where}", limit)
         return cls(
             signature,
@@ -110,6 +116,7 @@ class Samples:
             where=source.where,
             classes=source.classes,
             notes=(*source.notes, *notes),
+            raw=source.raw,
         )
 
     @cached_property
@@ -201,7 +208,13 @@ class Samples:
             pick(self.signature, group, index) for group, index in zip(self._groups, indexes, strict=True) if len(index)
         ]
         return Samples(
-            self.signature, groups, purpose=self.purpose, where=self.where, classes=self.classes, notes=self.notes
+            self.signature,
+            groups,
+            purpose=self.purpose,
+            where=self.where,
+            classes=self.classes,
+            notes=self.notes,
+            raw=self.raw,
         )
 
     def _whole(self, rows: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.model_store import Variant
+from ingot.model_store import Golden, Variant
 from ingot.model_store.diff.records import AnswerChange, ChangedInput
 from ingot.quant.measure.comparison import unpacked
 from ingot.runtime import Engine, EngineSpec, load_engine
@@ -57,8 +57,7 @@ class Answered:
 
 def compare_answers(before: Answered, after: Answered) -> tuple[list[AnswerChange], list[ChangedInput], list[str]]:
     """Return how each answer differs over the raw goldens of both, the inputs that changed most, and remarks."""
-    totals: dict[str, AnswerChange] = {}
-    changed: list[ChangedInput] = []
+    items: list[_Item] = []
     notes: list[str] = []
     for case in {_key(case.raw): case for case in (*before.cases, *after.cases)}.values():
         try:
@@ -66,13 +65,22 @@ def compare_answers(before: Answered, after: Answered) -> tuple[list[AnswerChang
         except IngotError as error:
             notes.append(f"the answers to a raw golden are not compared: {error}")
             continue
-        for item in _items(case.raw, one, other):
-            for name, difference in item.differences.items():
-                totals[name] = _added(totals.get(name, AnswerChange(answer=name)), *difference)
-            if any(item.changed.rank):
-                changed.append(item.changed)
-    changed.sort(key=lambda item: item.rank, reverse=True)
-    return [totals[name] for name in sorted(totals)], changed[:_LISTED], [*dict.fromkeys(notes)]
+        items += _items(case.raw, one, other)
+    changed = sorted((item.changed for item in items if any(item.changed.rank)), key=lambda item: item.rank)
+    return _totals(items), changed[: -_LISTED - 1 : -1], [*dict.fromkeys(notes)]
+
+
+def agreement(before: Sequence[Golden], after: Sequence[Golden]) -> tuple[str, ...]:
+    """Return how the final answers to the raw goldens agree, as a note; none without raw goldens."""
+    pairs = [(one, other) for one, other in zip(before, after, strict=True) if one.raw]
+    totals = _totals(item for one, other in pairs for item in _items(one.raw, one.answers, other.answers))
+    parts = [
+        f"'{item.answer}' differs by up to {item.largest:.1e}"
+        if item.largest
+        else f"'{item.answer}' is the same for {item.items - item.differ} of {item.items} items"
+        for item in totals
+    ]
+    return (f"final answers to the raw goldens, compared with the original's: {'; '.join(parts)}",) if parts else ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,14 @@ class _Item:
 
     differences: Mapping[str, tuple[bool, float | None]]
     changed: ChangedInput
+
+
+def _totals(items: Iterable[_Item]) -> list[AnswerChange]:
+    totals: dict[str, AnswerChange] = {}
+    for item in items:
+        for name, difference in item.differences.items():
+            totals[name] = _added(totals.get(name, AnswerChange(answer=name)), *difference)
+    return [totals[name] for name in sorted(totals)]
 
 
 def _items(raw: Values, one: Values, other: Values) -> Iterator[_Item]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from ingot.model_store.format.evidence import distributions
 from ingot.model_store.places import split_variant
 from ingot.quant.data import variance
 from ingot.quant.data.samples import Data, Samples
+from ingot.quant.data.sources import OpenSteps
 from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
 from ingot.quant.report import words
@@ -85,8 +87,15 @@ def compare(
     if names is not None:
         first, second = replace(first, name=names[0]), replace(second, name=names[1])
     signature = _common(first, second)
-    chosen = parse_metric(metric, signature)
-    samples = _read(signature, first, data, transform)
+    steps = functools.cache(first.variant.opened_steps)
+    parse_metric(metric, signature, steps)  # a wrong one is reported before the data is read
+    samples = _read(signature, first, data, transform, steps)
+    if samples.raw and not first.has_steps_of(second):
+        raise InvalidArgument(
+            f"{first.label} and {second.label} make other tensors of raw data; pass tensors (.npz), or see the "
+            "differences of their steps with ingot diff"
+        )
+    chosen = parse_metric(metric, signature, steps, samples)
     chosen.check(samples)
     varied = variance.check(samples) if data is not None else ()
     options: dict[str, Any] = {"device": device, "threads": threads, "allow_code": allow_code}
@@ -138,6 +147,11 @@ class _Model:
     @property
     def label(self) -> str:
         return f"{self.name}#{self.variant.name}"
+
+    def has_steps_of(self, other: _Model) -> bool:
+        """Return whether both have the same steps, with the same files."""
+        one, two = self.variant, other.variant
+        return one.serving.steps == two.serving.steps and one.step_files() == two.step_files()
 
     def side(self, latency: Sequence[Any]) -> Side:
         return Side(
@@ -194,9 +208,9 @@ def _batches(batches: Iterable[int]) -> list[int]:
     return sizes
 
 
-def _read(signature: Signature, first: _Model, data: Data | None, transform: str | None) -> Samples:
+def _read(signature: Signature, first: _Model, data: Data | None, transform: str | None, steps: OpenSteps) -> Samples:
     if data is not None:
-        return Samples.read(signature, data, transform=transform, purpose="data")
+        return Samples.read(signature, data, transform=transform, purpose="data", steps=steps)
     inputs = [golden.inputs for golden in first.variant.goldens()]
     if not inputs:
         raise InvalidArgument(f"{first.label} has no golden inputs to compare on; pass data (--data)")

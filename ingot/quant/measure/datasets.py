@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from ingot.quant.config import QuantConfig
 from ingot.quant.data import variance
 from ingot.quant.data.samples import Data, Samples
 from ingot.quant.data.synthetic import synthetic
-from ingot.quant.metric import Metric
+from ingot.quant.metric import Metric, parse_metric
 from ingot.tensors import Array, arrays
 
 # The largest number of rows for calibration; more do not change the ranges.
@@ -34,12 +35,14 @@ class Datasets:
         calibration: the samples for calibration; None without data.
         evaluation: the samples for the metric.
         held_out: whether none of the latter is used for calibration.
+        metric: of the latter.
         generated: whether they are synthetic.
         notes: remarks for the report.
     """
 
     calibration: Samples | None
     evaluation: Samples
+    metric: Metric
     held_out: bool = True
     generated: bool = False
     notes: tuple[str, ...] = ()
@@ -51,29 +54,32 @@ def prepare(
     validate: Data | None,
     transform: str | None,
     config: QuantConfig,
-    metric: Metric,
 ) -> Datasets:
     """Read the data and split it; without data, generate inputs.
+
+    Which metric is the default one of raw data depends on its labels.
 
     Args:
         variant: the model whose inputs they are.
         data: real inputs, or None.
         validate: data for the metric, or None for a part of ``data``.
         transform: the preprocessing of images.
-        config: the recipe and the seed.
-        metric: knows whether labels are needed, and checks them.
+        config: the recipe, the metric and the seed.
 
     Raises:
         InvalidArgument: the data does not fit the model, the metric or the recipe, or all of its rows are equal.
     """
-    signature = variant.signature
-    main = Samples.read(signature, data, transform=transform) if data is not None else None
-    notes = variance.check(main) if main is not None else ()
+    signature, steps = variant.signature, functools.cache(variant.opened_steps)
+    metric = parse_metric(config.metric, signature, steps)  # a wrong one is reported before the data is read
+    main = Samples.read(signature, data, transform=transform, steps=steps) if data is not None else None
+    notes = _variance(main) if main is not None else ()
     if validate is not None:
-        other = Samples.read(signature, validate, transform=transform, purpose="validation data")
-        notes += variance.check(other)
+        other = Samples.read(signature, validate, transform=transform, purpose="validation data", steps=steps)
+        metric = parse_metric(config.metric, signature, steps, other)
+        notes += _variance(other)
         datasets = _validated(main, other, config, metric)
     elif main is not None:
+        metric = parse_metric(config.metric, signature, steps, main)
         datasets = _divided(main, config, metric)
     else:
         datasets = _generated(variant, config, metric)
@@ -83,14 +89,20 @@ def prepare(
     return replace(datasets, notes=(*datasets.notes, *notes))
 
 
+def _variance(samples: Samples) -> tuple[str, ...]:
+    """Return notes on inputs that are the same in all rows, which masks of raw rows are, as each is read alone."""
+    notes = variance.check(samples)
+    return () if samples.raw else notes
+
+
 def _divided(main: Samples, config: QuantConfig, metric: Metric) -> Datasets:
     """Split data that came without validation data."""
     metric.check(main)
     if main.rows < _FEW:
         notes = (*main.notes, f"all {main.rows} samples were used for both calibration and the metric")
-        return Datasets(main, main, held_out=False, notes=notes)
+        return Datasets(main, main, metric, held_out=False, notes=notes)
     first, second = main.split(min(0.5, _CALIBRATION / main.rows), config.seed, metric.groups)
-    return Datasets(first, second.take(_EVALUATION, config.seed, metric.groups), notes=main.notes)
+    return Datasets(first, second.take(_EVALUATION, config.seed, metric.groups), metric, notes=main.notes)
 
 
 def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric: Metric) -> Datasets:
@@ -100,13 +112,13 @@ def _validated(main: Samples | None, other: Samples, config: QuantConfig, metric
     evaluation = other.take(_EVALUATION, config.seed, metric.groups)
     if main is None:
         _check_recipe(config)
-        return Datasets(None, evaluation, notes=(*notes, *_without_data(config)))
+        return Datasets(None, evaluation, metric, notes=(*notes, *_without_data(config)))
     calibration = main.take(_CALIBRATION, config.seed)
     used = set(_row_hashes(calibration))
     shared = sum(row in used for row in _row_hashes(evaluation))
     if shared:
         notes = (*notes, f"{shared} of the {evaluation.rows} rows of the metric were also used for calibration")
-    return Datasets(calibration, evaluation, held_out=not shared, notes=notes)
+    return Datasets(calibration, evaluation, metric, held_out=not shared, notes=notes)
 
 
 def _row_hashes(samples: Samples) -> Iterator[bytes]:
@@ -146,4 +158,4 @@ def _generated(variant: Variant, config: QuantConfig, metric: Metric) -> Dataset
     goldens = [golden.inputs for golden in variant.goldens()]
     samples = synthetic(variant.signature, _GENERATED, config.seed, goldens)
     notes = ("measured on generated inputs only: pass real ones for a reliable result", *_without_data(config))
-    return Datasets(None, samples, held_out=False, generated=True, notes=notes)
+    return Datasets(None, samples, metric, held_out=False, generated=True, notes=notes)

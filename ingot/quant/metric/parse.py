@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ingot.errors import InvalidArgument
+from ingot.quant.data.samples import Samples
+from ingot.quant.data.sources import OpenSteps
 from ingot.quant.data.sources.items import LABELS
-from ingot.quant.metric import fidelity
+from ingot.quant.metric import answers, fidelity
 from ingot.quant.metric.base import Metric, float_outputs
 from ingot.quant.metric.function import Function, load_function
 from ingot.quant.metric.labelled import Classes, Errors, Labelled, RankCorrelation
@@ -30,12 +32,18 @@ _LABELLED: dict[str, type[Labelled]] = {
     "rmse": Errors,
     "spearman": RankCorrelation,
 }
-NAMES = (*_AGREEMENT, *_LABELLED)
+_OPTIONS = {**dict.fromkeys(_AGREEMENT, ("output",)), **dict.fromkeys(answers.METRICS, ())}
+NAMES = (*_AGREEMENT, *_LABELLED, *answers.METRICS)
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def parse_metric(spec: str | Callable[[Any, Any], Any] | None, signature: Signature) -> Metric:
+def parse_metric(
+    spec: str | Callable[[Any, Any], Any] | None,
+    signature: Signature,
+    steps: OpenSteps = lambda: None,
+    samples: Samples | None = None,
+) -> Metric:
     """Return the requested metric.
 
     Args:
@@ -43,12 +51,17 @@ def parse_metric(spec: str | Callable[[Any, Any], Any] | None, signature: Signat
             ``accuracy:labels=y,output=logits``; ``module:function``; or a function ``(outputs, data) -> float`` whose
             higher values are better. ``cosine``, ``top1``, ``sqnr`` and ``similarity`` measure the agreement with the
             original; ``accuracy``, ``top5``, ``f1`` (macro), ``mae``, ``mse``, ``rmse`` and ``spearman`` need labels,
-            by default the extra "labels".
+            by default the extra "labels". ``answers``, the agreement of final answers, and ``pairs``, the correlation
+            of the similarity of pairs of texts with their scores, need steps and raw data.
         signature: the model's.
+        steps: returns the model's, if it has some.
+        samples: the data, which decides on the default: of raw data that of its labels, otherwise ``answers``.
 
     Raises:
         InvalidArgument: there is no such metric, option or output, or the output is ambiguous.
     """
+    if spec is None and samples is not None and samples.raw and (opened := steps()) is not None:
+        spec = answers.default(opened, samples)
     if spec is None:
         spec = "cosine" if float_outputs(signature) else "top1"
     if not isinstance(spec, str):
@@ -64,7 +77,9 @@ def parse_metric(spec: str | Callable[[Any, Any], Any] | None, signature: Signat
             f"there is no metric '{name}'{f'; did you mean {near[0]}?' if near else ''}; known: {', '.join(NAMES)}, "
             "and module:function"
         )
-    options = _options(spec, rest, ("output",) if name in _AGREEMENT else ("labels", "output"))
+    options = _options(spec, rest, _OPTIONS.get(name, ("labels", "output")))
+    if name in answers.METRICS:
+        return answers.metric(name, steps())
     if name in _AGREEMENT:
         return _AGREEMENT[name](signature, options.get("output"))
     return _LABELLED[name](name, signature, options.get("labels", LABELS), options.get("output"))

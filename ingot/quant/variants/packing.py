@@ -14,6 +14,7 @@ from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving
 from ingot.model_store.format.evidence import Interval, MetricEvidence, distributions
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
+from ingot.quant.measure import answers
 from ingot.quant.measure.datasets import Datasets
 from ingot.quant.measure.limits import Deadline, TimeUp
 from ingot.quant.measure.runner import TrialRunner
@@ -86,10 +87,11 @@ def add(
     name = free_name(job.archive, chosen.plan.variant)
     if chosen.plan.rows_touch and job.parent.signature.batch is not None:
         job = replace(job, notes=(*job.notes, _UNJOINED))
-    summary = report(job, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     built = job.runner.build(chosen.plan, job.blobs)
     with contextlib.closing(built.load()) as engine:
         goldens = job.parent.rerun(engine.run)
+    job = replace(job, notes=(*job.notes, *answers.agreement(job.parent.goldens(), goldens)))
+    summary = report(job, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     recipe = _recipe(job, chosen)
     serving = Serving(
         name=job.archive.name,

@@ -274,9 +274,9 @@ class TestRefusals:
         for empty in ("", " "):
             with pytest.raises(InvalidArgument, match="the path of the calibration data is empty; give one"):
                 Samples.read(X, empty)
-        (tmp_path / "data.csv").write_text("1,2")
-        with pytest.raises(InvalidArgument, match=r"data\.csv is not data of a known kind: \.npz"):
-            Samples.read(X, tmp_path / "data.csv")
+        (tmp_path / "data.txt").write_text("1,2")
+        with pytest.raises(InvalidArgument, match=r"data\.txt is not data of a known kind: \.npz"):
+            Samples.read(X, tmp_path / "data.txt")
         with pytest.raises(InvalidArgument, match=r"contains neither \.npy files, one per input, nor images"):
             Samples.read(X, tmp_path)
         np.save(tmp_path / "x.npy", np.array([{}], dtype=object))

@@ -5,19 +5,24 @@ This file chooses the reader of a source; collect.py groups what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.quant.data.sources import files, images, traffic
+from ingot.quant.data.sources import files, images, raw, traffic
 from ingot.quant.data.sources.collect import Source
+from ingot.steps import OpenedSteps
 from ingot.tensors import Signature
 
-__all__ = ["Source", "open_source"]
+OpenSteps = Callable[[], OpenedSteps | None]
+
+__all__ = ["OpenSteps", "Source", "open_source"]
 
 
-def open_source(signature: Signature, data: Any, transform: str | None, what: str, limit: int) -> Source:
+def open_source(
+    signature: Signature, data: Any, transform: str | None, what: str, limit: int, steps: OpenSteps = lambda: None
+) -> Source:
     """Return the source for ``data``.
 
     Args:
@@ -26,6 +31,7 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         transform: how images become arrays.
         what: the data's name in messages.
         limit: how many rows will be read.
+        steps: returns the steps of the model, which make rows of raw data.
 
     Raises:
         NotFound: there is no such file or folder.
@@ -37,13 +43,13 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
         )
     folder = Path(data) if isinstance(data, str | Path) else None
     if folder is not None and folder.is_dir():
-        found = _open_folder(signature, folder, transform, what, limit)
+        found = _open_folder(signature, folder, transform, what, limit, steps)
         if found is not None:
             return found
     elif folder is not None and not folder.exists():
         raise NotFound(f"there is no file {folder}")
     elif transform is None and folder is not None:
-        return _open_file(signature, folder, what)
+        return _open_table(folder, steps(), limit) or _open_file(signature, folder, what)
     if transform is not None:
         raise InvalidArgument(f"a transform is for a folder of images, which {what} is not; leave it out")
     if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):  # tensors and arrays
@@ -56,7 +62,25 @@ def open_source(signature: Signature, data: Any, transform: str | None, what: st
     return Source(items, single=True, bounded=True)
 
 
-def _open_folder(signature: Signature, folder: Path, transform: str | None, what: str, limit: int) -> Source | None:
+def _open_table(path: Path, steps: OpenedSteps | None, limit: int) -> Source | None:
+    """Return the source of raw inputs in a file; None if it has another format.
+
+    Raises:
+        InvalidArgument: the model has no steps.
+    """
+    if path.suffix.lower() not in raw.SUFFIXES:
+        return None
+    if steps is None:
+        raise InvalidArgument(
+            f"{path} has raw inputs, but the model has no steps that make tensors of them; export it with its "
+            "tokenizer or processor, or pass tensors as .npz"
+        )
+    return raw.open_table(path, steps, limit)
+
+
+def _open_folder(
+    signature: Signature, folder: Path, transform: str | None, what: str, limit: int, steps: OpenSteps
+) -> Source | None:
     where = f" in {folder}"
     recorded = traffic.find(folder)
     arrays = sorted(folder.glob("*.npy"))
@@ -67,6 +91,9 @@ def _open_folder(signature: Signature, folder: Path, transform: str | None, what
     if arrays:
         named = {path.stem: files.load_npy(path) for path in arrays}
         return Source(iter([(f"{what}{where}", named)]), where)
+    opened = steps() if transform is None else None
+    if opened is not None and (found := raw.open_folder(folder, opened, limit)) is not None:
+        return found
     pictures = images.find(folder)
     if not pictures:
         raise InvalidArgument(
@@ -88,7 +115,7 @@ def _open_file(signature: Signature, path: Path, what: str) -> Source:
         return Source(iter([(f"{what}{where}", array)]), where)
     if suffix != ".npz":
         raise InvalidArgument(
-            f"{path} is not data of a known kind: .npz, .npy, .safetensors of recorded traffic, or a folder of such "
-            "files or of images"
+            f"{path} is not data of a known kind: .npz, .npy, .safetensors of recorded traffic, .csv or .jsonl of raw "
+            "inputs, or a folder of files of tensors, traffic or images"
         )
     return Source(iter([(f"{what}{where}", files.load_npz(path))]), where)

@@ -30,6 +30,7 @@ class Source:
         recorded: whether it is recorded traffic, in which rows with NaN or infinity are left out.
         classes: the names of the classes that labels count.
         notes: remarks on how it is read.
+        raw: whether steps made it of raw inputs.
     """
 
     items: Iterator[tuple[str, Any]]
@@ -39,6 +40,7 @@ class Source:
     recorded: bool = False
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    raw: bool = False
 
 
 def pick(signature: Signature, batch: Batch, index: Array) -> Batch:
