@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot.cli import demo_models
 from ingot.cli.archives import StoreOption
 from ingot.cli.output import note, print_json, progress, say, size, stdout
 from ingot.errors import Unavailable, missing_package
 
 if TYPE_CHECKING:
     from ingot.bench.measurement import Bench, Point
+    from ingot.client.blocking import Client
     from ingot.demo import Data
-    from ingot.model_store import Archive, Store
+    from ingot.model_store import Archive
     from ingot.server.main import RunningServer
     from ingot.tensors import Array
 
-_SOURCE = "ingot.demo:Digits"
 _CLIENTS = 32
 # The names under which the variants are served.
 _SERVED = {"fp32": "digits-fp32", "int8": "digits"}
@@ -37,10 +37,11 @@ def demo(
 ) -> None:
     """Train a small model on handwritten digits, then export, quantize, store and serve it, and print a report.
 
-    A second run reuses the trained model and its archive.
+    Two more models have steps: digit-pictures reads files of pictures, and docstrings is trained on paragraphs of the
+    standard library's docstrings and answers what kind of module a text is about. A second run reuses all of them.
 
     It serves on 127.0.0.1 until Ctrl-C, and prints a curl command to try, unless --once or --json is given. The address
-    of the page comes before the measurements: draw a digit there, and both variants answer.
+    of the page comes before the measurements: draw a digit there, and both variants answer, or type a text.
 
     The variants are measured in turn, in 8 rounds. The table has the ratio of the two, as the median and the range of
     the rounds: unclear if the rounds, without the lowest and the highest, disagree on which variant is ahead, and no
@@ -63,17 +64,19 @@ def demo(
         training, held_out = demo.load()
     except ModuleNotFoundError as error:
         raise missing_package(str(error.name), "the demo", "cpu,export,demo") from error
-    reference, checkpoint = _find(where) or _make(where, training)
+    reference, checkpoint = demo_models.digits(where, training)
+    others = demo_models.others(where, checkpoint)
     archive = where.get(reference)
     with serve(
         f"digits={reference}#int8",
         f"digits-fp32={reference}#fp32",
+        *(f"{name}={other}" for name, other in others.items()),
         store=where,
         http_port=http_port,
         grpc_port=grpc_port,
     ) as server:
-        note(f"Serving at {server.http_url}/ui: open it to draw a digit and to see batches form")
-        report = _report(server, archive, _torch_classes(checkpoint, held_out), held_out)
+        note(f"Serving at {server.http_url}/ui: open it to draw a digit, to type a text, and to see batches form")
+        report = _report(server, archive, demo_models.classes(checkpoint, held_out), held_out)
         if as_json:
             print_json(report)
         else:
@@ -82,60 +85,9 @@ def demo(
             if not as_json:
                 say("Try it:")
                 say(_curl(server.http_url, held_out.images[0]))
+                say(f"ingot infer {server.http_url} docstrings --input text='Return the number of days in a month.'")
             note("Still serving; Ctrl-C stops.")
             _wait()
-
-
-def _find(store: Store) -> tuple[str, Path] | None:
-    """Return the archive and checkpoint of an earlier run."""
-    for tag in store.tags("digits"):
-        archive = store.get(f"digits:{tag}")
-        checkpoint = _checkpoint(store, archive)
-        if archive.variant().serving.provenance.source == _SOURCE and checkpoint.is_file():
-            note(f"Reusing digits:{tag} from {store.root}")
-            return f"digits:{tag}", checkpoint
-    return None
-
-
-def _checkpoint(store: Store, archive: Archive) -> Path:
-    return store.root / "demo" / f"{archive.descriptor.hex}.pth"
-
-
-def _make(store: Store, training: Data) -> tuple[str, Path]:
-    with progress("Importing PyTorch", log=True) as step:
-        import torch
-
-        from ingot import demo
-        from ingot.export import export_model
-        from ingot.quant import QuantConfig, StaticInt8, quantize
-
-        def on_epoch(epoch: int, loss: float) -> None:
-            step(f"Training on {len(training.images)} handwritten digits: epoch {epoch}, loss {loss:.4f}")
-
-        model = demo.train(training, progress=on_epoch)
-        exported = export_model(
-            model, inputs=[demo.INPUT], output_names=["logits"], name="digits", source=_SOURCE, progress=step
-        )
-        # By name and forced, so that there is an int8 model to look at however busy the machine is.
-        config = QuantConfig(recipe=StaticInt8(), force=True)
-        archive = quantize(exported, {"image": training.images}, config=config, progress=step)
-        step("Storing")
-        reference = f"digits:{store.next_version('digits')}"
-        store.push(archive, reference)
-        checkpoint = _checkpoint(store, archive)
-        checkpoint.parent.mkdir(exist_ok=True)
-        torch.save(model.state_dict(), checkpoint)
-    note(f"Trained, exported, quantized and stored as {reference} in {store.root}")
-    return reference, checkpoint
-
-
-def _torch_classes(checkpoint: Path, held_out: Data) -> Array:
-    from ingot import demo
-    from ingot.export.source import load_checkpoint
-
-    model = demo.Digits().eval()
-    load_checkpoint(model, checkpoint)
-    return demo.predict(model, held_out.images)
 
 
 def _report(server: RunningServer, archive: Archive, classes: Array, held_out: Data) -> dict[str, Any]:
@@ -159,6 +111,7 @@ def _report(server: RunningServer, archive: Archive, classes: Array, held_out: D
                 "equal_to_torch": int((predicted == classes).sum()),
                 "size": archive.variant(variant).size,
             }
+        report |= _of_steps(http, held_out)
         rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in _SERVED}
         for number in range(_ROUNDS):
             step(f"Measuring, round {number + 1} of {_ROUNDS}")
@@ -171,6 +124,27 @@ def _report(server: RunningServer, archive: Archive, classes: Array, held_out: D
         for key in rounds["fp32"][0]
     }
     return report
+
+
+def _of_steps(client: Client, held_out: Data) -> dict[str, Any]:
+    """Return the accuracy of the models with steps, on files and texts that were not trained on."""
+    import numpy as np
+
+    from ingot.demo import docstrings, pictures
+
+    _, texts = docstrings.load()
+    named = np.array([docstrings.LABELS[label] for label in texts.labels])
+    items = np.array([text.encode() for text in texts.texts], object)
+    asked = {
+        "digit-pictures": ("image", pictures.files(held_out.images), held_out.labels.astype(str)),
+        "docstrings": ("text", items, named),
+    }
+    found: dict[str, Any] = {}
+    for model, (name, values, labels) in asked.items():
+        parts = np.array_split(values, 15)
+        best = np.concatenate([client.infer(model, {name: part})["label"][:, 0] for part in parts]).astype(str)
+        found[model] = {"items": len(values), "accuracy": float((best == labels).mean())}
+    return found
 
 
 def _classes(client: Any, model: str, images: Array) -> Array:
@@ -232,6 +206,8 @@ def _print(report: dict[str, Any], reference: str) -> None:
         ratios = report["int8_to_fp32"].get(key)
         table.add_row(label, *cells, difference(ratios) if ratios else "")
     stdout().print(table)
+    for model, what in (("digit-pictures", "files of pictures"), ("docstrings", "paragraphs of docstrings")):
+        say(f"{model}: {report[model]['accuracy']:.1%} of {report[model]['items']:,} held-out {what} are right")
 
 
 def difference(ratios: Sequence[float]) -> str:

@@ -38,7 +38,7 @@ def test_the_way_by_hand(digits: tuple[Digits, Data, Data], run_ingot: RunIngot,
     variants = {variant["variant"]: variant for variant in described["variants"]}
     assert set(variants) == {"int8", "fp32"}
     assert variants["int8"]["evidence"]["agreement"][0]["top1"] > 0.95
-    assert [line for line in variants["fp32"]["evidence"]["deviations"] if line.startswith("max_pool2d (demo.py:")]
+    assert [line for line in variants["fp32"]["evidence"]["deviations"] if line.startswith("max_pool2d (digits.py:")]
 
     shown = succeeded(run_ingot("inspect", "digits-int8.ingot"))
     names = "int8", "fp32", "top", "memory plan", "stated bound: max_pool2d"

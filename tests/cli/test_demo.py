@@ -9,9 +9,10 @@ from statistics import median
 import pytest
 import torch
 
-from ingot.cli import demo
+from ingot.cli import demo, demo_models
 from ingot.demo import Data, Digits
 from ingot.model_store import Archive, Store
+from tests.made import MadeOnce
 from tests.support import run_in_process, succeeded
 
 
@@ -33,17 +34,27 @@ def test_a_difference_is_shown_if_all_rounds_agree(int8: list[float], fp32: list
 
 @pytest.fixture
 def home(
-    digits: tuple[Digits, Data, Data], digits_archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: tuple[Digits, Data, Data],
+    digits_archive: Path,
+    made_once: MadeOnce,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A store with the model of an earlier run; the demo measures for two rounds only."""
+    """A store with the models of an earlier run; the demo measures for two rounds only."""
     store = Store(tmp_path / "home")
     store.push(Archive.open(digits_archive), "digits:1")
     archive = store.get("digits:1")
-    monkeypatch.setattr(demo, "_SOURCE", archive.variant().serving.provenance.source)
+    monkeypatch.setitem(demo_models._SOURCES, "digits", archive.variant().serving.provenance.source)
     monkeypatch.setattr(demo, "_ROUNDS", 2)
-    checkpoint = demo._checkpoint(store, archive)
+    checkpoint = demo_models._checkpoint(store, archive)
     checkpoint.parent.mkdir()
     torch.save(digits[0].state_dict(), checkpoint)
+    makers = {
+        "digit-pictures": lambda path: demo_models._pictures(checkpoint, print).save(path),
+        "docstrings": lambda path: demo_models._docstrings(print).save(path),
+    }
+    for name, make in makers.items():
+        store.push(Archive.open(made_once(f"{name}.ingot", make)), f"{name}:1")
     return store.root
 
 
@@ -55,6 +66,9 @@ def test_it_reports_both_variants_and_their_difference(home: Path, tmp_path: Pat
     shown = succeeded(result)
     assert "digits:1 on 450 held-out images (PyTorch: 9" in shown
     assert result.stderr.index("Serving at http://127.0.0.1:") < result.stderr.index("Measuring, round 1 of 2")
+    for row in ("digit-pictures: 9", "docstrings: "):
+        (line,) = [line for line in shown.splitlines() if line.startswith(row)]
+        assert "held-out" in line
     for row in ("latency, HTTP (p50)", "latency, gRPC (p50)", "images/s, 32 clients"):
         (line,) = [line for line in shown.splitlines() if row in line]
         assert "[" in line
@@ -65,6 +79,9 @@ def test_the_report_as_json_has_the_ratio_of_each_round(home: Path, tmp_path: Pa
     report = json.loads(succeeded(run_in_process([*_ONCE, "--json"], tmp_path, home)))
     assert report["int8"]["equal_to_torch"] > 440
     assert report["int8"]["size"] < report["fp32"]["size"]
+    assert report["digit-pictures"]["accuracy"] == report["torch"]["accuracy"]  # the same network, on files
+    assert report["docstrings"]["accuracy"] > 0.7
+    assert report["docstrings"]["items"] > 500
     for ratios in report["int8_to_fp32"].values():
         assert len(ratios) == 2
         assert median(ratios) > 0

@@ -1,7 +1,4 @@
-"""The demo's model: a convolutional classifier of handwritten digits, 1,797 real images of 8 x 8 grey values.
-
-``ingot demo`` takes this model all the way; ``examples/digits.py`` is the same by hand.
-"""
+"""A convolutional classifier of handwritten digits: 1,797 real images of 8 x 8 grey values."""
 
 from __future__ import annotations
 
