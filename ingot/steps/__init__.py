@@ -14,6 +14,8 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ``span``                logits of first and last tokens to answers in a text
 ``fill``                logits of a masked token to the words that fit best
 ``vectors``             a vector for each token, without those of padding
+``boxes``               outputs of a detector to boxes in the original picture
+``masks``               classes of pixels to a mask of the original picture for each label
 ======================  =============================================================================================
 
 A new kind is a file here and an entry in :data:`ingot.steps.pipeline.AnyStep`. Steps pass values to each other by name:
@@ -21,7 +23,7 @@ each reads those that the request, earlier steps or the graph have made. Start i
 and image.py describe the steps of tasks.
 """
 
-from ingot.steps.image import image_classification
+from ingot.steps.image import image_classification, image_segmentation, object_detection
 from ingot.steps.item import ItemStep
 from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
 from ingot.steps.step import Apply, Files, Step, Values
@@ -45,6 +47,8 @@ __all__ = [
     "fill_mask",
     "image_classification",
     "question_answering",
+    "image_segmentation",
+    "object_detection",
     "text_classification",
     "text_ranking",
     "token_classification",

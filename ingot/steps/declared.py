@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, quoted
-from ingot.steps.image import image_classification
+from ingot.steps.image import image_classification, image_segmentation, object_detection
 from ingot.steps.text import Described, embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
 
@@ -32,7 +32,7 @@ def read_steps(path: Path) -> Described:
     task = content.pop("task", None)
     if task not in TASKS:
         raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
-    if task != "image-classification":
+    if task not in _ON_PICTURES:
         if not isinstance(content.get("tokenizer"), str):
             raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
         content["tokenizer"] = path.parent / content["tokenizer"]
@@ -51,5 +51,8 @@ TASKS: Mapping[str, Callable[..., Described]] = {
     "fill-mask": fill_mask,
     "feature-extraction": feature_extraction,
     "image-classification": image_classification,
+    "object-detection": object_detection,
+    "image-segmentation": image_segmentation,
 }
 """The tasks, as Hugging Face names them."""
+_ON_PICTURES = ("image-classification", "object-detection", "image-segmentation")

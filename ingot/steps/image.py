@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from ingot.errors import InvalidArgument
+from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
+from ingot.steps.after.masks import Masks
+from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
-from ingot.steps.images.operations import Filter, Operation
+from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
 from ingot.steps.images.presets import IMAGENET, classifier
-from ingot.steps.pipeline import Steps
+from ingot.steps.pipeline import AnyStep, Steps
 from ingot.steps.text import Described
 from ingot.tensors import DType, TensorSpec
 
 _BATCH = "batch"
 _MOST_ITEMS = 256
+# Logits of one picture, once they have its size.
+_MOST_LOGITS = 1 << 31
+
+_After = TypeVar("_After", Classify, Boxes, Masks)
 
 
 def image_classification(
@@ -49,21 +56,138 @@ def image_classification(
     Raises:
         InvalidArgument: ``resize`` is smaller than ``size``, or an option is wrong.
     """
-    before = {name: options.pop(name) for name in Image.model_fields.keys() & options.keys()}
-    if unknown := options.keys() - Classify.model_fields.keys():
-        known = ", ".join((*Image.model_fields, *Classify.model_fields))
-        raise InvalidArgument(f"'{min(unknown)}' is not an option of a classifier of pictures: {known}")
     if operations is None:
         operations = classifier(size, mean, std, resize=resize, filter=filter)
-    image = Image(operations=tuple(operations), **before)
-    classify = Classify(labels=tuple(labels), **options)
-    shape = (_BATCH, classify.count)
+    image, after = _steps(Classify, labels, operations, options)
+    shape = (_BATCH, after.count)
+    answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
+    return _described("image-classification", image, after, answers)
+
+
+def object_detection(
+    labels: Sequence[str],
+    *,
+    size: int | tuple[int, int] = 640,
+    mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1],
+    filter: Filter = "bilinear",  # noqa: A002 - as the operation calls it
+    operations: Sequence[Operation] | None = None,
+    **options: Any,
+) -> Described:
+    """Describe the steps of a detector: files of pictures in, and boxes in pixels of these pictures out.
+
+    Requests may have the input ``threshold``, which replaces that of the steps. Operations must not crop or extend a
+    picture: boxes relate to all of it.
+
+    Examples:
+        >>> steps = ingot.steps.object_detection(["car"], size=640, function="sigmoid", top_k=100, overlap=0.5)
+        >>> archive = ingot.export_model(
+        ...     net, inputs="pixel_values:float32[batch,3,640,640]", steps=steps, name="cars",
+        ...     output_names=["logits", "pred_boxes"],
+        ... )
+
+    Args:
+        labels: the names of classes, in the order of the logits.
+        size: of the graph's input, to which a picture is stretched: a side, or height and width.
+        mean: of each channel, for values from 0 to 1.
+        std: likewise.
+        filter: of the resize.
+        operations: instead of these.
+        options: fields of :class:`~ingot.steps.images.image.Image`, such as ``mask``, and of
+            :class:`~ingot.steps.after.boxes.Boxes`, such as ``function``, ``form``, ``threshold`` and ``overlap``.
+
+    Raises:
+        InvalidArgument: an option is wrong, or the operations crop or extend.
+    """
+    if operations is None:
+        operations = classifier(size, mean, std, filter=filter)
+    image, after = _steps(Boxes, labels, operations, options)
+    _whole(image)
+    row = (_BATCH, "boxes")
+    answers = (
+        TensorSpec(after.label, DType.BYTES, row),
+        TensorSpec(after.score, DType.FP32, row),
+        TensorSpec(after.box, DType.FP32, (*row, 4)),
+        TensorSpec(after.count, DType.INT32, (_BATCH,)),
+    )
+    return _described("object-detection", image, after, answers, (TensorSpec(after.given, DType.FP32, (_BATCH,)),))
+
+
+def image_segmentation(
+    labels: Sequence[str],
+    *,
+    size: int | tuple[int, int] = 512,
+    mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1],
+    filter: Filter = "bilinear",  # noqa: A002 - as the operation calls it
+    operations: Sequence[Operation] | None = None,
+    **options: Any,
+) -> Described:
+    """Describe the steps of a semantic segmentation: files of pictures in, and a mask of each class as a PNG out.
+
+    A picture may have as many pixels as its classes allow within some seconds of resizing: 14 million for 150 classes.
+
+    Args:
+        labels: the names of classes, in the order of the logits.
+        size: as for :func:`object_detection`.
+        mean: likewise.
+        std: likewise.
+        filter: likewise.
+        operations: likewise.
+        options: fields of :class:`~ingot.steps.images.image.Image` and of :class:`~ingot.steps.after.masks.Masks`.
+
+    Raises:
+        InvalidArgument: as for :func:`object_detection`.
+    """
+    most = min(Limits().pixels, _MOST_LOGITS // max(1, len(labels)))
+    options = {"limits": Limits(pixels=most), **options}
+    if operations is None:
+        operations = classifier(size, mean, std, filter=filter)
+    image, after = _steps(Masks, labels, operations, options)
+    _whole(image)
+    row = (_BATCH, "labels")
+    answers = (
+        TensorSpec(after.label, DType.BYTES, row),
+        TensorSpec(after.mask, DType.BYTES, row),
+        TensorSpec(after.count, DType.INT32, (_BATCH,)),
+    )
+    return _described("image-segmentation", image, after, answers)
+
+
+def _steps(
+    kind: type[_After], labels: Sequence[str], operations: Sequence[Operation], options: Mapping[str, Any]
+) -> tuple[Image, _After]:
+    """Return the steps before and after the graph, whose fields are options."""
+    before = {name: value for name, value in options.items() if name in Image.model_fields}
+    others = {name: value for name, value in options.items() if name not in Image.model_fields}
+    if unknown := others.keys() - kind.model_fields.keys():
+        known = ", ".join(dict.fromkeys((*Image.model_fields, *kind.model_fields)))
+        raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {known}")
+    if kind is not Classify:
+        before.setdefault("size", kind.model_fields["size"].default)
+    return Image(operations=tuple(operations), **before), kind(labels=tuple(labels), **others)
+
+
+def _whole(image: Image) -> None:
+    """Refuse operations after which a picture has other parts than before."""
+    for operation in image.operations:
+        if isinstance(operation, CenterCrop | Pad):
+            raise InvalidArgument(
+                f"the operation '{operation.operation}' changes which part of a picture the graph sees, but its boxes "
+                "and masks must relate to the whole picture: only resize it"
+            )
+
+
+def _described(
+    task: str, image: Image, after: AnyStep, answers: Sequence[TensorSpec], optional: Sequence[TensorSpec] = ()
+) -> Described:
     steps = Steps(
-        task="image-classification",
-        inputs=(TensorSpec(image.image, DType.BYTES, (_BATCH,)),),
-        outputs=(TensorSpec(classify.label, DType.BYTES, shape), TensorSpec(classify.score, DType.FP32, shape)),
+        task=task,
+        inputs=(TensorSpec(image.image, DType.BYTES, (_BATCH,)), *optional),
+        optional=tuple(spec.name for spec in optional),
+        outputs=tuple(answers),
         before=(image,),
-        after=(classify,),
+        after=(after,),
         max_items=_MOST_ITEMS,
     )
     return Described(steps)

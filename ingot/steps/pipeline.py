@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.errors import InvalidArgument
+from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.dense import Dense
 from ingot.steps.after.entities import Entities
 from ingot.steps.after.fill import Fill
+from ingot.steps.after.masks import Masks
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
 from ingot.steps.after.span import Span
@@ -25,7 +27,7 @@ from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 AnyStep = Annotated[
-    Tokenize | Image | Pool | Dense | Normalize | Classify | Entities | Span | Fill | Vectors,
+    Tokenize | Image | Pool | Dense | Normalize | Classify | Entities | Span | Fill | Vectors | Boxes | Masks,
     Field(discriminator="kind"),
 ]
 """All kinds; a new one is added here."""
@@ -231,6 +233,12 @@ class OpenedSteps:
         """
         found = _run(self._after, {**values, **outputs}, times)
         return {name: found[name] for name in self._outputs}
+
+    def comparable(self, answers: Values) -> Values:
+        """Return answers in a form that is the same on all machines, such as pixels instead of PNG files."""
+        for step in self.config.after:
+            answers = step.comparable(answers)
+        return answers
 
     def run(self, values: Values, run: Run) -> dict[str, Array]:
         """Answer raw inputs with a graph.

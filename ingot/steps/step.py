@@ -60,6 +60,10 @@ class Step(BaseModel):
         """The raw inputs of which one element may stand for all items."""
         return ()
 
+    def comparable(self, answers: Values) -> Values:
+        """Return answers of this step in a form that is the same on all machines; by default as they are."""
+        return answers
+
     def open(self, files: Files) -> Apply:
         """Return the step ready to run; called once when a model is loaded.
 

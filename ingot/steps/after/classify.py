@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,8 @@ from ingot.errors import InvalidArgument
 from ingot.steps.after.dense import sigmoid
 from ingot.steps.step import Apply, Files, Step, Values, choices_of
 from ingot.tensors import Array, TensorSpec
+
+Function = Literal["softmax", "sigmoid", "none"]
 
 
 class Classify(Step):
@@ -29,7 +31,7 @@ class Classify(Step):
 
     kind: Literal["classify"] = "classify"
     logits: str = "logits"
-    function: Literal["softmax", "sigmoid", "none"] = "softmax"
+    function: Function = "softmax"
     labels: tuple[str, ...] = Field((), max_length=1_000_000)
     top_k: int = Field(0, ge=0)
     choice: str = ""
@@ -59,11 +61,8 @@ class Classify(Step):
             self._fit(classes)
 
     def _fit(self, classes: int) -> None:
-        if self.labels and len(self.labels) != classes:
-            raise InvalidArgument(
-                f"step 'classify' has {len(self.labels)} labels, but '{self.logits}' has {classes} classes; give one "
-                "label for each class"
-            )
+        if self.labels:
+            fit(self.kind, self.labels, self.logits, classes)
 
     def open(self, files: Files) -> Apply:
         names = np.array([label.encode() for label in self.labels], object)
@@ -86,14 +85,27 @@ class Classify(Step):
         return np.concatenate([FUNCTIONS[name](logits[[row]]) for row, name in enumerate(chosen)])
 
 
+def fit(kind: str, labels: Sequence[str], logits: str, classes: int) -> None:
+    """Refuse labels that are more or fewer than the classes of logits.
+
+    Raises:
+        InvalidArgument: they are.
+    """
+    if len(labels) != classes:
+        raise InvalidArgument(
+            f"step '{kind}' has {len(labels)} labels, but '{logits}' has {classes} classes; give one label for each "
+            "class"
+        )
+
+
 def softmax(logits: Array) -> Array:
-    """Return probabilities along the last dimension."""
+    """Return probabilities over the last axis, without overflow."""
     shifted: Array = np.exp(logits - logits.max(-1, keepdims=True))
     total: Array = shifted.sum(-1, keepdims=True)
     return shifted / total
 
 
-FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+FUNCTIONS: dict[Function, Callable[[Array], Array]] = {
     "softmax": softmax,
     "sigmoid": sigmoid,
     "none": lambda logits: logits,

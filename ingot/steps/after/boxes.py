@@ -1,0 +1,168 @@
+"""``boxes``: from the outputs of a detector to boxes in the original picture, with labels and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, PositiveFloat
+
+from ingot.errors import InvalidArgument
+from ingot.steps.after.classify import FUNCTIONS, Function, fit
+from ingot.steps.step import Apply, Files, Step, Values
+from ingot.tensors import Array, TensorSpec
+
+
+class Boxes(Step):
+    """Choose the boxes of each picture whose scores are above a threshold, and move them to the original picture.
+
+    Answers have k columns, as many as the picture of the request with the most boxes has; behind a row's ``count``
+    they are empty or zero.
+
+    Attributes:
+        logits: the classes of each query, float[n, queries, classes].
+        boxes: the box of each query, float[n, queries, 4].
+        size: height and width of the pictures, int64[n, 2].
+        labels: the names of classes, in the order of the logits.
+        function: what makes scores of logits: ``softmax``, ``sigmoid`` or ``none``.
+        background: whether a last class, without a name, stands for no object, as in DETR.
+        top_k: pairs of query and class of a picture, best first, as Deformable DETR chooses them; 0 for the best class
+            of each query, in the order of the queries, as DETR does.
+        form: what a box holds: centre, width and height, or its left, top, right and bottom.
+        extent: height and width of the whole picture in the units of ``boxes``: 1 and 1 for fractions, or the size of
+            the graph's input for its pixels.
+        threshold: scores above it are kept.
+        given: the optional input with another threshold for each picture or for all, float32[n] or [1].
+        overlap: a box is dropped if its intersection with a better one of its class, divided by their union, is above
+            this (non-maximum suppression); 0 keeps all.
+        max_boxes: of a picture, best first, if there is an ``overlap``.
+        label: BYTES[n, k].
+        score: float32[n, k].
+        box: left, top, right and bottom in pixels of the upright picture, float32[n, k, 4].
+        count: int32[n].
+    """
+
+    kind: Literal["boxes"] = "boxes"
+    logits: str = "logits"
+    boxes: str = "pred_boxes"
+    size: str = "original_size"
+    labels: tuple[str, ...] = Field(min_length=1, max_length=1_000_000)
+    function: Function = "softmax"
+    background: bool = False
+    top_k: int = Field(0, ge=0)
+    form: Literal["cxcywh", "xyxy"] = "cxcywh"
+    extent: tuple[PositiveFloat, PositiveFloat] = (1, 1)
+    threshold: float = 0.5
+    given: str = "threshold"
+    overlap: float = Field(0, ge=0, le=1)
+    max_boxes: int = Field(300, ge=1)
+    label: str = "label"
+    score: str = "score"
+    box: str = "box"
+    count: str = "count"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.logits, self.boxes, self.size)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.label, self.score, self.box, self.count)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return (self.given,)
+
+    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+        spec, boxes = known[self.logits], known[self.boxes]
+        if spec is not None and len(spec.shape) == 3 and isinstance(classes := spec.shape[2], int):
+            fit(self.kind, self.labels, self.logits, classes - self.background)
+        if boxes is not None:
+            self._four(boxes.shape)
+
+    def _four(self, shape: Sequence[int | str]) -> None:
+        if len(shape) != 3 or (isinstance(shape[2], int) and shape[2] != 4):
+            raise InvalidArgument(
+                f"step 'boxes' needs boxes of the shape [batch, queries, 4], but '{self.boxes}' has {[*shape]}"
+            )
+
+    def open(self, files: Files) -> Apply:
+        names = np.array([*(label.encode() for label in self.labels), b""], object)
+
+        def apply(values: Values) -> Values:
+            scores = FUNCTIONS[self.function](values[self.logits].astype(np.float32, copy=False))
+            scores = scores[..., :-1] if self.background else scores
+            fit(self.kind, self.labels, self.logits, scores.shape[2])
+            boxes = self._corners(values[self.boxes].astype(np.float32, copy=False), values[self.size])
+            thresholds = self._thresholds(len(scores), values)
+            rows = [self._row(*each) for each in zip(scores, boxes, thresholds, strict=True)]
+            return self._padded(rows, names)
+
+        return apply
+
+    def _thresholds(self, count: int, values: Values) -> Array:
+        given = values.get(self.given)
+        if given is None:
+            return np.full(count, self.threshold, np.float32)
+        if np.isnan(given).any():
+            raise InvalidArgument(f"input '{self.given}' is not a number; send one such as 0.5")
+        return np.broadcast_to(given, count)
+
+    def _corners(self, boxes: Array, size: Array) -> Array:
+        """Return left, top, right and bottom in pixels of the original pictures, float32[n, queries, 4]."""
+        self._four(boxes.shape)
+        if self.form == "cxcywh":
+            centre, half = boxes[..., :2], np.float32(0.5) * boxes[..., 2:]
+            boxes = np.concatenate([centre - half, centre + half], axis=-1)
+        unit = (size.astype(np.float64) / self.extent).astype(np.float32)[:, [1, 0, 1, 0]]
+        scaled: Array = boxes * unit[:, None]
+        return scaled
+
+    def _row(self, scores: Array, boxes: Array, threshold: float) -> _Row:
+        """Return the boxes of one picture, from float32[queries, classes] and float32[queries, 4]."""
+        if self.top_k:
+            best = np.argsort(-scores, axis=None, kind="stable")[: self.top_k]
+            query, label = np.divmod(best, scores.shape[1])
+        else:
+            query, label = np.arange(len(scores)), scores.argmax(1)
+        row = _Row(label, scores[query, label], boxes[query])
+        row = row.at(row.score > threshold)
+        return row.at(kept(row, self.overlap, self.max_boxes)) if self.overlap else row
+
+    def _padded(self, rows: Sequence[_Row], names: Array) -> Values:
+        counts = np.array([len(row.label) for row in rows], np.int32)
+        shape = len(rows), int(counts.max())
+        label, score = np.full(shape, len(names) - 1), np.zeros(shape, np.float32)
+        box = np.zeros((*shape, 4), np.float32)
+        for index, row in enumerate(rows):
+            place = index, slice(counts[index])
+            label[place], score[place], box[place] = row
+        return {self.label: names[label], self.score: score, self.box: box, self.count: counts}
+
+
+class _Row(NamedTuple):
+    """The boxes of one picture: the numbers of their classes, their scores, and their corners [k, 4]."""
+
+    label: Array
+    score: Array
+    box: Array
+
+    def at(self, which: Array) -> _Row:
+        return _Row(self.label[which], self.score[which], self.box[which])
+
+
+def kept(row: _Row, overlap: float, most: int) -> Array:
+    """Return the indices of boxes that non-maximum suppression keeps in each class, best first, ``most`` at most."""
+    left, top, right, bottom = row.box.T
+    area = (right - left) * (bottom - top)
+    order, found = np.argsort(-row.score, kind="stable"), list[int]()
+    while len(order) and len(found) < most:
+        best, order = order[0], order[1:]
+        found.append(int(best))
+        width = np.minimum(right[best], right[order]) - np.maximum(left[best], left[order])
+        height = np.minimum(bottom[best], bottom[order]) - np.maximum(top[best], top[order])
+        shared = width.clip(0) * height.clip(0)
+        over = shared > overlap * (area[best] + area[order] - shared)
+        order = order[~(over & (row.label[order] == row.label[best]))]
+    return np.array(found, np.intp)

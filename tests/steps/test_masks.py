@@ -1,0 +1,81 @@
+"""Masks of semantic segmentations: equal to those of transformers and PyTorch, as PNG files."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from ingot.errors import InvalidArgument
+from ingot.steps import image_segmentation
+from ingot.steps.after.masks import Masks, best_classes, png
+from ingot.tensors import DType, TensorSpec
+
+LABELS = tuple(f"label{index}" for index in range(7))
+SIZES = np.array([[40, 31], [9, 70], [200, 301]])
+
+
+def logits(classes: int = 7, height: int = 16, width: int = 13) -> Any:
+    return np.random.default_rng(0).standard_normal((3, classes, height, width)).astype(np.float32)
+
+
+def test_masks_equal_those_of_transformers_processors() -> None:
+    from transformers.models.segformer.image_processing_pil_segformer import SegformerImageProcessorPil
+
+    values = {"logits": logits(), "original_size": SIZES}
+    answers = Masks(labels=LABELS).open(lambda name: b"")(values)
+    tensors: Any = SimpleNamespace(logits=torch.from_numpy(values["logits"]))
+    expected = SegformerImageProcessorPil().post_process_semantic_segmentation(tensors, SIZES.tolist())
+    for index, classes in enumerate(expected):
+        names = [LABELS[each].encode() for each in np.unique(classes.numpy())]
+        count = answers["count"][index]
+        assert answers["label"][index, :count].tolist() == names
+        for label, file in zip(names, answers["mask"][index], strict=False):
+            mask = Pillow.open(BytesIO(file))
+            assert (mask.mode, mask.size) == ("L", (SIZES[index, 1], SIZES[index, 0]))
+            wanted = (classes.numpy() == LABELS.index(label.decode())) * 255
+            assert np.array_equal(np.asarray(mask), wanted)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (16, 13), (7, 5), (300, 1), (1, 300), (1000, 700)])
+def test_bands_do_not_change_the_result(size: tuple[int, int]) -> None:
+    values = torch.from_numpy(logits())[:1]
+    expected = torch.nn.functional.interpolate(values, size=size, mode="bilinear", align_corners=False)[0].argmax(0)
+    assert (best_classes(values[0].numpy(), *size) != expected.numpy()).sum() <= size[0] * size[1] // 100_000
+
+
+def test_behind_the_count_there_is_nothing() -> None:
+    one = np.zeros((2, 7, 4, 4), np.float32)
+    one[0, 3] = 1
+    one[1, 5, :2] = 1
+    answers = Masks(labels=LABELS).open(lambda name: b"")({"logits": one, "original_size": np.array([[8, 8], [8, 8]])})
+    assert answers["count"].tolist() == [1, 2]
+    assert answers["label"].tolist() == [[b"label3", b""], [b"label0", b"label5"]]
+    assert answers["mask"][0, 1] == b""
+
+
+def test_files_are_compared_by_their_pixels() -> None:
+    mask = np.random.default_rng(0).random((9, 20)) > 0.5
+    file = BytesIO()
+    Pillow.fromarray(mask * np.uint8(255)).save(file, "PNG", compress_level=9)
+    step = Masks(labels=LABELS)
+    ours = step.comparable({"mask": np.array([[png(mask), b""]], object)})["mask"]
+    assert ours[0, 0][8:] == b"".join(b"\0" + row.tobytes() for row in mask * np.uint8(255))
+    assert ours[0, 1] == b""
+    assert ours[0, 0] != step.comparable({"mask": np.array([[png(~mask)]], object)})["mask"][0, 0]
+    damaged = png(mask)[:-30]
+    assert step.comparable({"mask": np.array([[damaged]], object)})["mask"][0, 0] != ours[0, 0]
+
+
+def test_labels_fit_and_pictures_are_bounded() -> None:
+    known: dict[str, TensorSpec | None] = {"logits": TensorSpec("logits", DType.FP32, ("batch", 5, 16, 16))}
+    with pytest.raises(InvalidArgument, match="step 'masks' has 7 labels, but 'logits' has 5 classes"):
+        Masks(labels=LABELS).check(known)
+    [image] = image_segmentation([str(index) for index in range(150)]).steps.before
+    assert image.limits.pixels == 14316557  # type: ignore[union-attr]
+    assert image.size == "original_size"  # type: ignore[union-attr]
