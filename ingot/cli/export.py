@@ -38,6 +38,8 @@ Task = Literal[
     "fill-mask",
     "feature-extraction",
     "image-classification",
+    "object-detection",
+    "image-segmentation",
 ]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.

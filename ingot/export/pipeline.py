@@ -121,6 +121,8 @@ def export_model(
     """
     if isinstance(model, type):
         raise InvalidArgument(f"{model.__name__} is a class; pass a module, such as {model.__name__}()")
+    if steps is not None and not inputs and example_inputs is None:
+        inputs = steps.inputs
     specs, ranges = parse_inputs(inputs)
     if batch_dim is not None and specs:
         check_batch_dim(batch_dim, specs)
@@ -247,6 +249,7 @@ def evaluating(model: nn.Module) -> Iterator[tuple[nn.Module, Snapshot]]:
     """
     if isinstance(model, torch.jit.ScriptModule):
         model = copy.deepcopy(model)
+    defaults.settle(model)
     with untouched(model) as snapshot:
         with contextlib.suppress(NotImplementedError):  # an exported program has no modes
             model.eval()

@@ -164,14 +164,14 @@ def _steps(
         known = ", ".join(dict.fromkeys((*Image.model_fields, *kind.model_fields)))
         raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {known}")
     if kind is not Classify:
-        before.setdefault("size", kind.model_fields["size"].default)
+        before.setdefault("size", others.get("size", "original_size"))
     return Image(operations=tuple(operations), **before), kind(labels=tuple(labels), **others)
 
 
 def _whole(image: Image) -> None:
-    """Refuse operations after which a picture has other parts than before."""
+    """Refuse declared operations after which a picture has other parts than before; those of others are as they are."""
     for operation in image.operations:
-        if isinstance(operation, CenterCrop | Pad):
+        if not image.reference and isinstance(operation, CenterCrop | Pad):
             raise InvalidArgument(
                 f"the operation '{operation.operation}' changes which part of a picture the graph sees, but its boxes "
                 "and masks must relate to the whole picture: only resize it"

@@ -235,7 +235,7 @@ class OpenedSteps:
         return {name: found[name] for name in self._outputs}
 
     def comparable(self, answers: Values) -> Values:
-        """Return answers in a form that is the same on all machines, such as pixels instead of PNG files."""
+        """Return answers in a form that machines reproduce but for rounding, such as shares of pixels for PNG files."""
         for step in self.config.after:
             answers = step.comparable(answers)
         return answers

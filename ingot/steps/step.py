@@ -61,8 +61,12 @@ class Step(BaseModel):
         return ()
 
     def comparable(self, answers: Values) -> Values:
-        """Return answers of this step in a form that is the same on all machines; by default as they are."""
+        """Return answers of this step in a form that machines reproduce but for rounding; by default as they are."""
         return answers
+
+    def steadied(self, raw: Values, answers: Values) -> Values:
+        """Return raw inputs that replace those of a golden case, so that rounding changes its answers less."""
+        return {}
 
     def open(self, files: Files) -> Apply:
         """Return the step ready to run; called once when a model is loaded.

@@ -42,11 +42,15 @@ class Original:
 
 @dataclass(frozen=True)
 class Described:
-    """Steps for an export, with the files that they need; without an ``original`` there is nothing to compare with."""
+    """Steps for an export, with the files that they need; without an ``original`` there is nothing to compare with.
+
+    ``inputs`` describes the tensors that they make, as the graph's inputs of an export that declares none.
+    """
 
     steps: Steps
     files: Mapping[str, bytes] = field(default_factory=dict)
     original: Original | None = None
+    inputs: tuple[str, ...] = ()
 
 
 def text_classification(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
@@ -60,16 +61,23 @@ def test_behind_the_count_there_is_nothing() -> None:
 
 
 def test_files_are_compared_by_their_pixels() -> None:
-    mask = np.random.default_rng(0).random((9, 20)) > 0.5
-    file = BytesIO()
-    Pillow.fromarray(mask * np.uint8(255)).save(file, "PNG", compress_level=9)
-    step = Masks(labels=LABELS)
-    ours = step.comparable({"mask": np.array([[png(mask), b""]], object)})["mask"]
-    assert ours[0, 0][8:] == b"".join(b"\0" + row.tobytes() for row in mask * np.uint8(255))
-    assert ours[0, 1] == b""
-    assert ours[0, 0] != step.comparable({"mask": np.array([[png(~mask)]], object)})["mask"][0, 0]
-    damaged = png(mask)[:-30]
-    assert step.comparable({"mask": np.array([[damaged]], object)})["mask"][0, 0] != ours[0, 0]
+    mask = np.zeros((8, 20), bool)
+    mask[:3, 10:] = True
+    other = png(mask)
+    other = other[:41] + zlib.compress(zlib.decompress(other[41:-16]), 9) + other[-16:]
+    assert other != png(mask)
+    step = Masks(labels=("sky", "sea"))
+
+    def shares(sky: bytes) -> Any:
+        answers = {"label": np.array([[b"sky", b"sea", b""]], object)}
+        return step.comparable({**answers, "mask": np.array([[sky, png(~mask), b""]], object)})["mask"]
+
+    found = shares(png(mask))
+    assert found.shape == (1, 2, 4, 4)
+    assert found[0, 0].tolist() == [[0, 0, 1, 1], [0, 0, 0.5, 0.5], [0] * 4, [0] * 4]
+    assert np.array_equal(found[0, 0] + found[0, 1], np.ones((4, 4)))
+    assert np.array_equal(shares(other), found)
+    assert np.isnan(shares(png(mask)[:-30])[0, 0]).all()
 
 
 def test_labels_fit_and_pictures_are_bounded() -> None:

@@ -60,6 +60,27 @@ def exportable(module: nn.Module) -> Iterator[None]:
         choose("grouped_mm")
 
 
+def settle(module: nn.Module) -> None:
+    """Install the hooks with which a model of transformers collects hidden states for itself, as SegFormer does.
+
+    It would install them in its first call, which would look as if each call changed the model.
+    """
+    if not hasattr(module, "main_input_name") or "@filter_output_hidden_states" not in _forward(module):
+        return
+    from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+    for part in module.modules():
+        if part is not module and getattr(part, "_can_record_outputs", None):
+            maybe_install_capturing_hooks(part)  # type: ignore[arg-type]
+
+
+def _forward(module: nn.Module) -> str:
+    """Return the source of a model's ``forward``; empty if there is none."""
+    with contextlib.suppress(OSError, TypeError):
+        return inspect.getsource(inspect.unwrap(module.forward))
+    return ""
+
+
 def _of_transformer(module: Any) -> Defaults:
     parameters = inspect.signature(module.forward).parameters
     # A cache is a Python object, which clients cannot send; the user can name its tensors.

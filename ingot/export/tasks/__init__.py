@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ingot.export.tasks import embedding, pictures, questions, texts, tokens
+from ingot.export.tasks import detection, embedding, pictures, questions, segmentation, texts, tokens
 from ingot.export.tasks.folder import Folder, Found, Task
 
 __all__ = ["Found", "Task", "find"]
@@ -23,6 +23,8 @@ class _Find(Protocol):
 _FINDERS: Mapping[str, _Find] = {
     "sentence-similarity": embedding.find_embedding,
     "image-classification": pictures.find_classifier,
+    "object-detection": detection.find_detector,
+    "image-segmentation": segmentation.find_segmentation,
     "text-ranking": texts.find_ranker,
     "text-classification": texts.find_classifier,
     "token-classification": tokens.find_entities,

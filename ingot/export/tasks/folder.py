@@ -24,6 +24,8 @@ Task = Literal[
     "fill-mask",
     "feature-extraction",
     "image-classification",
+    "object-detection",
+    "image-segmentation",
 ]
 
 

@@ -1,7 +1,11 @@
-"""Classifiers of pictures in folders of transformers: the steps of their image processor, and what these must equal."""
+"""Models on pictures in folders of transformers: the steps of their image processor, and what these must equal.
+
+Here are the classifiers, and what all tasks on pictures share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -12,15 +16,22 @@ import numpy as np
 from ingot import foreign
 from ingot.errors import InvalidArgument, missing_package
 from ingot.export.program import quiet
+from ingot.export.proof import texts
 from ingot.export.tasks.folder import Folder, Found
 from ingot.steps import Described, Original, Values, image_classification
+from ingot.steps.images.operations import CenterCrop, Operation, Pad, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
-from ingot.tensors import Array
 
 FILE = "preprocessor_config.json"
 # Pictures whose values are compared, and those whose answers are; narrow ones are for the tests of the steps.
 _HARD, _SAMPLES, _LEAST = 60, 50, 24
+# Sizes for processors that keep the aspect ratio.
+_MODERATE = ((64, 48), (37, 91), (500, 333), (225, 224), (97, 51), (256, 256), (301, 150), (400, 161))
+# Pixels of the shorter side of the narrowest picture that the graph accepts, if the aspect ratio is kept.
+_NARROWEST = 32
+
+Answer = Callable[[Any, Values], Values]
 
 
 def find_classifier(folder: Folder, *, named: bool) -> Found | None:
@@ -39,20 +50,138 @@ def describe(module: Any, folder: Path) -> Described:
         InvalidArgument: the folder's processor cannot be loaded.
         Unsupported: the processor does what no operation stands for, or Pillow is not installed.
     """
-    processor, name = _processor(folder)
+    processor = Processor(folder)
     config = module.config
-    labels = [str(config.id2label[index]) for index in range(config.num_labels)]
     # As transformers' pipeline chooses it.
     several = config.problem_type == "multi_label_classification" or config.num_labels == 1
     function: Literal["softmax", "sigmoid", "none"] = "sigmoid" if several else "softmax"
     if config.problem_type == "regression":
         function = "none"
-    described = image_classification(labels, operations=operations_of(processor), function=function, reference=name)
-    return replace(described, original=_original(processor, name))
+    described = image_classification(
+        labels_of(config), operations=processor.operations, function=function, reference=processor.name
+    )
+    return replace(described, original=processor.original(_answer(processor)), inputs=processor.inputs(config))
 
 
-def _processor(folder: Path) -> tuple[Any, str]:
-    """Return the folder's processor with Pillow's backend, and its name with the version of transformers."""
+def _answer(processor: Processor) -> Answer:
+    def answer(module: Any, values: Values) -> Values:
+        rows = processor.pipeline("ImageClassificationPipeline", module)(
+            processor.upright(values), top_k=module.config.num_labels
+        )
+        label = np.array([[item["label"].encode() for item in row] for row in rows], object)
+        return {"label": label, "score": np.array([[item["score"] for item in row] for row in rows], np.float32)}
+
+    return answer
+
+
+def labels_of(config: Any) -> list[str]:
+    """Return the names of a model's classes, in the order of its logits."""
+    return [str(config.id2label[index]) for index in range(config.num_labels)]
+
+
+class Processor:
+    """The image processor of a folder with Pillow's backend, and the steps that do the same.
+
+    Attributes:
+        name: of its class, with the version of transformers.
+        operations: what it does to one picture.
+
+    Raises:
+        InvalidArgument: the folder's processor cannot be loaded.
+        Unsupported: the processor does what no operation stands for, or Pillow is not installed.
+    """
+
+    def __init__(self, folder: Path):
+        import transformers
+
+        self.own = _loaded(folder)
+        self.kind = type(self.own).__name__.removesuffix("Pil").removesuffix("ImageProcessor")
+        self.name = f"transformers {transformers.__version__} {type(self.own).__name__}"
+        self.operations = operations_of(self.own)
+
+    def inputs(self, config: Any, mask: str = "") -> tuple[str, ...]:
+        """Return the graph's inputs for the sizes of the pictures that it makes; none if they have no bounds.
+
+        Args:
+            config: the model's.
+            mask: the name of the mask of padding; empty without one.
+        """
+        sides = sides_of(self.operations)
+        if sides is None:
+            return ()
+        pixels = f"pixel_values:float32[batch,{getattr(config, 'num_channels', 3)},{','.join(map(str, sides))}]"
+        names = ",".join(str(side).partition("=")[0] for side in sides)
+        return (pixels, f"{mask}:int64[batch,{names}]=0..1") if mask else (pixels,)
+
+    def pipeline(self, name: str, module: Any, **changes: Any) -> Any:
+        """Return a pipeline of transformers with this processor; ``changes`` are methods that it gets."""
+        import transformers
+
+        kind: Any = type(name, (getattr(transformers, name),), changes)
+        return kind(model=module, image_processor=self.own, device="cpu")
+
+    def upright(self, values: Values) -> list[Any]:
+        """Return the pictures of raw inputs as transformers loads them; see :func:`_upright`."""
+        return [*map(_upright, values["image"].tolist())]
+
+    def original(self, answer: Answer, *thresholds: float | None) -> Original:
+        """Return the work of transformers, with which the steps are compared.
+
+        Args:
+            answer: returns the answers.
+            thresholds: those of the samples, which are divided among them; None for the default.
+        """
+
+        def prepare(values: Values) -> Values:
+            return {
+                name: np.asarray(value) for name, value in self.own(self.upright(values), return_tensors="np").items()
+            }
+
+        fixed = all(isinstance(side, int) for side in sides_of(self.operations) or (0,))
+        options: dict[str, Any] = {"least": _LEAST} if fixed else {"sizes": _MODERATE}
+        items, samples = drawn(_HARD, **options), drawn(_SAMPLES, seed=1, **options)
+        return Original(
+            self.name, prepare, answer, [*_sets(items, fixed)], [*_sets(samples, fixed, thresholds or (None,))]
+        )
+
+
+def _sets(files: Iterable[bytes], together: bool, thresholds: Sequence[float | None] = (None,)) -> Iterator[Values]:
+    """Yield raw inputs with all files, or with one if pictures get several sizes, divided among thresholds."""
+    found = [*files]
+    part = len(found) // len(thresholds)
+    for index, threshold in enumerate(thresholds):
+        chosen = found[index * part : (index + 1) * part]
+        for each in [chosen] if together else ([file] for file in chosen):
+            given = {} if threshold is None else {"threshold": np.full(len(each), threshold, np.float32)}
+            yield {"image": texts.as_bytes(each), **given}
+
+
+def sides_of(operations: Iterable[Operation]) -> tuple[int | str, int | str] | None:
+    """Return the height and width after operations, as numbers or as named ranges; None if they have no bounds."""
+    found: tuple[int | str, int | str] | None = None
+    for each in operations:
+        if isinstance(each, CenterCrop) and not each.relative:
+            found = int(each.height), int(each.width)
+        elif isinstance(each, Pad):
+            found = (each.height, each.width) if each.to == "size" else None
+        elif isinstance(each, Resize) and each.rule == "exact":
+            found = each.of((1, 1))
+        elif isinstance(each, Resize):
+            found = _ranges(each)
+    return found
+
+
+def _ranges(resize: Resize) -> tuple[str, str] | None:
+    if not resize.rule.startswith("bounded_edges"):
+        return None
+    step = resize.multiple
+    least, most = (side // step * step for side in (min(_NARROWEST, resize.edge), resize.longest))
+    bounds = f"{least}..{most}" + (f":{step}" if step > 1 else "")
+    return f"height={bounds}", f"width={bounds}"
+
+
+def _loaded(folder: Path) -> Any:
+    """Return the folder's processor with Pillow's backend."""
     import transformers
 
     try:
@@ -65,33 +194,7 @@ def _processor(folder: Path) -> tuple[Any, str]:
 
     with foreign.reported_as(InvalidArgument, unread), quiet():
         loader: Any = transformers.AutoImageProcessor  # whose methods have no types
-        found = loader.from_pretrained(folder, backend="pil", local_files_only=True, trust_remote_code=False)
-    return found, f"transformers {transformers.__version__} {type(found).__name__}"
-
-
-def _original(processor: Any, name: str) -> Original:
-    def prepare(values: Values) -> Values:
-        found = processor([*map(_upright, values["image"].tolist())], return_tensors="np")
-        return {"pixel_values": np.asarray(found["pixel_values"])}
-
-    def answer(module: Any, values: Values) -> Values:
-        import transformers
-
-        kind: Any = transformers.ImageClassificationPipeline
-        pipeline = kind(model=module, image_processor=processor, device="cpu")
-        rows = pipeline([*map(_upright, values["image"].tolist())], top_k=module.config.num_labels)
-        label = np.array([[item["label"].encode() for item in row] for row in rows], object)
-        return {"label": label, "score": np.array([[item["score"] for item in row] for row in rows], np.float32)}
-
-    items, samples = drawn(_HARD, least=_LEAST), drawn(_SAMPLES, seed=1, least=_LEAST)
-    return Original(name, prepare, answer, [{"image": _array(items)}], [{"image": _array(samples)}])
-
-
-def _array(files: Any) -> Array:
-    contents = [*files]
-    array = np.empty(len(contents), object)
-    array[:] = contents
-    return array
+        return loader.from_pretrained(folder, backend="pil", local_files_only=True, trust_remote_code=False)
 
 
 def _upright(content: bytes) -> Any:

@@ -13,6 +13,9 @@ from ingot.steps.after.classify import FUNCTIONS, Function, fit
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array, TensorSpec
 
+# Boxes of each picture of a golden case, at most.
+_BEST = 5
+
 
 class Boxes(Step):
     """Choose the boxes of each picture whose scores are above a threshold, and move them to the original picture.
@@ -86,6 +89,17 @@ class Boxes(Step):
             raise InvalidArgument(
                 f"step 'boxes' needs boxes of the shape [batch, queries, 4], but '{self.boxes}' has {[*shape]}"
             )
+
+    def steadied(self, raw: Values, answers: Values) -> Values:
+        """Return thresholds in the widest gap of each picture's best scores, if the case has thresholds."""
+        if self.given not in raw:
+            return {}
+        best = -np.sort(-answers[self.score], axis=1)[:, : _BEST + 1]
+        gaps = best[:, :-1] - best[:, 1:]
+        if not gaps.size:
+            return {}
+        place = gaps.argmax(1)[:, None] + [0, 1]
+        return {self.given: np.take_along_axis(best, place, 1).mean(1)}
 
     def open(self, files: Files) -> Apply:
         names = np.array([*(label.encode() for label in self.labels), b""], object)

@@ -105,7 +105,7 @@ def softmax(logits: Array) -> Array:
     return shifted / total
 
 
-FUNCTIONS: dict[Function, Callable[[Array], Array]] = {
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "softmax": softmax,
     "sigmoid": sigmoid,
     "none": lambda logits: logits,

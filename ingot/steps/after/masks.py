@@ -16,7 +16,8 @@ from ingot.tensors import Array, TensorSpec
 
 # Pixels whose classes are chosen at once.
 _AT_ONCE = 1 << 16
-# Bytes of a mask that is compared.
+# Rows and columns of cells in which masks are compared, and bytes of one.
+_CELLS = 4
 _MOST_BYTES = 1 << 28
 _PNG = b"\x89PNG\r\n\x1a\n"
 _GREY = 8, 0, 0, 0, 0  # bits, and that a pixel is one byte of grey, without interlacing
@@ -81,11 +82,16 @@ class Masks(Step):
         return {self.label: label, self.mask: mask, self.count: np.array([*map(len, rows)], np.int32)}
 
     def comparable(self, answers: Values) -> Values:
-        """Return answers with pixels instead of files: other libraries compress them to other bytes."""
-        pixels = answers[self.mask].copy()
-        for index, file in np.ndenumerate(pixels):
-            pixels[index] = _pixels(file)
-        return {**answers, self.mask: pixels}
+        """Return the part of the pixels that each class has in each cell of a grid, float32[n, classes, 4, 4].
+
+        Libraries compress the same pixels to other bytes, and rounding moves the border of a class by a pixel.
+        """
+        names = {label.encode(): index for index, label in enumerate(self.labels)}
+        shares = np.zeros((len(answers[self.mask]), len(names), _CELLS, _CELLS), np.float32)
+        for place, file in np.ndenumerate(answers[self.mask]):
+            if file and (label := names.get(answers[self.label][place])) is not None:
+                shares[place[0], label] += _shares(file)
+        return {self.mask: shares}
 
 
 def best_classes(logits: Array, height: int, width: int) -> Array:
@@ -138,20 +144,27 @@ def png(mask: Array) -> bytes:
     rows = np.zeros((height, width + 1), np.uint8)  # each row begins with the number of its filter
     rows[:, 1:] = mask * np.uint8(255)
     head = struct.pack(">2I5B", width, height, *_GREY)
-    return _PNG + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows, 1)) + _chunk(b"IEND", b"")
+    return _PNG + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 1)) + _chunk(b"IEND", b"")
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def _pixels(file: bytes) -> bytes:
-    """Return the size and the rows of a PNG that :func:`png` made; other bytes as they are."""
+def _shares(file: bytes) -> Array:
+    """Return the part of true pixels in each cell of a mask that :func:`png` made; NaN for another file."""
     start = len(_PNG) + 8 + 13 + 4 + 8  # of the content of IDAT, behind IHDR
+    shares = np.full((_CELLS, _CELLS), np.nan, np.float32)
     try:
         width, height = struct.unpack_from(">2I", file, 16)
-        return file[16:24] + zlib.decompressobj().decompress(
-            file[start:-16], min(height * (width + 1), _MOST_BYTES) + 1
+        pixels = zlib.decompressobj().decompress(file[start:-16], min(height * (width + 1), _MOST_BYTES))
+        rows = np.frombuffer(pixels, np.uint8).reshape(height, width + 1)[:, 1:]
+    except (struct.error, zlib.error, ValueError):
+        return shares
+    for place, _ in np.ndenumerate(shares):
+        bands = (
+            slice(size * at // _CELLS, size * (at + 1) // _CELLS) for at, size in zip(place, rows.shape, strict=True)
         )
-    except (struct.error, zlib.error):
-        return file
+        cell = rows[*bands]
+        shares[place] = cell.mean() / 255 if cell.size else 0
+    return shares
