@@ -455,7 +455,10 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
                 note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard {kind}: ids equal")
             else:
                 note(f"  {'processor':14} {proof.reference}; values of {proof.items} hard pictures: equal to the bit")
-            road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s within {proof.error:.0e}"
+            close = f"within {proof.error:.0e}"
+            if any(step.kind == "masks" for step in steps.after):
+                close = f"but for {proof.error:.0e} of their pixels" if proof.error else "to the pixel"
+            road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s {close}"
         note(f"  {'steps':14} {road}")
     for parity in variant.serving.evidence.parity:
         note(

@@ -14,6 +14,7 @@ from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
 from ingot.steps.images.presets import IMAGENET, classifier
 from ingot.steps.pipeline import AnyStep, Steps
+from ingot.steps.step import Step
 from ingot.steps.text import Described
 from ingot.tensors import DType, TensorSpec
 
@@ -22,7 +23,7 @@ _MOST_ITEMS = 256
 # Logits of one picture, once they have its size.
 _MOST_LOGITS = 1 << 31
 
-_After = TypeVar("_After", Classify, Boxes, Masks)
+_After = TypeVar("_After", bound=Step)
 
 
 def image_classification(
@@ -163,7 +164,7 @@ def _steps(
     if unknown := others.keys() - kind.model_fields.keys():
         known = ", ".join(dict.fromkeys((*Image.model_fields, *kind.model_fields)))
         raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {known}")
-    if kind is not Classify:
+    if not issubclass(kind, Classify):
         before.setdefault("size", others.get("size", "original_size"))
     return Image(operations=tuple(operations), **before), kind(labels=tuple(labels), **others)
 

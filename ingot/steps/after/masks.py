@@ -89,7 +89,7 @@ class Masks(Step):
         names = {label.encode(): index for index, label in enumerate(self.labels)}
         shares = np.zeros((len(answers[self.mask]), len(names), _CELLS, _CELLS), np.float32)
         for place, file in np.ndenumerate(answers[self.mask]):
-            if file and (label := names.get(answers[self.label][place])) is not None:
+            if file and (label := names.get(bytes(answers[self.label].item(place)))) is not None:
                 shares[place[0], label] += _shares(file)
         return {self.mask: shares}
 
