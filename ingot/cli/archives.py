@@ -20,6 +20,7 @@ from ingot.report import units
 if TYPE_CHECKING:
     from ingot.model_store import Archive, Variant
     from ingot.model_store.format.evidence import Agreement, MetricEvidence
+    from ingot.runtime.loading.replay import Replay
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StoreOption = Annotated[
@@ -44,6 +45,10 @@ def inspect(
     report: Annotated[
         Path | None, typer.Option(help="Write the export or quantization report to this file: .html, .json or .txt.")
     ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Also run each ONNX variant, or that after #, on its goldens, as a server does."),
+    ] = False,
     store: StoreOption = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also show the bound of a call's memory as a formula of the sizes.")
@@ -55,11 +60,15 @@ def inspect(
     In a registry only the digests of documents are checked: nothing else is downloaded. The report is drawn from the
     data in the archive: that of its quantization for a quantized variant, that of its export for an exported one.
 
+    With --replay the proof in the archive is run again on this machine: goldens of tensors by the graph, and those of
+    raw inputs, such as texts, by the steps before and after it. The exit code is 1 if an answer differs.
+
     Examples:
 
         ingot inspect digits:1 --json
         ingot inspect oci://registry.local:5000/team/digits:prod
         ingot inspect digits:1#fp32 --report export.html
+        ingot inspect sst2.ingot --replay
     """
     from ingot.model_store import Store
     from ingot.model_store.places import locate
@@ -76,10 +85,30 @@ def inspect(
         from ingot.cli.report import write
 
         note(f"wrote the report of variant '{write(archive, report, located.variant)}' to {report}")
+    replayed = [*_replayed(archive, located.variant)] if replay else []
     if as_json:
-        print_json(describe(archive))
-    else:
-        _print(archive, verbose=verbose)
+        print_json({**describe(archive), **({"replayed": [*map(asdict, replayed)]} if replay else {})})
+        return
+    _print(archive, verbose=verbose)
+    for found in replayed:
+        parts = [f"golden cases: {found.cases}", *([f"of raw inputs: {found.raw}"] if found.raw else [])]
+        apart = f"; largest difference {found.largest:.1e}, tolerance {found.tolerance:.0e}" if found.cases else ""
+        say(f" replay  {found.variant}: {', '.join(parts)}{apart}")
+
+
+def _replayed(archive: Archive, name: str | None) -> Iterator[Replay]:
+    """Yield the replays of a variant, or of all whose format cannot run code.
+
+    Raises:
+        InvalidArchive: an answer differs.
+        Unsupported: a variant cannot be run here.
+    """
+    from ingot.quant.measure.comparison import unpacked
+    from ingot.runtime.loading.replay import replay
+
+    for variant in archive.variants if name is None else [archive.variant(name)]:
+        if name is not None or not variant.executable:
+            yield replay(unpacked(variant))
 
 
 def describe(archive: Archive) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import torch
 from ingot.demo import Data, Digits
 from ingot.model_store import Archive
 from tests import onnx_models
+from tests.server import test_image_steps, test_steps
+from tests.steps.bert import tokenizer_file
 from tests.support import RunIngot, refused, run_in_process, succeeded
 
 
@@ -203,3 +205,31 @@ class TestRefusedArchives:
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).write_text("some text")
         assert message in refused(run_in_process(command, tmp_path, tmp_path / "home"))
+
+
+class TestReplay:
+    def test_steps_and_graph(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        test_steps.make(tmp_path).save(tmp_path / "length.ingot")
+        shown = succeeded(run_ingot("inspect", "length.ingot", "--replay"))
+        assert " replay  fp32: golden cases: 1, of raw inputs: 1; largest difference 0.0e+00, tolerance 1e-03" in shown
+        described = json.loads(succeeded(run_ingot("inspect", "length.ingot#fp32", "--replay", "--json")))
+        expected = {"variant": "fp32", "cases": 1, "raw": 1, "largest": 0.0, "tolerance": 1e-3}
+        assert described["replayed"] == [expected]
+        run_ingot("copy", "length.ingot", "length:1")
+        assert " replay  fp32: " in succeeded(run_ingot("inspect", "length:1", "--replay"))
+
+    @pytest.mark.parametrize("fault", ["answer", "tokenizer"])
+    def test_steps_that_answer_otherwise(self, run_ingot: RunIngot, tmp_path: Path, fault: str) -> None:
+        cased = tokenizer_file().replace(b'"a":', b'"aa":').replace(b'"fine":', b'"a":')
+        if fault == "answer":
+            archive = test_steps.make(tmp_path, answer=b"OTHER")
+        else:
+            archive = test_steps.make(tmp_path, tokenizer=cased)
+        archive.save(tmp_path / "wrong.ingot")
+        where = "after" if fault == "answer" else "before"
+        message = refused(run_ingot("inspect", "wrong.ingot", "--replay"))
+        assert f"of the steps {where} golden case 0 departs by" in " ".join(message.split())
+
+    def test_pictures_are_decoded_in_another_process(self, run_ingot: RunIngot, tmp_path: Path) -> None:
+        test_image_steps.make(tmp_path).save(tmp_path / "colour.ingot")
+        assert "of raw inputs: 1" in succeeded(run_ingot("inspect", "colour.ingot", "--replay"))

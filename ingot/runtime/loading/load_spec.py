@@ -293,23 +293,26 @@ class LoadSpec:
         """Replay the goldens; see :meth:`replay`."""
         self.replay(engine.run, model)
 
-    def replay(self, run: Callable[[Mapping[str, Array]], dict[str, Array]], model: str) -> None:
-        """Replay the goldens.
+    def replay(self, run: Callable[[Mapping[str, Array]], dict[str, Array]], model: str) -> float:
+        """Replay the goldens; return the largest departure.
 
         Raises:
             InternalError: the outputs differ; ``model`` is its name in the message.
         """
+        errors = [0.0]
         for case, golden in enumerate(self.goldens):
             outputs = run(golden.inputs)
-            self._compare(golden.outputs, outputs, model, f"golden case {case}")
+            errors.append(self._compare(golden.outputs, outputs, model, f"golden case {case}"))
             if self.steps is not None and golden.raw:
                 values = self.steps.prepare(golden.raw)
-                self._compare(golden.inputs, self.steps.tensors(values), model, f"the steps before golden case {case}")
+                tensors = self.steps.tensors(values)
+                errors.append(self._compare(golden.inputs, tensors, model, f"the steps before golden case {case}"))
                 answers = self.steps.comparable(self.steps.finish(values, outputs))
                 expected = self.steps.comparable(golden.answers)
-                self._compare(expected, answers, model, f"the steps after golden case {case}")
+                errors.append(self._compare(expected, answers, model, f"the steps after golden case {case}"))
+        return max(errors)
 
-    def _compare(self, expected: Mapping[str, Array], actual: Mapping[str, Array], model: str, where: str) -> None:
+    def _compare(self, expected: Mapping[str, Array], actual: Mapping[str, Array], model: str, where: str) -> float:
         output, error = arrays.worst_error(expected, actual)
         if error > self.tolerance:
             raise InternalError(
@@ -317,6 +320,7 @@ class LoadSpec:
                 f"{error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine computes something else, so "
                 "the model is not served"
             )
+        return error
 
 
 def _need(form: str, engine: str, **needed: Any) -> Need | None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, QuestionAnsweringPipeline  # noqa: E402
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, QuestionAnsweringPipeline
 
 folder, pairs, count = sys.argv[2:]
 tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -49,7 +49,7 @@ class Supervision:
     """
 
     model: str
-    test: Callable[[Run], None]
+    test: Callable[[Run], object]
     lost: Callable[[str], None]
     changed: Callable[[], None]
 
@@ -251,7 +251,7 @@ class Supervisor:
                 return found
             log.error("%s cannot be started again: %s", self.name, found)
 
-    def _launch(self, limit: float | None, test: Callable[[Run], None] | None) -> EngineProcess:
+    def _launch(self, limit: float | None, test: Callable[[Run], object] | None) -> EngineProcess:
         """Return a new process, ready for requests.
 
         Raises:
