@@ -193,7 +193,7 @@ class _SharedRequest:
         inputs = self._request.inputs
         if sum(size_of(array) for array in inputs.values()) <= _COMPARED_BYTES:
             copied = {name: np.array(array) for name, array in inputs.items()}
-            self.copied = Request(copied, ignore, None, _LAST, self._request.key)
+            self.copied = Request(copied, ignore, None, _LAST, self._request.key, lengths=self._request.lengths)
 
     def submit(self, model: Model) -> None:
         """Submit it to a model."""

@@ -160,6 +160,7 @@ class OpenedSteps:
         self._specs = {spec.name: spec for spec in config.inputs}
         self._shared = {name for step in (*config.before, *config.after) for name in step.shared}
         self._required = [name for name in self._specs if name not in config.optional]
+        self._lengths = next((step.lengths for step in config.before if step.lengths), "")
         self._outputs = [spec.name for spec in config.outputs]
 
     def moved(self, opened: Callable[[ItemStep], Apply]) -> OpenedSteps:
@@ -222,6 +223,10 @@ class OpenedSteps:
     def tensors(self, values: Values) -> dict[str, Array]:
         """Return the graph's inputs from what :meth:`prepare` returns."""
         return {name: values[name].astype(dtype, copy=False) for name, dtype in self._graph.items()}
+
+    def lengths(self, values: Values) -> Array | None:
+        """Return how many elements each row has before its padding, int[n], if a step has padded rows."""
+        return values[self._lengths].sum(1) if self._lengths else None
 
     def finish(self, values: Values, outputs: Values, times: list[StepTime] | None = None) -> dict[str, Array]:
         """Run the steps after the graph; return the answers.

@@ -48,6 +48,11 @@ class Step(BaseModel):
         """What clients should know about it, as properties of the model."""
         return {}
 
+    @property
+    def lengths(self) -> str:
+        """The value with 1 for each element of a row, and 0 for padding behind them, [n, longest]; empty without."""
+        return ""
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         """Check that the step fits the graph's outputs; ``known`` has None for values of steps.
 

@@ -96,6 +96,10 @@ class Tokenize(Step):
         return (self.ids, self.mask, self.types, "tokens", "cut_tokens", *places, *items)
 
     @property
+    def lengths(self) -> str:
+        return self.mask if self.padding_side == "right" else ""
+
+    @property
     def shared(self) -> tuple[str, ...]:
         return (self.prompt,) if self.prompts else ()
 

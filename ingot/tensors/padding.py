@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -215,6 +216,13 @@ class Padder:
             self.put(name, array, padded[name])
         return padded
 
+    def trim(self, inputs: Mapping[str, Array], sizes: Sequence[int]) -> dict[str, Array]:
+        """Return inputs without the padding behind ``sizes``."""
+        return {
+            name: array[tuple(slice(size) for size in self.shape(name, array.shape, sizes))]
+            for name, array in inputs.items()
+        }
+
     def cut(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the part of the outputs that belongs to the unpadded inputs."""
         sizes = self.sizes(inputs)
@@ -232,3 +240,23 @@ class Padder:
             shape = inputs[name].shape
             total += int(np.prod(shape if sizes is None else self.shape(name, shape, sizes), dtype=np.int64))
         return total
+
+
+def scattered(parts: Sequence[Array], positions: Sequence[Sequence[int]], axis: int) -> Array:
+    """Return the samples of several calls in one array.
+
+    Args:
+        parts: the samples of each call; zeros fill the rest of a part that is smaller than another.
+        positions: of each part's samples in the result.
+        axis: of the samples.
+    """
+    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    shape[axis] = sum(map(len, positions))
+    first = parts[0]
+    joined = np.full(shape, b"", first.dtype) if first.dtype == object else np.zeros(shape, first.dtype)
+    samples = np.moveaxis(joined, axis, 0)
+    for part, places in zip(parts, positions, strict=True):
+        moved = np.moveaxis(part, axis, 0)
+        region: tuple[Any, ...] = (np.array(places), *map(slice, moved.shape[1:]))
+        samples[region] = moved
+    return joined

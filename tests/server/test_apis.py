@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ingot
 from ingot import RunningServer
-from ingot.model_store import Archive, BlobFolder, Provenance, Serving, add_variant
+from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
 from ingot.steps import Described, embedding, text_ranking
 from ingot.tensors import Array, DType, Padding, Range, Signature, TensorSpec
@@ -32,7 +32,12 @@ TABLE = np.random.default_rng(0).standard_normal((len(vocabulary()), 4)).astype(
 
 
 def archive(
-    name: str, described: Described, inputs: tuple[TensorSpec, ...], output: TensorSpec, graph: bytes
+    name: str,
+    described: Described,
+    inputs: tuple[TensorSpec, ...],
+    output: TensorSpec,
+    graph: bytes,
+    goldens: Sequence[Golden] = (),
 ) -> Archive:
     """Return an archive of a graph with steps."""
     blobs = BlobFolder.scratch()
@@ -47,7 +52,7 @@ def archive(
         provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
     )
     weight = blobs.put(graph, manifest.WEIGHT)
-    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [], None, described.files)])
+    return Archive.create(blobs, [add_variant(blobs, serving, weight, (), [*goldens], None, described.files)])
 
 
 def table(folder: Path) -> Archive:
@@ -65,7 +70,9 @@ def table(folder: Path) -> Archive:
         [numpy_helper.from_array(TABLE, "table")],
     )
     described = embedding(tokenizer_file(), 4, max_length=16, prompts={"query": "a fine ", "document": ""})
-    return archive("table", described, (IDS, MASK), output, graph.read_bytes())
+    inputs = {"input_ids": np.array([[1, 2, 3]]), "attention_mask": np.ones((1, 3), np.int64)}
+    golden = Golden(inputs, {"last_hidden_state": TABLE[inputs["input_ids"]]})
+    return archive("table", described, (IDS, MASK), output, graph.read_bytes(), [golden])
 
 
 def ranker(folder: Path) -> Archive:
@@ -356,3 +363,31 @@ class TestErrorsWithoutAnOperation:
             connection.sendall(wrong + post + wrong.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
             received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"404", b"400", b"404"]
+
+
+def test_texts_of_all_lengths_in_one_request_get_the_vectors_that_each_gets_alone(server: RunningServer) -> None:
+    words = ["a", "fine", "dull", "film", "was", "the"]
+    texts = [" ".join(words[(row + place) % 6] for place in range(1 + 5 * row % 13)) for row in range(40)]
+    together = post(server, "/v1/embeddings", model="table", input=texts).json()["data"]
+    assert [item["index"] for item in together] == [*range(40)]
+    for text, item in zip(texts, together, strict=True):
+        assert np.allclose(item["embedding"], mean(*text.split()), atol=1e-6)
+    alone = [post(server, "/v1/embeddings", model="table", input=text).json()["data"][0] for text in texts[:13]]
+    for one, other in zip(alone, together, strict=False):
+        assert np.allclose(one["embedding"], other["embedding"], atol=1e-6)
+
+
+def test_the_waste_of_padding_within_requests_is_a_metric(server: RunningServer) -> None:
+    """Five texts of 3 tokens and one of 15: of this graph, a call with padding costs less than another call."""
+    counts = {kind: counted(server, kind) for kind in ("real", "padding")}
+    texts = ["a", "a", "a", "a", "a", "a fine film was dull the a fine film was dull the a"]
+    assert post(server, "/v1/embeddings", model="table", input=texts).status_code == 200
+    real, padding = (counted(server, kind) - counts[kind] for kind in ("real", "padding"))
+    assert real == 2 * (5 * 3 + 15)
+    assert padding == 2 * 5 * 12
+
+
+def counted(server: RunningServer, kind: str) -> float:
+    found = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+    name = f'ingot_padding_elements_total{{kind="{kind}",model="table",version="1"}} '
+    return float(found.partition(name)[2].split()[0]) if name in found else 0.0

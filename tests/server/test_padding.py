@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -129,8 +128,8 @@ def test_a_sentence_encoder_answers_the_same_among_sentences_of_other_lengths(tm
         sentences.append({"input_ids": ids, "attention_mask": np.ones_like(ids)})
     engine = load_engine(EngineSpec(archive.variant().path(), device="cpu"))
     alone = [engine.run(item) for item in sentences]
-    mixer = PaddingPolicy(Padder(archive.signature, archive.variant().serving.padding), math.inf, sentences[0])
-    runner = BatchRunner(engine, archive.signature, mixer)
+    policy = PaddingPolicy(Padder(archive.signature, archive.variant().serving.padding), (3,))
+    runner = BatchRunner(engine, archive.signature, policy)
     padded = runner.run([Entry(item, 1, lambda outcome: None, 0.0) for item in sentences])
     engine.close()
     assert (runner.spent.calls, runner.spent.padded) == (1, 2 * 64 * len(sentences))

@@ -294,7 +294,7 @@ class BatchRunner:
     def _pad(self, padding: PaddingPolicy, entries: Sequence[Entry]) -> dict[str, Array]:
         """Join inputs of different sizes by padding them."""
         padder, target = padding.padder, padding.target(entries)
-        real = sum(padder.elements(entry.inputs) for entry in entries)
+        real = sum(round((1 - entry.filled) * padder.elements(entry.inputs)) for entry in entries)
         if all(padder.sizes(entry.inputs) == target for entry in entries):
             inputs = self._join(entries)
         elif len(entries) == 1:

@@ -17,8 +17,9 @@ from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.protocol.context import BatchTimes
 from ingot.report.units import duration, size, written
 from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
-from ingot.runtime.dispatch.batch_run import AnswerLimit, BatchRunner, BatchTimings, samples_of
+from ingot.runtime.dispatch.batch_run import AnswerLimit, BatchRunner, BatchTimings
 from ingot.runtime.dispatch.padding import PaddingPolicy
+from ingot.runtime.dispatch.parts import Part, PartEntry, by_length, in_order, inputs_of
 from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, SignatureCheck
 from ingot.runtime.dispatch.statistics import Duration, Statistics
@@ -40,7 +41,7 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 INLINE: Final = 250e-6
 # Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
 _LARGE_CALL: Final = 64 << 20
-# Parts of a large request that are queued or running per engine.
+# Parts of a large request that are queued or running per engine; batches' worth of them if they are small.
 _AT_ONCE: Final = 2
 # Share of the SLO that is planned with; the rest covers the way to the client, which is not measured here.
 _HEADROOM: Final = 0.95
@@ -145,7 +146,8 @@ class Dispatcher:
         self._rest = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
-        if slo is not None and (taken := scheduler.latency(1)) > _HEADROOM * slo:
+        sample = 1 if padding is None else padding.work(padding.example)
+        if slo is not None and (taken := scheduler.latency(sample)) > _HEADROOM * slo:
             log.warning(
                 "model %s: one sample takes %s, too long for the slo of %s: requests without a timeout will be refused",
                 name,
@@ -188,7 +190,8 @@ class Dispatcher:
         try:
             if checked.peak > _LARGE_CALL and checked.peak > memory.left():
                 raise self._no_memory(checked.peak)
-            if checked.samples <= checked.most:
+            parts = None if request.lengths is None else by_length(request, checked, self._padding, self._scheduler)
+            if not parts and checked.samples <= checked.most:
                 single = Single(
                     request.inputs,
                     checked.samples,
@@ -200,13 +203,15 @@ class Dispatcher:
                     checked.nbytes,
                     checked.most,
                     request.client,
+                    checked.sizes,
+                    checked.work,
                 )
                 single.owner = self
                 self._scheduler.offer(single, now)
                 self.in_flight += 1
                 pending: Pending = single
             else:
-                pending = self._offer_parts(request, checked, now, deadline)
+                pending = self._offer_parts(request, checked, now, deadline, parts or in_order(checked))
         except IngotError as error:
             self._statistics.failed.count += 1
             if limit is not None and timeout is None and isinstance(error, DeadlineExceeded):
@@ -220,23 +225,40 @@ class Dispatcher:
             loop.call_soon(self._pump)
         return pending
 
-    def _offer_parts(self, request: Request, checked: CheckedInputs, now: float, deadline: float) -> Parts:
+    def _offer_parts(
+        self, request: Request, checked: CheckedInputs, now: float, deadline: float, found: Sequence[Part]
+    ) -> Parts:
         signature, most, inputs, client = self._signature, checked.most, request.inputs, request.client
-        priority = request.priority
+        priority, group, padding = request.priority, checked.group, self._padding
 
-        def part(index: int, take: Reply) -> Entry:
-            start = index * most
-            samples = samples_of(signature, inputs, start, start + most)
-            count = min(most, checked.samples - start)
-            return Entry(samples, count, take, now, checked.group, deadline, priority, most=most, client=client)
+        def made(index: int, take: Reply) -> Entry:
+            part = found[index]
+            samples, count = inputs_of(part, inputs, signature, padding), len(part.places)
+            entry = PartEntry(
+                samples,
+                count,
+                take,
+                now,
+                group,
+                deadline,
+                priority,
+                most=most,
+                client=client,
+                sizes=part.sizes,
+                work=part.work,
+            )
+            entry.filled = part.filled
+            return entry
 
         nbytes = checked.nbytes if checked.nbytes >= 0 else sum(size_of(array) for array in inputs.values())
-        count, limit = math.ceil(checked.samples / most), self._answer_limit
-        parts = Parts(self, request.reply, now, signature=signature, count=count, make=part, limit=limit, client=client)
+        limit, places = self._answer_limit, [part.places for part in found]
+        parts = Parts(
+            self, request.reply, now, signature=signature, make=made, limit=limit, client=client, positions=places
+        )
         self.in_flight += 1
         try:
             if (first := parts.next_part()) is not None:
-                self._scheduler.offer_large(first, checked.samples, nbytes, now)
+                self._scheduler.offer_large(first, [part.work for part in found[1:]], nbytes, now)
                 parts.rest = nbytes - first.nbytes
         except IngotError:
             parts.cancel()
@@ -251,20 +273,28 @@ class Dispatcher:
         )
 
     def queue_parts(self, parts: Parts) -> None:
-        """Queue parts of a large request until each engine has one to run and one to follow.
+        """Queue parts of a large request until each engine has a batch of them to run and one to follow.
 
         Requests that arrived meanwhile run before them. If the queue is full, one part is enough.
         """
         scheduler = self._scheduler
         now = time.perf_counter()
-        while len(parts.entries) < _AT_ONCE * len(self._instances):
+        while not self._enough(parts):
             full = len(scheduler) >= scheduler.limits.max_queue
             entry = None if full and parts.entries else parts.next_part()
             if entry is None:
                 return
-            counted = min(parts.rest, entry.nbytes)
+            # Parts without padding have fewer bytes than the request.
+            counted = parts.rest if parts.last else min(parts.rest, entry.nbytes)
             parts.rest -= counted
             scheduler.offer_next(entry, now, counted)
+
+    def _enough(self, parts: Parts) -> bool:
+        """Return whether each engine has parts of a request to run, and others to follow."""
+        most = _AT_ONCE * len(self._instances)
+        if len(parts.entries) < most or self._padding is None:
+            return len(parts.entries) >= most
+        return sum(entry.work for entry in parts.entries.values()) >= most * self._scheduler.cap
 
     def release(self, nbytes: int, client: Hashable) -> None:
         """Release bytes of a client's parts that are not queued yet."""
@@ -490,26 +520,37 @@ class Dispatcher:
             "instances": len(self._instances),
             "batching": scheduler.batching,
             "max_batch": scheduler.limits.max_batch,
-            "rows_at_best": scheduler.cap,
-            "latency": _listed(scheduler.latency),
-            "by_row_bytes": [
-                {"row_bytes": weight, "latency": _listed(latency)}
-                for weight, latency in scheduler.latencies.classes.items()
-            ],
+            **self._learned(),
             "waiting": len(scheduler),
             "in_flight": self.in_flight,
         }
         if self._padding is not None:
             filled = counted.padded - counted.elements
-            worth = self._padding.worth
             summary["padding"] = {
                 "dimensions": list(self._padding.padder.dims),
                 "elements": counted.elements,
                 "padding": filled,
                 "waste": filled / max(counted.elements, 1),
-                "call_in_elements": worth if worth is not None and math.isfinite(worth) else None,
             }
         return counted.copy(queued, summary)
+
+    def _learned(self) -> dict[str, Any]:
+        """Return the durations of calls that the scheduler has learned."""
+        scheduler, latency, padding = self._scheduler, self._scheduler.latency, self._padding
+        if padding is not None:  # by samples of the size that was timed when the model was loaded
+            each, most = padding.work(padding.example), scheduler.limits.max_batch
+            rows = [work // each for work in latency.known if each <= work <= each * most]
+            return {
+                "rows_at_best": max(1, min(scheduler.cap // each, most)),
+                "latency": [{"rows": count, "seconds": latency(count * each)} for count in dict.fromkeys(rows)],
+                "by_work": [{"work": work, "seconds": seconds} for work, seconds in latency.known.items()],
+            }
+        classes = scheduler.latencies.classes.items()
+        return {
+            "rows_at_best": scheduler.cap,
+            "latency": _listed(latency),
+            "by_row_bytes": [{"row_bytes": weight, "latency": _listed(each)} for weight, each in classes],
+        }
 
 
 def _direct(engines: Sequence[Engine], signature: Signature) -> Direct:

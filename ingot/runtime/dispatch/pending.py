@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.runtime.dispatch.batch_run import AnswerLimit
 from ingot.runtime.scheduling.entry import Entry, Outcome, Reply, Request, ignore, size_of
 from ingot.tensors import Array, Signature
+from ingot.tensors.padding import scattered
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Single(Entry):
 
 
 class Parts:
-    """A request that is too large for one batch.
+    """A request that is too large for one batch, or whose samples of different sizes run in several.
 
     Only a few of its parts are queued at once: when one is answered, the owner queues the next. The outputs are joined
     again.
@@ -101,10 +102,10 @@ class Parts:
         reply: called with the answer.
         arrived: when it was submitted.
         signature: the model's.
-        count: number of parts.
         make: returns the part of an index, given its reply.
         limit: of the joined outputs.
         client: who sent it.
+        positions: of each part's samples in the request: ranges, or lists if the parts are not in its order.
 
     Attributes:
         done: whether it is answered or cancelled.
@@ -121,6 +122,7 @@ class Parts:
         "_nbytes",
         "_next",
         "_outcomes",
+        "_positions",
         "arrived",
         "client",
         "done",
@@ -137,12 +139,13 @@ class Parts:
         arrived: float,
         *,
         signature: Signature,
-        count: int,
         make: Callable[[int, Reply], Entry],
         limit: AnswerLimit,
         client: Hashable = None,
+        positions: Sequence[Sequence[int]],
     ):
         self.client = client
+        self._positions = positions
         self.owner = owner
         self.reply = reply
         self.arrived = arrived
@@ -151,12 +154,17 @@ class Parts:
         self.rest = 0
         self._make: Callable[[int, Reply], Entry] | None = make
         self._next = 0
-        self._count = count
+        self._count = count = len(positions)
         self._axes = signature.batch_axes(signature.outputs)
         self._outcomes: list[Mapping[str, Array] | None] = [None] * count
         self._left = count
         self._limit = limit
         self._nbytes = 0
+
+    @property
+    def last(self) -> bool:
+        """Whether no part follows those that :meth:`next_part` has returned."""
+        return self._next == self._count
 
     @property
     def waiting(self) -> bool:
@@ -205,14 +213,21 @@ class Parts:
 
     def _joined(self) -> Outcome:
         found = [outcome for outcome in self._outcomes if outcome is not None]
+        if len(found) == 1:
+            return found[0]
         try:
-            return {name: np.concatenate([part[name] for part in found], axis) for name, axis in self._axes.items()}
+            return {name: self._join([part[name] for part in found], axis) for name, axis in self._axes.items()}
         except (ValueError, TypeError, LookupError, AttributeError) as error:  # engines may return any shape
             log.exception("the outputs of a request that ran in %d parts cannot be joined", len(found))
             return InternalError(
                 f"the outputs of the request's {len(found)} parts cannot be joined: {error}; "
                 "send fewer samples per request"
             )
+
+    def _join(self, parts: list[Array], axis: int) -> Array:
+        if isinstance(self._positions[0], range):
+            return np.concatenate(parts, axis)
+        return scattered(parts, self._positions, axis)
 
     def drop(self) -> None:
         """Remove the queued parts from the queue."""

@@ -32,7 +32,8 @@ class CheckedInputs:
     """The result of a signature check: the number of samples, and which requests they may be joined with.
 
     ``nbytes`` is the size of the inputs; -1 if it varies between inputs of these types and shapes. ``most`` is how many
-    samples one call may have, and ``peak`` how many bytes it then takes; 0 if that cannot be predicted.
+    samples one call may have, and ``peak`` how many bytes it then takes; 0 if that cannot be predicted. ``sizes`` and
+    ``work`` are those of an :class:`~ingot.runtime.scheduling.entry.Entry`.
     """
 
     samples: int
@@ -40,6 +41,8 @@ class CheckedInputs:
     nbytes: int = -1
     most: int = sys.maxsize
     peak: int = 0
+    sizes: tuple[int, ...] = ()
+    work: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,12 @@ class SignatureCheck:
         elif sizes.get(batch) == 0:
             # Empty requests run alone: their results could not be separated from those of others.
             return CheckedInputs(1, (object(),), nbytes)
+        elif self._padding is None:
+            checked = CheckedInputs(sizes.get(batch, 1), group_of(self._signature, inputs), nbytes, most, peak)
         else:
-            group = group_of(self._signature, inputs) if self._padding is None else self._padding.group(inputs)
-            checked = CheckedInputs(sizes.get(batch, 1), group, nbytes, most, peak)
+            samples, padded = sizes.get(batch, 1), self._padding.padder.sizes(inputs)
+            work = self._padding.work(padded, samples)
+            checked = CheckedInputs(samples, self._padding.group(inputs), nbytes, most, peak, padded, work)
         if self._by_shape:
             if len(self._known) >= _MOST:
                 self._known.clear()

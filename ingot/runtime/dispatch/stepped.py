@@ -211,9 +211,10 @@ class _Raw:
             self._settle(DeadlineExceeded("the request's time was over before its tensors were ready"))
             return
         self._values, tensors = prepared
+        lengths = self._owner.steps.lengths(self._values)
         try:
             self._inner = self._accepts.submit(
-                Request(tensors, self._answered, left, request.priority, None, request.client)
+                Request(tensors, self._answered, left, request.priority, None, request.client, lengths)
             )
         except Exception as error:  # noqa: BLE001 - the boundary of one request: its client gets the error
             self._settle(public_error(error, self._owner.failure))

@@ -78,6 +78,7 @@ class Assembly:
             engines=len(served),
             lanes=len(served) // engines.instances,
             sample_bytes=engines.sample_bytes,
+            work=None if engines.padding is None else engines.padding.work,
         )
         call_limit = None
         if (bounds := spec.limiting(signature)) is not None:

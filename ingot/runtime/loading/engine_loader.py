@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ingot import tensors
 from ingot.runtime.dispatch import padding
@@ -19,7 +20,8 @@ from ingot.runtime.loading.engine_swap import EngineSwap, Replaceable
 from ingot.runtime.loading.threads import Tuned
 from ingot.runtime.scheduling.latency_model import Latency
 from ingot.runtime.settings.settings import Settings
-from ingot.tensors import Range, Signature
+from ingot.tensors import Array, Range, Signature
+from ingot.tensors.padding import Padder
 
 log = logging.getLogger(__name__)
 
@@ -156,23 +158,33 @@ class EngineLoader:
         first, examples, seconds = self.engines[0], self._examples, self._settings.warm_time
         if self._learned is not None:
             latency, self.padding = self._learned.latency, self._learned.padding
+            by_samples = latency if self.padding is None else _by_samples(latency, self.padding, max_batch)
         else:
             recorded = self._spec.latency if first.device == "cpu" else {}
-            latency = warmup.measure(first, self.signature, examples, max_batch, seconds, recorded)
-        self._latency = latency
+            latency = by_samples = warmup.measure(first, self.signature, examples, max_batch, seconds, recorded)
         budget = self_test.SHARE * seconds
-        if left := self_test.run_sizes(self.engines, self.signature, examples, latency, max_batch, budget, sizes):
+        if left := self_test.run_sizes(self.engines, self.signature, examples, by_samples, max_batch, budget, sizes):
             log.info("model %s: %d batch sizes were not tested within %.1f s", self._name, left, budget)
         if self._learned is None and self._spec.padding and examples:
-            self.padding = padding.of(first, self.signature, self._spec.padding, examples[0], seconds)
+            self.padding, latency = self._padded(latency, examples[0])
         if self.swap is not None:
             self.swap.start()
+        self._latency = latency
         return latency
 
+    def _padded(self, latency: Latency, example: Mapping[str, Array]) -> tuple[PaddingPolicy, Latency]:
+        """Return the padding, and the latency by work instead of samples."""
+        first, padder = self.engines[0], Padder(self.signature, self._spec.padding)
+        policy = PaddingPolicy(padder, padder.sizes(example), rounded=first.capabilities.compiles_shapes)
+        each = policy.work(policy.example)
+        measured = padding.measure(first, padder, policy.work, example, self._settings.warm_time)
+        return policy, Latency(measured | {samples * each: seconds for samples, seconds in latency.known.items()})
+
     @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample of the inputs by which the engines were timed."""
-        return warmup.sample_bytes(self.signature, self._examples)
+    def sample_bytes(self) -> float:
+        """Bytes of one sample, or of one unit of its work, of the inputs by which the engines were timed."""
+        work = prod(self.padding.example) if self.padding is not None else 1
+        return warmup.sample_bytes(self.signature, self._examples) / work
 
     @property
     def learned(self) -> Learned | None:
@@ -208,6 +220,12 @@ class EngineLoader:
         """Close the engines."""
         for engine in self.engines:
             engine.close()
+
+
+def _by_samples(latency: Latency, padding: PaddingPolicy, most: int) -> Latency:
+    """Return the latency of samples of the size that was timed, from that by work."""
+    each = padding.work(padding.example)
+    return Latency({work // each: taken for work, taken in latency.known.items() if each <= work <= most * each})
 
 
 def _of_any_size(signature: Signature) -> Signature:

@@ -26,9 +26,12 @@ class Request:
         priority: requests of higher priority run first.
         key: :func:`~ingot.protocol.keys.key_of` of the inputs, if the caller knows it.
         client: the sender; clients share the engines.
+        lengths: the elements of each sample before its padding, int[n], if the model has one dimension that may be
+            padded and the sender has padded the samples along it. They may then run in several calls, and outputs are
+            zero where a sample had padding.
     """
 
-    __slots__ = ("client", "inputs", "key", "priority", "reply", "timeout")
+    __slots__ = ("client", "inputs", "key", "lengths", "priority", "reply", "timeout")
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Request:
         priority: int = 0,
         key: InputKey | None = None,
         client: Hashable = None,
+        lengths: Array | None = None,
     ):
         self.inputs = inputs
         self.reply = reply
@@ -45,10 +49,11 @@ class Request:
         self.priority = priority
         self.key = key
         self.client = client
+        self.lengths = lengths
 
     def passed_on(self, reply: Reply, timeout: float | None) -> Request:
         """Return the request with another reply and timeout, for another component that accepts requests."""
-        return Request(self.inputs, reply, timeout, self.priority, self.key, self.client)
+        return Request(self.inputs, reply, timeout, self.priority, self.key, self.client, self.lengths)
 
 
 def ignore(_: Outcome) -> None:
@@ -73,13 +78,19 @@ class Entry:
         nbytes: size of the inputs; computed by default.
         most: samples that a batch with this entry may have, as its memory is limited.
         client: who sent it; clients share the engines.
+        sizes: of the dimensions that may be padded, before padding; empty if there are none.
+        work: what the duration of its call depends on: its samples, or what
+            :class:`~ingot.runtime.scheduling.division.Work` makes of them and its sizes.
 
     Attributes:
         done: whether the request was answered or cancelled.
         waiting: whether it is in the queue; this, ``due`` and ``number`` belong to the scheduler.
         due: the time at which it must start.
         number: counts entries in the order of their arrival.
+        filled: the share of its inputs that is padding already, from 0 to 1.
     """
+
+    filled = 0.0
 
     __slots__ = (
         "arrived",
@@ -95,7 +106,9 @@ class Entry:
         "priority",
         "reply",
         "samples",
+        "sizes",
         "waiting",
+        "work",
     )
 
     def __init__(
@@ -110,9 +123,13 @@ class Entry:
         nbytes: int = -1,
         most: int = sys.maxsize,
         client: Hashable = None,
+        sizes: tuple[int, ...] = (),
+        work: int = 0,
     ):
         self.inputs = inputs
         self.samples = samples
+        self.sizes = sizes
+        self.work = work or samples
         self.reply = reply
         self.arrived = arrived
         self.group = group

@@ -27,9 +27,25 @@ _place = attrgetter("place")
 
 
 class GroupQueue:
-    """The waiting entries of one group, most urgent first, and the group's state. Counts are in samples."""
+    """The waiting entries of one group, most urgent first, and the group's state.
 
-    __slots__ = ("cap", "entries", "key", "latency", "most", "recent", "running", "samples", "started")
+    ``most``, ``samples``, ``running`` and ``recent`` count samples; ``latency``, ``cap`` and ``work`` are in units of
+    work, which are samples too unless these differ in size.
+    """
+
+    __slots__ = (
+        "cap",
+        "entries",
+        "key",
+        "latency",
+        "most",
+        "passed",
+        "recent",
+        "running",
+        "samples",
+        "started",
+        "work",
+    )
 
     def __init__(self, key: tuple[Any, ...], latency: Latency, cap: int, most: int = sys.maxsize):
         self.key = key
@@ -38,9 +54,11 @@ class GroupQueue:
         self.most = most  # samples of a batch, by the memory that its entries need
         self.entries: list[Entry] = []
         self.samples = 0
+        self.work = 0  # of the waiting entries, without padding of one to another
         self.running = 0
         self.started = -math.inf  # when the last batch began
         self.recent = 0.0  # decaying maximum of samples queued and running at once
+        self.passed = 0  # number of the entry that the last batch has passed over; entries count from 1
 
     def before(self, entry: Entry) -> int:
         """Return how many of these entries precede the latest one, which is not in a queue yet."""
@@ -51,7 +69,7 @@ class GroupQueue:
 
     def batches(self, entries: int) -> float:
         """Return how many full batches ``entries`` of these entries make."""
-        return entries / max(1, self.cap * len(self.entries) // self.samples) if entries else 0
+        return entries / max(1, self.cap * len(self.entries) // self.work) if entries else 0
 
 
 class Client:
@@ -190,7 +208,7 @@ class Clients:
         return client.entries[0]
 
     def fair(self, group: tuple[Any, ...], seconds: float) -> Iterator[Entry]:
-        """Yield the waiting entries of a group in the order in which they are due, at ``seconds`` per sample."""
+        """Yield the waiting entries of a group in the order in which they are due, at ``seconds`` per unit of work."""
         heads = []
         for order, client in enumerate(self._waiting.values()):
             entries = _of_group(client, group)
@@ -200,7 +218,7 @@ class Clients:
         while heads:
             _, served, _, _, order, first, entries = heads[0]
             yield first
-            served += seconds * first.samples
+            served += seconds * first.work
             if (entry := next(entries, None)) is None:
                 heappop(heads)
             else:
@@ -288,6 +306,7 @@ class Queue:
         entry.waiting = True
         self.clients.put(entry)
         group.samples += entry.samples
+        group.work += entry.work
         self.count += 1
         self.nbytes += entry.nbytes
         if entries[0] is entry:
@@ -335,14 +354,16 @@ class Queue:
         self._changed(group)
 
     def _remove(self, group: GroupQueue, start: int, stop: int) -> None:
-        samples = nbytes = 0
+        samples = work = nbytes = 0
         for entry in group.entries[start:stop]:
             entry.waiting = False
             self.clients.remove(entry)
             samples += entry.samples
+            work += entry.work
             nbytes += entry.nbytes
         del group.entries[start:stop]
         group.samples -= samples
+        group.work -= work
         self.count -= stop - start
         self.nbytes -= nbytes
 

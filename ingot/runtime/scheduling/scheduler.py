@@ -5,14 +5,17 @@ Times are in seconds of a clock that the caller chooses; the scheduler never rea
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable
+import sys
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ingot.errors import DeadlineExceeded, Unavailable
 from ingot.report import units
+from ingot.runtime.scheduling.division import Sizes, Work, divide, joint
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
 from ingot.runtime.scheduling.memory_cap import MemoryCap
@@ -37,6 +40,10 @@ _AGED_EVERY, _AGED = 8, 10.0
 _TIMES_FREE: Final = 7
 # Clients are served by their shares once one of them has more than 1/_FEW of a batch waiting.
 _FEW: Final = 4
+# Seconds of the server for each part of a request, which padding may cost instead.
+_PART_SECONDS: Final = 1e-4
+# Waiting entries of different sizes among which a batch is chosen.
+_WINDOW: Final = 64
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
 _SAMPLE: Final = 16
 
@@ -110,6 +117,13 @@ class Scheduler:
     would occupy the engine for more than half of the time that requests usually have. Occasionally it is slightly
     larger, to measure whether that still holds.
 
+    **Sizes.** Entries that may be padded to one size, such as texts of different lengths, are one group. Their calls
+    are measured by their work, which is samples times padded size, and not by samples. The first entries of the queue
+    are divided into the calls that take the least time together (see :mod:`ingot.runtime.scheduling.division`), and of
+    these the one with the most urgent entry runs. One with less time per entry may run before it, if all have the same
+    priority, no client has a backlog while others wait, and the most urgent entry was not passed over before: it is in
+    this batch or in the next.
+
     **Waiting.** A request that finds an idle engine runs at once, unless recent load suggests that more will follow
     immediately and a joint batch pays off. The engine then waits for a small share of the time that the batch takes.
     Of the lanes of a device, one computes and one is next; a further one starts with full batches only, since requests
@@ -124,7 +138,8 @@ class Scheduler:
         latency: expected duration of a call; :meth:`finish` updates it.
         engines: number of engines that pull batches, lanes counted.
         lanes: how many of them share one device's time; see **Waiting**.
-        sample_bytes: size of the samples for which ``latency`` was measured; 0 if unknown.
+        sample_bytes: size of the samples for which ``latency`` was measured, by unit of work; 0 if unknown.
+        work: of samples whose sizes may be padded; None for a model without such dimensions.
 
     Attributes:
         wake: when to call :meth:`take` again if it returned nothing while entries wait and nothing else happens.
@@ -145,6 +160,7 @@ class Scheduler:
         engines: int = 1,
         lanes: int = 1,
         sample_bytes: float = 0,
+        work: Work | None = None,
     ):
         self.limits = limits
         self.latency = latency or Latency()
@@ -157,9 +173,11 @@ class Scheduler:
         self.latencies = Latencies(self.latency, sample_bytes)
         self._engines = engines
         self._lanes = lanes
+        self._padded = work is not None
+        self._work = work or Work()
         self._queue = Queue(max(1, limits.max_batch // _FEW))
         self._started = 1  # batches, counted for those that begin with an entry that has waited long
-        self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and size, by id of the batch
+        self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and work, by id of the batch
         self._allowed = PATIENCE  # average time that requests allow, in seconds
         self._confirmed: float | None = None  # when a batch last ended
 
@@ -173,7 +191,7 @@ class Scheduler:
 
     @property
     def cap(self) -> int:
-        """The number of samples in a batch when enough samples wait."""
+        """The work of a batch when enough samples wait: its samples, unless they differ in size."""
         return self._cap_of(self.latency, self.memory.samples)
 
     def offer(self, entry: Entry, now: float, after: int = 0) -> None:
@@ -186,7 +204,7 @@ class Scheduler:
         self._check_room(entry.nbytes, entry.client)
         queue = self._queue
         group = queue.find(entry.group) or self._new_group(entry)
-        if entry.most < group.most:
+        if entry.most < group.most and not entry.sizes:
             group.most = entry.most
         left = entry.deadline - now
         allowed = left if left < PATIENCE else PATIENCE
@@ -198,8 +216,26 @@ class Scheduler:
             queue.clients.expect(entry.client, left, now)
         queue.put(group, entry)
 
-    def offer_large(self, first: Entry, samples: int, nbytes: int, now: float) -> None:
-        """Add the first part of a request of ``samples`` samples. All its parts except the last are of equal size.
+    def divide(self, sizes: Sequence[Sizes], group: tuple[Any, ...], most: int) -> list[list[int]]:
+        """Return the samples of a request, by their positions, in parts that are not padded much.
+
+        The scheduler joins parts to batches, with those of other requests, so a part costs no call, but some of the
+        server's time.
+
+        Args:
+            sizes: of each sample.
+            group: of the request.
+            most: samples of a call.
+        """
+        found = self._queue.find(group)
+        latency = self.latency if found is None else found.latency
+        most = int(min(self.limits.max_batch, most, self.memory.samples))
+        fixed = latency(1) - _PART_SECONDS
+        samples = [(each, 1) for each in sizes]
+        return divide(samples, self._work, lambda work: latency(work) - fixed, most, self._cap_of(latency, most))
+
+    def offer_large(self, first: Entry, rest: Sequence[int], nbytes: int, now: float) -> None:
+        """Add the first part of a request; ``rest`` is the work of its other parts.
 
         All ``nbytes`` bytes count as waiting; :meth:`offer_next` adds the other parts.
 
@@ -209,12 +245,13 @@ class Scheduler:
         """
         self._check_room(nbytes, first.client)
         group = self._queue.find(first.group) or self._new_group(first)
-        after = math.ceil(samples / first.samples) - 1
-        latency, rounds = group.latency, after // self._engines
-        taken = (rounds * latency(first.samples) + latency(samples - after * first.samples)) * latency.margin
-        if taken > first.deadline - now and self._sure(group, now):
-            raise _too_slow(first.deadline - now, taken)
-        self.offer(first, now, after)
+        if first.deadline < math.inf:
+            latency, works = group.latency, [first.work, *rest]
+            calls = sorted(_joined(works, group.cap) if self._padded else works, reverse=True)
+            taken = sum(map(latency, calls[:: self._engines])) * latency.margin
+            if taken > first.deadline - now and self._sure(group, now):
+                raise _too_slow(first.deadline - now, taken)
+        self.offer(first, now, len(rest))
         self._reserve(first.client, nbytes - first.nbytes)
 
     def offer_next(self, entry: Entry, now: float, counted: int) -> None:
@@ -275,7 +312,7 @@ class Scheduler:
                 self._queue.remove(first)
                 self.late.append(first)
                 continue
-            if group.samples < group.cap and self._lanes_are_busy(group):
+            if group.work < group.cap and self._lanes_are_busy(group):
                 return []
             if (due := self._due(group, now)) > now:
                 self.wake = due
@@ -286,50 +323,51 @@ class Scheduler:
 
     def finish(self, batch: list[Entry], now: float, seconds: float | None = None) -> None:
         """Record that a batch returned by :meth:`take` has run; ``seconds`` is None if it failed."""
-        _, group, samples = self._running.pop(id(batch))
+        _, group, work = self._running.pop(id(batch))
         group.recent = max(group.samples + group.running, _DECAY * group.recent)
-        group.running -= samples
+        group.running -= _samples(batch) if self._padded else work
         self._confirmed = now
         if seconds is not None:
-            group.latency.learn(samples, seconds)
+            group.latency.learn(work, seconds)
 
     def expected(self, batch: list[Entry]) -> float:
         """Return the expected duration of a running batch, in seconds."""
-        _, group, samples = self._running[id(batch)]
-        return group.latency(samples)
+        _, group, work = self._running[id(batch)]
+        return group.latency(work)
 
     def _cap_of(self, latency: Latency, most: float) -> int:
         if not self.batching:
             return 1
-        best = latency.best(int(min(self.limits.max_batch, most)))
+        best = latency.best(int(min(self.limits.max_batch, most)) if not self._padded else sys.maxsize)
         allowed = (_LONGEST_TRIED if latency.trying else _LONGEST) * self._allowed / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
     def _new_group(self, entry: Entry) -> GroupQueue:
-        latency = self.latencies.of(entry.nbytes / max(entry.samples, 1))
-        return GroupQueue(entry.group, latency, self._cap_of(latency, entry.most), entry.most)
+        latency = self.latencies.of(entry.nbytes / max(entry.samples * math.prod(entry.sizes), 1))
+        most = sys.maxsize if entry.sizes else entry.most
+        return GroupQueue(entry.group, latency, self._cap_of(latency, most), most)
 
     def _check_time(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
         """Refuse an entry that cannot meet its deadline; ``after`` parts of its request follow it."""
         if self._would_be_late(entry, group, now):
-            raise _too_slow(entry.deadline - now, group.latency(entry.samples))
+            raise _too_slow(entry.deadline - now, group.latency(entry.work))
         if (self._queue.count or len(self._running) >= self._engines) and not group.latency.guessed:
             self._check_queue(entry, group, now, after)
 
     def _check_queue(self, entry: Entry, group: GroupQueue, now: float, after: int) -> None:
         """Refuse an entry that would be late because of the entries queued before it."""
         latency, left = group.latency, entry.deadline - now
-        cap = max(group.cap, entry.samples)
+        cap = max(group.cap, entry.work)
         full = latency(cap)
         before = self._before(entry, group)
-        samples = before * group.samples // (len(group.entries) or 1) + entry.samples
+        work = before * group.work // (len(group.entries) or 1) + entry.work
         ahead = self._batches_before(entry, group) if self._queue.count > len(group.entries) else 0
         batches = ahead + int(group.batches(before)) + after
         wait = self._wait(batches, full, now)
         # Behind others a batch is likely to be full, and must be so that the engine keeps up.
-        taken = wait + latency(cap if batches else min(cap, samples))
-        if before and batches == ahead and samples > (room := self._room(group, now + wait)):
-            taken = max(taken, self._wait(ahead + 1, latency(min(room, samples - entry.samples)), now) + full)
+        taken = wait + latency(cap if batches else min(cap, work))
+        if before and batches == ahead and work > (room := self._room(group, now + wait)):
+            taken = max(taken, self._wait(ahead + 1, latency(min(room, work - entry.work)), now) + full)
         if full and taken * latency.margin > left:
             why = f"{self._queue.count} requests wait" if self._queue.count else "another request runs"
             raise Unavailable(
@@ -345,7 +383,7 @@ class Scheduler:
         return min(before, ahead * len(group.entries) // group.samples)
 
     def _room(self, group: GroupQueue, start: float) -> int:
-        """Return the most samples that the next batch of a group can hold if it starts at ``start``.
+        """Return the most work that the next batch of a group can hold if it starts at ``start``.
 
         That is what its first entry has time for. It is the full cap if the last batch left that entry behind, since it
         is then dropped if it delays the others, or if the entry never had time for a full batch.
@@ -353,7 +391,7 @@ class Scheduler:
         first, latency = group.entries[0], group.latency
         if first.arrived < group.started or not self._had_time(first, latency(group.cap)):
             return group.cap
-        return max(first.samples, min(group.cap, latency.within((first.deadline - start) / latency.margin)))
+        return max(first.work, min(group.cap, latency.within((first.deadline - start) / latency.margin)))
 
     def _batches_before(self, entry: Entry, own: GroupQueue) -> int:
         """Return how many batches of other groups run before an entry."""
@@ -389,7 +427,7 @@ class Scheduler:
         An engine with nothing else to do accepts entries that may just make it. Otherwise a temporarily slow model
         would be considered slow for long, as no call could show that it has recovered.
         """
-        left, taken = entry.deadline - now, group.latency(entry.samples)
+        left, taken = entry.deadline - now, group.latency(entry.work)
         if taken <= left or not self._sure(group, now):
             return False
         others = self._queue.count - entry.waiting
@@ -404,14 +442,14 @@ class Scheduler:
         while it waits.
         """
         latency, left = group.latency, entry.deadline - now
-        without = min(group.cap, group.samples - entry.samples)
+        without = min(group.cap, group.work - entry.work)
         if without < group.cap and (entry.arrived >= group.started or without < group.cap / 2):
             return False
         full = latency(without)
         if left >= full or group.entries[-1].priority != entry.priority or not self._had_time(entry, full):
             return False
-        samples = max(entry.samples, latency.within(left / latency.margin))
-        return samples / latency(samples) < (1 - LINGER) * without / full
+        work = max(entry.work, latency.within(left / latency.margin))
+        return work / latency(work) < (1 - LINGER) * without / full
 
     def _had_time(self, entry: Entry, seconds: float) -> bool:
         """Return whether an entry had time, on arrival, to wait for one batch of ``seconds`` and to run in another.
@@ -427,12 +465,13 @@ class Scheduler:
 
     def _due(self, group: GroupQueue, now: float) -> float:
         """Return until when waiting for more entries of this group pays off."""
-        expected = min(int(group.recent) - group.running, group.cap)
-        if group.samples >= expected or self._queue.count > len(group.entries):
+        expected = min(int(group.recent) - group.running, self.limits.max_batch if self._padded else group.cap)
+        if group.samples >= expected or self._queue.count > len(group.entries) or group.work >= group.cap:
             return now
         latency = group.latency
-        together = latency(expected)
-        linger = min(LINGER * together, latency(group.samples) + latency(expected - group.samples) - together)
+        more = expected * group.work // group.samples  # as those that wait are
+        together = latency(more)
+        linger = min(LINGER * together, latency(group.work) + latency(more - group.work) - together)
         if self.limits.max_delay is not None:
             linger = min(linger, self.limits.max_delay)
         first = group.entries[0]
@@ -442,18 +481,19 @@ class Scheduler:
     def _start(self, group: GroupQueue, first: Entry, now: float) -> list[Entry]:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
         if len(group.entries) == 1:  # as in most batches of a server that is not busy
-            batch, samples = [first], first.samples
-            self.reason = self._full(group) if samples >= group.cap else "linger" if self._lingered is group else "idle"
+            batch, work = [first], first.work
+            self.reason = self._full(group) if work >= group.cap else "linger" if self._lingered is group else "idle"
             if self._queue.clients.uneven:
-                self._queue.clients.charge(first, group.latency(samples))
+                self._queue.clients.charge(first, group.latency(work))
             self._queue.remove_first(group, 1)
         else:
-            batch, samples = self._fill(group, first, now)
+            fill = self._fill_padded if self._padded else self._fill
+            batch, work = fill(group, first, now)
         self._lingered = None
-        group.running += samples
+        group.running += _samples(batch) if self._padded else work
         group.started = now
         self._started += 1
-        self._running[id(batch)] = (now + group.latency(samples), group, samples)
+        self._running[id(batch)] = (now + group.latency(work), group, work)
         return batch
 
     def _fill(self, group: GroupQueue, first: Entry, now: float) -> tuple[list[Entry], int]:
@@ -483,9 +523,57 @@ class Scheduler:
             self.reason = "deadline" if room < most else self._full(group)
         else:
             self.reason = "linger" if self._lingered is group else "idle"
-        self._remove(group, batch, late)
+        self._remove(group, batch, late, samples)
         self.late += late
         return batch, samples
+
+    def _fill_padded(self, group: GroupQueue, first: Entry, now: float) -> tuple[list[Entry], int]:
+        """Remove a batch of entries whose sizes may differ from the queue; return it with its work."""
+        batch: list[Entry] = []
+        late: list[Entry] = []
+        latency, samples, sizes, work = group.latency, 0, first.sizes, 0
+        cap = self._cap_beside(group, first, now) if self._queue.clients.backlog else group.cap
+        room, most, left = cap, min(self.limits.max_batch, self.memory.samples), False
+        chosen = self._choose(group, first, now, cap)
+        for entry in chosen:
+            if entry is not first and self._is_late(entry, group, now):
+                late.append(entry)
+                continue
+            fits = min(room, latency.within((entry.deadline - now) / latency.margin))
+            count, grown = samples + entry.samples, joint(sizes, entry.sizes) if batch else entry.sizes
+            load = self._work(grown, count)
+            if batch and (load > fits or count > min(most, entry.most)):
+                left = True
+                continue
+            batch.append(entry)
+            samples, sizes, work, room, most = count, grown, load, fits, min(most, entry.most)
+        if left or work >= room or samples >= most:
+            self.reason = "deadline" if room < cap else self._full(group)
+        else:
+            self.reason = "linger" if self._lingered is group else "idle"
+        group.passed = 0 if first in batch else first.number
+        self._remove(group, batch, late, work)
+        self.late += late
+        return batch, work
+
+    def _choose(self, group: GroupQueue, first: Entry, now: float, cap: int) -> list[Entry]:
+        """Return the entries of the call that runs next, in the order in which they are due."""
+        waiting = list(itertools.islice(self._in_order(group, first), _WINDOW))
+        latency, work = group.latency, self._work
+        most = int(min(self.limits.max_batch, self.memory.samples))
+        calls = divide([(entry.sizes, entry.samples) for entry in waiting], work, latency, most, cap)
+
+        def seconds(call: list[int]) -> float:
+            sizes = functools.reduce(joint, [waiting[place].sizes for place in call])
+            return latency(work(sizes, sum(waiting[place].samples for place in call)))
+
+        own = next(call for call in calls if call[0] == 0)
+        if first is group.entries[0] and group.passed != first.number and not self._queue.clients.uneven:
+            short = min(calls, key=lambda call: seconds(call) / len(call))
+            equal = all(waiting[place].priority == first.priority for place in short)
+            if equal and now + (seconds(short) + seconds(own)) * latency.margin < first.deadline:
+                own = short
+        return [waiting[place] for place in own]
 
     def _full(self, group: GroupQueue) -> str:
         """Return the reason of a batch as large as its group allows."""
@@ -493,7 +581,7 @@ class Scheduler:
         return "memory" if group.cap >= most < self.limits.max_batch else "full"
 
     def _cap_beside(self, group: GroupQueue, first: Entry, now: float) -> int:
-        """Return the most samples of a batch, such that others can be answered in time while a client has a backlog.
+        """Return the most work of a batch, such that others can be answered in time while a client has a backlog.
 
         A batch has at least half of the best throughput.
         """
@@ -515,21 +603,34 @@ class Scheduler:
             return others
         return itertools.chain([first], filter(lambda entry: entry is not first, others))
 
-    def _remove(self, group: GroupQueue, batch: list[Entry], late: list[Entry]) -> None:
+    def _remove(self, group: GroupQueue, batch: list[Entry], late: list[Entry], work: int) -> None:
         """Remove the entries of a batch, and those that are late, from the queue, and count the time of the batch."""
         clients = self._queue.clients
-        if not clients.uneven:
+        if clients.uneven:
+            seconds = group.latency(work) / max(sum(entry.work for entry in batch), 1)
+            for entry in batch:
+                clients.charge(entry, seconds * entry.work)
+        elif not self._padded:
             taken = len(batch) + len(late)
             if group.entries[taken - 1] in (batch[-1], late[-1] if late else None):
                 self._queue.remove_first(group, taken)
                 return
-        else:
-            samples = sum(entry.samples for entry in batch)
-            seconds = group.latency(samples) / max(samples, 1)
-            for entry in batch:
-                clients.charge(entry, seconds * entry.samples)
         for entry in (*batch, *late):
             self._queue.remove(entry)
+
+
+def _samples(batch: Iterable[Entry]) -> int:
+    return sum(entry.samples for entry in batch)
+
+
+def _joined(works: Iterable[int], cap: int) -> list[int]:
+    """Return the work of calls of several parts, up to ``cap`` for each."""
+    joined = [0]
+    for work in works:
+        if joined[-1] and joined[-1] + work > cap:
+            joined.append(0)
+        joined[-1] += work
+    return joined
 
 
 def _too_slow(left: float, taken: float) -> DeadlineExceeded:

@@ -57,7 +57,8 @@ class Case:
             self.started += 1
             assert self.gate.wait(30)
             self.prepared.append(values["text"][0])
-            return {"input_ids": np.zeros(1, np.int32)} if prepare is None else prepare(values)
+            found = {"input_ids": np.zeros(1, np.int32)} if prepare is None else prepare(values)
+            return {"attention_mask": np.ones((1, 1), np.int64), **found}
 
         def last(values: Values) -> Values:
             self.threads.append(threading.current_thread().name)

@@ -153,14 +153,14 @@ def test_no_client_fills_the_queue_with_bytes_of_parts_that_are_still_to_be_queu
     refused: list[IngotError] = []
     for _ in range(8):
         try:
-            queue.offer_large(entry("heavy", 8), 800, 1200, 0.0)
+            queue.offer_large(entry("heavy", 8), [8] * 99, 1200, 0.0)
         except IngotError as error:
             refused.append(error)
     assert len(refused) == 1  # the last eighth is for others
     assert "requests of this client" in str(refused[0])
     queue.offer(entry("light"), 0.0)
     queue.release(1200 - 64, "heavy")
-    queue.offer_large(entry("heavy", 8), 800, 1200, 0.0)
+    queue.offer_large(entry("heavy", 8), [8] * 99, 1200, 0.0)
 
 
 def test_a_low_priority_is_delayed_and_not_starved() -> None:
