@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -93,12 +93,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Loop:
-    """A closed loop: each client waits ``think`` seconds after an answer before it sends its next request."""
+    """A closed loop: each client waits ``think`` seconds after an answer before it sends its next request.
+
+    ``lengths`` are those of the requests, in turn, if they differ.
+    """
 
     clients: int
     think: float
     count: int
     timeout: float = math.inf
+    lengths: Sequence[int] = ()
 
 
 class Events:
@@ -151,7 +155,7 @@ class Replica:
     Args:
         events: of the simulation.
         policy: called with the simulated time.
-        seconds: duration of a call by number of samples, before noise.
+        seconds: duration of a call by number of samples, before noise; or of a batch, if samples differ.
         engines: how many calls run at once.
         overhead: of the event loop.
         shared: whether the loop runs on the cores of the engines, so that its work delays their calls.
@@ -164,7 +168,7 @@ class Replica:
         self,
         events: Events,
         policy: Policy,
-        seconds: Mapping[int, float],
+        seconds: Mapping[int, float] | Callable[[list[Entry]], float],
         *,
         engines: int = 1,
         overhead: Overhead = Overhead(),
@@ -179,7 +183,7 @@ class Replica:
         """When the present response is written."""
         self._events = events
         self._policy = policy
-        self._latency = Latency(seconds)
+        self._seconds = seconds if callable(seconds) else _by_samples(Latency(seconds))
         self._half, self._call, self._wakeup = overhead.request / 2, overhead.call, overhead.wakeup
         self.wakeups = 0
         self._short = inline and overhead.request > 0
@@ -262,10 +266,9 @@ class Replica:
         now = self._events.now
         while self._idle and (batch := self._take()):
             self._idle -= 1
-            samples = sum(entry.samples for entry in batch)
-            expected = self._latency(samples)
+            expected = self._seconds(batch)
             taken = expected * math.exp(self._choose.gauss(0, self._noise))
-            self.batches.append(samples)
+            self.batches.append(sum(entry.samples for entry in batch))
             self.busy_engine += taken
             call = _Call(batch, taken, now + taken)
             if self._runs_inline(expected + self._call):
@@ -298,13 +301,17 @@ class Replica:
         self._events.last(self._turn)
 
 
+def _by_samples(latency: Latency) -> Callable[[list[Entry]], float]:
+    return lambda batch: latency(sum(entry.samples for entry in batch))
+
+
 class Simulation:
     """One run of a policy on one replica. The arguments are those of :class:`Replica`; ``seed`` is of all chances."""
 
     def __init__(
         self,
         policy: Policy,
-        seconds: Mapping[int, float],
+        seconds: Mapping[int, float] | Callable[[list[Entry]], float],
         *,
         engines: int = 1,
         noise: float = NOISE,
@@ -330,6 +337,7 @@ class Simulation:
             choose=self._choose,
         )
         self._loop: Loop | None = None
+        self._lengths: Iterator[int] = itertools.repeat(0)
 
     def replay(self, arrivals: Sequence[Arrival]) -> Result:
         """Run an open loop: requests come when they come."""
@@ -340,6 +348,7 @@ class Simulation:
     def closed(self, loop: Loop) -> Result:
         """Run a closed loop until ``loop.count`` requests were sent."""
         self._loop = loop
+        self._lengths = itertools.cycle(loop.lengths or (0,))
         for client in range(loop.clients):
             self._send(client * loop.think / loop.clients)
         return self._run(0.0, 0.0)
@@ -366,7 +375,9 @@ class Simulation:
                     result.on_time += at <= deadline
             self._again(at)
 
-        entry = Entry({}, arrival.rows, reply, now, deadline=deadline, nbytes=64 * arrival.rows)
+        rows, length = arrival.rows, arrival.length
+        sizes, work = ((length,), rows * length) if length else ((), rows)
+        entry = Entry({}, rows, reply, now, deadline=deadline, nbytes=64 * work, sizes=sizes, work=work)
         entry.client = arrival.client if arrival.known else None
         self._replica.arrive(entry)
 
@@ -378,4 +389,5 @@ class Simulation:
     def _send(self, moment: float) -> None:
         loop = self._loop
         timeout = math.inf if loop is None else loop.timeout
-        self._events.at(moment, partial(self._arrive, Arrival(0.0, 1, timeout)))
+        length = next(self._lengths)
+        self._events.at(moment, partial(self._arrive, Arrival(0.0, 1, timeout, length=length)))

@@ -17,13 +17,17 @@ from ingot.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: ``known`` is whether the policy learns its client."""
+    """A request.
+
+    ``known`` is whether the policy learns its client, ``length`` the tokens of its rows if these differ.
+    """
 
     time: float
     rows: int = 1
     timeout: float = math.inf
     client: str = ""
     known: bool = False
+    length: int = 0
 
 
 def poisson(rate: float, count: int, timeout: float, seed: int = 1) -> list[Arrival]:
