@@ -24,8 +24,10 @@ from ingot.tensors import Array
 
 # Tokens of a row, and those that two rows of a context share, at most: as the pipeline has them.
 _LONGEST, _STRIDE = 384, 128
-# Samples that are joined to one context, and characters of a question: long contexts have several rows.
-_JOINED, _QUESTION = 24, 20
+# Samples that are joined to one context, as long contexts have several rows.
+_JOINED = 24
+# Characters of a hard question, and the most tokens that these have, as bytes.
+_CHARACTERS, _QUESTION = 5, 20
 
 
 def find_questions(folder: Folder, *, named: bool) -> Found | None:
@@ -130,7 +132,7 @@ def _characters(encoding: Any, start: int, end: int) -> tuple[int, int]:
 def _items() -> list[dict[str, Array]]:
     """Return hard contexts, each with one of a few short questions."""
     contexts = [text for text in texts.hard() if text]
-    known = [text[:_QUESTION] for text in texts.hard() if text]
+    known = [text[:_CHARACTERS] for text in texts.hard() if text]
     return [_pairs([known[7 * index % len(known)] for index in range(len(contexts))], contexts)]
 
 
