@@ -8,8 +8,8 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ingot.errors import IngotError, InternalError, Unavailable
 from ingot.protocol.context import BatchTimes
@@ -33,8 +33,10 @@ from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.settings.labels import read_labels
 from ingot.runtime.settings.repeat import Repeat
 from ingot.runtime.settings.settings import Settings
-from ingot.steps import Steps
+from ingot.steps import OpenedSteps, Steps
 from ingot.tensors import Array, Signature
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -364,6 +366,16 @@ class Model:
         if loaded.stepped is not None:
             return loaded.stepped.submit_to(request, loaded.dispatcher)
         return loaded.dispatcher.submit(request)
+
+    async def with_steps(self, work: Callable[[OpenedSteps], T], nbytes: int, client: Hashable) -> T:
+        """Return the result of work with the steps of a model that is ready; see :meth:`Stepped.aside`.
+
+        Raises:
+            Unavailable: the model is not ready, or too many requests wait.
+        """
+        if (stepped := self._stepped) is None or self.state is not State.READY:
+            raise self.acceptor.unavailable()
+        return await stepped.aside(work, nbytes, client)
 
     @property
     def direct(self) -> Direct:

@@ -23,7 +23,7 @@ from ingot.steps.after.vectors import Vectors
 from ingot.steps.images.image import Image
 from ingot.steps.item import ItemStep
 from ingot.steps.step import Apply, Files, Values
-from ingot.steps.tokenize import Tokenize
+from ingot.steps.tokenize import Tokenize, Tokenizing
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 AnyStep = Annotated[
@@ -207,6 +207,11 @@ class OpenedSteps:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of its steps, each once."""
         return tuple(dict.fromkeys(kind for kind, _ in (*self._before, *self._after)))
+
+    @property
+    def tokenizing(self) -> Tokenizing | None:
+        """The step that reads texts; None without one."""
+        return next((step for _, step in self._before if isinstance(step, Tokenizing)), None)
 
     def prepare(self, values: Values, times: list[StepTime] | None = None) -> Values:
         """Run the steps before the graph; return all values so far.

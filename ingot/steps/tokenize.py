@@ -109,7 +109,7 @@ class Tokenize(Step):
         return {"max_tokens": str(self.max_length), **names}
 
     def open(self, files: Files) -> Apply:
-        return Tokenizing(self, tokenizer.load(files(self.file), self.file)).apply
+        return Tokenizing(self, tokenizer.load(files(self.file), self.file))
 
 
 PLACES = ("offsets", "words", "sequences", "special")
@@ -153,7 +153,7 @@ class Tokenizing:
         windows = {} if step.stride is None else {"strategy": "only_second", "stride": step.stride}
         self._cutting: Any = own.cutting(step.max_length, side=step.truncation_side, **windows)  # type: ignore[arg-type]
 
-    def apply(self, values: Values) -> Values:
+    def __call__(self, values: Values) -> Values:
         """Return the ids, mask and types of the texts, and how many tokens each has and lost.
 
         Raises:
@@ -182,6 +182,19 @@ class Tokenizing:
         items = np.array([row.item for row in encoded], np.int32)
         counts = np.bincount(items, tokens, len(rows)).astype(np.int32)
         return {**found, "tokens": counts, "cut_tokens": np.zeros(len(rows), np.int32), "item": items}
+
+    def tokens(self, values: Values, *, special: bool) -> list[tuple[str, Any]]:
+        """Return each text, after its prompt, with the package's encoding of it, which is not cut.
+
+        Raises:
+            InvalidArgument: as for a call.
+        """
+        texts = self.checked(self._step.text, values[self._step.text])
+        if self._step.prompts:
+            texts = self._prompted(texts, values.get(self._step.prompt))
+        failure = f"the model's tokenizer cannot encode input '{self._step.text}'; send another text"
+        with foreign.reported_as(InvalidArgument, failure, keep=MemoryError):
+            return list(zip(texts, self.tokenizer.whole.encode_batch(texts, add_special_tokens=special), strict=True))
 
     def _rows(self, first: int, rows: Sequence[Any]) -> list[_Row]:
         encodings = self._encoded(self._cutting, rows)

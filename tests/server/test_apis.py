@@ -35,7 +35,7 @@ def archive(
     name: str,
     described: Described,
     inputs: tuple[TensorSpec, ...],
-    output: TensorSpec,
+    output: TensorSpec | tuple[TensorSpec, ...],
     graph: bytes,
     goldens: Sequence[Golden] = (),
 ) -> Archive:
@@ -46,7 +46,7 @@ def archive(
         variant="fp32",
         format="onnx",
         precision="fp32",
-        signature=Signature(inputs, (output,), "batch", {"seq": Range(1, 16)}),
+        signature=Signature(inputs, output if isinstance(output, tuple) else (output,), "batch", {"seq": Range(1, 16)}),
         padding={"seq": Padding({spec.name: 0 for spec in inputs})},
         steps=described.steps,
         provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
@@ -214,6 +214,8 @@ class TestTextEmbeddingsInference:
         assert sum(item["score"] for item in one) == pytest.approx(1)
         many = post(server, "/models/length/predict", inputs=[["a fine film"], ["good"]]).json()
         assert [[item["label"] for item in items] for items in many] == [["LONG", "SHORT"], ["SHORT", "LONG"]]
+        raw = post(server, "/predict", inputs="a fine film", raw_scores=True).json()
+        assert [item["score"] for item in raw] == [5, 4.5]
         pair = post(server, "/predict", inputs=["good", "film"]).json()
         assert [item["label"] for item in pair] == ["LONG", "SHORT"]
 
@@ -232,7 +234,6 @@ class TestTextEmbeddingsInference:
             ("/embed", {"inputs": "a " * 30, "truncate": False}, "'inputs' has 16 tokens too many"),
             ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "cuts texts on the right"),
             ("/embed", {"inputs": "a", "normalise": True}, "'normalise' is not a field"),
-            ("/predict", {"inputs": "a", "raw_scores": True}, "leave it out"),
             ("/predict", {"inputs": ["a", "b", "c"]}, "list of lists"),
             ("/predict", {"inputs": [["a"], ["a", "b"]]}, "mixes texts and pairs"),
             ("/predict", {"inputs": [["a", "b", "c"]]}, "over the limit of 2"),
@@ -303,7 +304,7 @@ class TestHuggingFace:
 
     def test_errors(self, server: RunningServer) -> None:
         for path, content, status, part in (
-            ("length", {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}}, 400, "apply softmax"),
+            ("length", {"inputs": "a", "parameters": {"function_to_apply": "tanh"}}, 400, "softmax, sigmoid, none"),
             ("length", {"inputs": "a", "parameters": {"topk": 1}}, 400, "parameters.topk"),
             ("length", {"inputs": ["a", LONG]}, 400, "'inputs[1]' has 100001"),
             ("ranker", {"inputs": "a"}, 400, "/models/ranker/rerank"),

@@ -57,6 +57,7 @@ class Stepped:
         self._accepts = accepts
         self._limits = limits
         self._open = 0
+        self._aside = 0
         self._bytes = 0
         self._clients: dict[Hashable, tuple[int, int]] = {}  # waiting requests and their bytes
         self._quiet = asyncio.Event()
@@ -89,8 +90,35 @@ class Stepped:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for the steps before the graph."""
-        return len(self._waiting)
+        """Number of requests that wait for the steps before the graph, and of other work in their threads."""
+        return len(self._waiting) + self._aside
+
+    async def aside(self, work: Callable[[OpenedSteps], T], nbytes: int, client: Hashable) -> T:
+        """Return the result of work with the steps that is no request, in the threads of those before the graph.
+
+        Args:
+            work: the function.
+            nbytes: what it reads, for the limits of the queue.
+            client: whose work it is.
+
+        Raises:
+            Unavailable: too many requests wait.
+            IngotError: the work fails.
+        """
+        check_room(self._limits, self.waiting, self._bytes, nbytes, client, self._held)
+        self._aside += 1
+        self._open += 1
+        self._count(client, 1, nbytes)
+        try:
+            done = preparing.submit(self.name, lambda: attempt(self.failure, work, self.steps))
+            found = await asyncio.wrap_future(done)
+        finally:
+            self._aside -= 1
+            self._count(client, -1, -nbytes)
+            self.over()
+        if isinstance(found, IngotError):
+            raise found
+        return found
 
     def fail(self, error: IngotError) -> None:
         """Answer the requests that wait for the steps before the graph with an error: the graph cannot run."""

@@ -251,6 +251,52 @@ class Vectors(RootModel[list[list[float]]]):
     """Answer of /embed: a vector for each text."""
 
 
+class EmbedAllRequest(BaseModel):
+    """Body of /embed_all; ``truncate`` false refuses texts that are too long."""
+
+    inputs: str | list[str]
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+
+class TokenVectors(RootModel[list[list[list[float]]]]):
+    """Answer of /embed_all: for each text, a vector for each token."""
+
+
+class TokenizeRequest(BaseModel):
+    """Body of /tokenize; texts are not cut."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+
+
+class Token(BaseModel):
+    """A token; ``start`` and ``stop`` are its place in characters, null for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None = None
+    stop: int | None = None
+
+
+class Tokens(RootModel[list[list[Token]]]):
+    """Answer of /tokenize: the tokens of each text."""
+
+
+class DecodeRequest(BaseModel):
+    """Body of /decode: the ids of one text, or of several."""
+
+    ids: list[int] | list[list[int]]
+    skip_special_tokens: bool = True
+
+
+class Texts(RootModel[list[str]]):
+    """Answer of /decode: a text for each list of ids."""
+
+
 class Sentences(BaseModel):
     """One text, and those that it is compared with."""
 
@@ -323,15 +369,22 @@ class Ranking(RootModel[list[dict[str, Any]] | dict[str, Any]]):
     """Answer of /rerank: a list of index, score and text, or an object with ``results`` if ``documents`` were sent."""
 
 
+class Question(BaseModel):
+    """A question, and the text that has its answer."""
+
+    question: str
+    context: str
+
+
 class InferenceRequest(BaseModel):
     """Body of /models/{model}; the parameters depend on the model's task."""
 
-    inputs: str | list[str] | Sentences
+    inputs: str | list[str] | Sentences | Question | list[Question]
     parameters: dict[str, Any] | None = None
 
 
-class Answers(RootModel[list[Any]]):
-    """Answer of /models/{model}: vectors, similarities, or the classes of each text."""
+class Answers(RootModel[list[Any] | dict[str, Any]]):
+    """Answer of /models/{model}, whose form depends on the model's task."""
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:

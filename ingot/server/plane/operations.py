@@ -12,7 +12,7 @@ from ingot._version import __version__
 from ingot.errors import IngotError
 from ingot.server.access.gate import INFER, METRICS
 from ingot.server.plane import handlers
-from ingot.server.plane.apis import huggingface, openai, reranking, tei
+from ingot.server.plane.apis import huggingface, openai, reranking, tei, tokens
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.serving.control import Control
@@ -181,6 +181,9 @@ OPERATIONS = (
         response="OpenAIModel",
     ),
     _texts("embed", "POST /embed", tei.embed, tei.refusal, "EmbedRequest", "Vectors"),
+    _texts("embed_all", "POST /embed_all", tokens.embed_all, tei.refusal, "EmbedAllRequest", "TokenVectors"),
+    _texts("tokenize", "POST /tokenize", tokens.tokenize, tei.refusal, "TokenizeRequest", "Tokens"),
+    _texts("decode", "POST /decode", tokens.decode, tei.refusal, "DecodeRequest", "Texts"),
     _texts("similarity", "POST /similarity", tei.similarity, tei.refusal, "SimilarityRequest", "Numbers"),
     _texts("predict", "POST /predict", tei.predict, tei.refusal, "PredictRequest", "Classes"),
     _texts("info", "GET /info", tei.info, tei.refusal, None, "Info"),

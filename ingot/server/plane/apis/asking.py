@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,11 @@ from ingot.tensors import Array
 EMBEDDING = "sentence-similarity"
 RANKING = "text-ranking"
 CLASSIFICATION = "text-classification"
+ENTITIES = "token-classification"
+QUESTIONS = "question-answering"
+MASKS = "fill-mask"
+VECTORS = "feature-extraction"
+ON_TEXTS = (EMBEDDING, RANKING, CLASSIFICATION, ENTITIES, QUESTIONS, MASKS, VECTORS)
 # Names and scores that the event loop puts together itself.
 _AT_ONCE = 1 << 10
 
@@ -115,6 +121,7 @@ async def ask(
     prompt: str = "",
     truncate: bool | None = None,
     places: Sequence[Place] = (),
+    choices: Mapping[str, tuple[Array, str]] = MappingProxyType({}),
 ) -> Answer:
     """Return the answer of a model to texts, or pairs of texts.
 
@@ -126,10 +133,38 @@ async def ask(
         prompt: the name of the prompt; empty for the model's default.
         truncate: False to refuse texts that were cut; otherwise the archive decides.
         places: where the body has the texts, and the second texts; by default in the list ``inputs``.
+        choices: further raw inputs, each with the field of the body that has it.
 
     Raises:
         InvalidField: a text or the prompt is wrong; it names the field.
         IngotError: as for :meth:`DataPlane.infer`.
+    """
+    tokenize = served.tokenize
+    arrays = raw_inputs(served, texts, second, prompt=prompt) | {name: array for name, (array, _) in choices.items()}
+    model = served.model
+    request = InferRequest(Template(model.name, model.version), arrays, "", None, call.client)
+    named = dict(zip((tokenize.text, tokenize.pair), places or (listed("inputs"),), strict=False))
+    others = {tokenize.prompt: "prompt_name"} | {name: field for name, (_, field) in choices.items()}
+    try:
+        values = (await call.plane.infer(request, "http")).arrays
+    except IngotError as error:
+        raise in_fields(error, named | {name: single(field) for name, field in others.items()}) from error
+    if truncate is False and (cut := values.get("cut_tokens")) is not None and cut.any():
+        index = int(cut.argmax())
+        raise InvalidField(
+            "truncate",
+            f"is false, and '{named[tokenize.text](index)}' has {int(cut[index])} tokens too many; send a shorter text",
+        )
+    return Answer(values)
+
+
+def raw_inputs(
+    served: Served, texts: Sequence[str], second: Sequence[str] | None = None, *, prompt: str = ""
+) -> dict[str, Array]:
+    """Return texts as the raw inputs of a model.
+
+    Raises:
+        InvalidField: the model has no pairs, or no prompts.
     """
     tokenize = served.tokenize
     inputs = {tokenize.text: texts}
@@ -141,24 +176,25 @@ async def ask(
         if not tokenize.prompts:
             raise InvalidField("prompt_name", f"is {quoted(prompt)}; model '{served.model.name}' has no prompts")
         inputs[tokenize.prompt] = [prompt]
-    arrays = {
+    return {
         name: np.array([text.encode("utf-8", "surrogatepass") for text in texts], object)
         for name, texts in inputs.items()
     }
-    model = served.model
-    request = InferRequest(Template(model.name, model.version), arrays, "", None, call.client)
-    named = dict(zip((tokenize.text, tokenize.pair), places or (listed("inputs"),), strict=False))
-    try:
-        values = (await call.plane.infer(request, "http")).arrays
-    except IngotError as error:
-        raise in_fields(error, {**named, tokenize.prompt: single("prompt_name")}) from error
-    if truncate is False and (cut := values.get("cut_tokens")) is not None and cut.any():
-        index = int(cut.argmax())
-        raise InvalidField(
-            "truncate",
-            f"is false, and '{named[tokenize.text](index)}' has {int(cut[index])} tokens too many; send a shorter text",
-        )
-    return Answer(values)
+
+
+def function_of(served: Served, name: str, field: str) -> dict[str, tuple[Array, str]]:
+    """Return the choice of the function that makes scores of logits.
+
+    Raises:
+        InvalidField: the model's steps apply another one.
+    """
+    step = served.classify
+    if step is not None and name == step.function:
+        return {}
+    if step is None or not step.choice:
+        declared = "none" if step is None else step.function
+        raise InvalidField(field, f"asks for {name}; the model's steps apply {declared} only, so leave it out")
+    return {step.choice: (np.array([name.encode()], object), field)}
 
 
 async def embed(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidField, public_text, quoted
 from ingot.protocol.json_codec import STATUS
-from ingot.server.plane.apis import asking, tei
+from ingot.server.plane.apis import asking, on_tokens, tei
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, texts_of
 from ingot.server.plane.handlers import Call
@@ -24,11 +24,15 @@ async def answer(call: Call) -> Any:
         InvalidField: a field is wrong.
         IngotError: as for :meth:`DataPlane.infer`.
     """
-    served = asking.chosen(call, asking.EMBEDDING, asking.CLASSIFICATION, asking.RANKING)
+    served = asking.chosen(call, *asking.ON_TEXTS)
+    if (form := on_tokens.FORMS.get(served.steps.task)) is not None:
+        return await form(call, served)
     if served.steps.task == asking.EMBEDDING:
         return await _vectors(call)
     if served.steps.task == asking.RANKING:
         raise InvalidField("inputs", f"do not fit a ranking; ask POST /models/{served.model.name}/rerank")
+    if "candidate_labels" in (call.content.get("parameters") or {}):
+        return await on_tokens.candidates(call, served)
     return await _classes(call, served)
 
 
@@ -56,11 +60,10 @@ async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
     count = parameters.count("top_k")
     declared = "none" if served.classify is None else served.classify.function
     wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
-    if wanted != declared:
-        raise InvalidField("parameters.function_to_apply", f"is '{wanted}'; the model's steps apply {declared}")
+    choices = asking.function_of(served, wanted, "parameters.function_to_apply")
     parameters.end()
     fields.end()
-    return await asking.labelled(served, await asking.ask(call, served, texts), count)
+    return await asking.labelled(served, await asking.ask(call, served, texts, choices=choices), count)
 
 
 def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:

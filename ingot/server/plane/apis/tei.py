@@ -57,21 +57,21 @@ async def predict(call: Call) -> list[Any]:
     fields = Fields(call.content)
     given = fields.any("inputs")
     served = asking.chosen(call, asking.CLASSIFICATION)
-    if fields.flag("raw_scores"):
-        raise InvalidField("raw_scores", "is true; the model's steps make scores of logits, so leave it out")
+    choices = asking.function_of(served, "none", "raw_scores") if fields.flag("raw_scores") else {}
     truncate = truncation(fields, served)
     fields.end()
     alone, rows = _rows(given, served.steps.max_items)
     second = [row[1] for row in rows] if len(rows[0]) == 2 else None
     places = [_in_column(given, column, alone=alone) for column in range(2)]
-    answer = await asking.ask(call, served, [row[0] for row in rows], second, truncate=truncate, places=places)
+    firsts = [row[0] for row in rows]
+    answer = await asking.ask(call, served, firsts, second, truncate=truncate, places=places, choices=choices)
     answers = await asking.labelled(served, answer)
     return answers[0] if alone else list(answers)
 
 
 async def info(call: Call) -> dict[str, Any]:
     """Describe the model."""
-    served = asking.chosen(call, asking.EMBEDDING, asking.CLASSIFICATION, asking.RANKING)
+    served = asking.chosen(call, asking.EMBEDDING, asking.CLASSIFICATION, asking.RANKING, asking.VECTORS)
     steps = served.steps
     tokenize = served.tokenize
     return {
@@ -111,6 +111,8 @@ def _type(served: Served) -> dict[str, Any]:
     if steps.task == asking.EMBEDDING:
         pooling = next((step.modes[0] for step in steps.after if step.kind == "pool"), "mean")
         return {"embedding": {"pooling": pooling}}
+    if steps.task == asking.VECTORS:
+        return {"embedding": {"pooling": "none"}}
     if steps.task == asking.RANKING:
         return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
     labels = () if served.classify is None else served.classify.labels
