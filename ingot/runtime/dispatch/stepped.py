@@ -94,7 +94,7 @@ class Stepped:
         return len(self._waiting) + self._aside
 
     async def aside(self, work: Callable[[OpenedSteps], T], nbytes: int, client: Hashable) -> T:
-        """Return the result of work with the steps that is no request, in the threads of those before the graph.
+        """Return the result of other work than requests with the steps, in the threads of those before the graph.
 
         Args:
             work: the function.

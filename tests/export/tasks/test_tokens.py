@@ -88,7 +88,7 @@ def test_a_task_needs_its_head(tmp_path: Path) -> None:
     assert found.task == "fill-mask"
     for task in ("token-classification", "question-answering", "feature-extraction"):
         with pytest.raises(InvalidArgument, match=f"task {task} needs a model .*; .* has BertForMaskedLM"):
-            tasks.find(tmp_path, task)  # type: ignore[arg-type]
+            tasks.find(tmp_path, task)
 
 
 @pytest.mark.long
