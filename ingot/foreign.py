@@ -63,14 +63,16 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def reported_as(
-    kind: type[Exception], message: str | Callable[[Exception], str], keep: type[Exception] | tuple[()] = ()
+    kind: type[Exception],
+    message: str | Callable[[Exception], str],
+    keep: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
     """Raise any error of the block as ``kind``, and that of a full disk as ``StorageFull``.
 
     Args:
         kind: the type to raise.
         message: the new message, from the error, or as a text that the error's type and message are appended to.
-        keep: the type of errors that pass as they are.
+        keep: the types of errors that pass as they are.
     """
     try:
         yield

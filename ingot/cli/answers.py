@@ -50,6 +50,17 @@ def _words(outputs: Mapping[str, Array]) -> list[str]:
     return lines
 
 
+def _transcripts(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line with the text of each sound, after its number and length if there are several."""
+    texts, seconds = outputs["text"].tolist(), outputs["seconds"].tolist()
+    if len(texts) == 1:
+        return [_text(texts[0])]
+    return [
+        f"{index}: {length:.1f} s   {_text(text)}"
+        for index, (text, length) in enumerate(zip(texts, seconds, strict=True))
+    ]
+
+
 def _places(outputs: Mapping[str, Array]) -> list[tuple[int, int]]:
     """Return the indices of each answer; padding has none."""
     return [(index, place) for index, count in enumerate(outputs["count"].tolist()) for place in range(count)]
@@ -71,4 +82,5 @@ _FORMS: tuple[tuple[set[str], Lines], ...] = (
     ({*_ENTITY, "count"}, _entities),
     ({*_ANSWER, "count"}, _answers),
     ({"token_str", "score", "count"}, _words),
+    ({"text", "seconds"}, _transcripts),
 )

@@ -449,16 +449,17 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
         road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
         proof = variant.serving.evidence.steps
         if proof is not None:
-            kind = "texts" if steps.before[0].kind == "tokenize" else "pictures"
+            kind = {"tokenize": "texts", "audio": "sounds"}.get(steps.before[0].kind, "pictures")
             if kind == "texts":
                 kind += " and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else ""
                 note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard {kind}: ids equal")
             else:
-                note(f"  {'processor':14} {proof.reference}; values of {proof.items} hard pictures: equal to the bit")
-            close = f"within {proof.error:.0e}"
+                equal = f"equal within {proof.deviation:.0e}" if proof.deviation else "equal to the bit"
+                note(f"  {'processor':14} {proof.reference}; values of {proof.items} hard {kind}: {equal}")
+            close = f" within {proof.error:.0e}" if proof.error else ""
             if any(step.kind == "masks" for step in steps.after):
-                close = f"but for {proof.error:.0e} of their pixels" if proof.error else "to the pixel"
-            road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s {close}"
+                close = f" but for {proof.error:.0e} of their pixels" if proof.error else " to the pixel"
+            road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s{close}"
         note(f"  {'steps':14} {road}")
     for parity in variant.serving.evidence.parity:
         note(

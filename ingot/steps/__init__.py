@@ -6,6 +6,7 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ======================  =============================================================================================
 ``tokenize``            texts, or pairs of texts, to ids of tokens, by Hugging Face's ``tokenizers``
 ``image``               files of pictures to the values of pixels (``images/``)
+``audio``               files of sounds to samples or spectrograms (``sounds/``)
 ``pool``                a vector for each token to one for each text, in all modes of sentence-transformers
 ``dense``               a linear layer with an activation on vectors
 ``normalize``           vectors of length 1
@@ -16,16 +17,18 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ``vectors``             a vector for each token, without those of padding
 ``boxes``               outputs of a detector to boxes in the original picture
 ``masks``               classes of pixels to a mask of the original picture for each label
+``ctc``                 scores of characters for each frame of a sound to its text
 ======================  =============================================================================================
 
 A new kind is a file here and an entry in :data:`ingot.steps.pipeline.AnyStep`. Steps pass values to each other by name:
-each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. text.py, token_tasks.py
-and image.py describe the steps of tasks.
+each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. text.py, token_tasks.py,
+image.py and sound.py describe the steps of tasks.
 """
 
 from ingot.steps.image import image_classification, image_segmentation, object_detection
 from ingot.steps.item import ItemStep
 from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
+from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.steps.text import Described, Original, embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
@@ -42,6 +45,7 @@ __all__ = [
     "StepTime",
     "Steps",
     "Values",
+    "audio_classification",
     "embedding",
     "feature_extraction",
     "fill_mask",
@@ -49,6 +53,7 @@ __all__ = [
     "image_segmentation",
     "object_detection",
     "question_answering",
+    "speech_recognition",
     "text_classification",
     "text_ranking",
     "token_classification",

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, quoted
 from ingot.steps.image import image_classification, image_segmentation, object_detection
+from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.text import Described, embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
 
@@ -32,7 +33,7 @@ def read_steps(path: Path) -> Described:
     task = content.pop("task", None)
     if task not in TASKS:
         raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
-    if task not in _ON_PICTURES:
+    if task not in _ON_FILES:
         if not isinstance(content.get("tokenizer"), str):
             raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
         content["tokenizer"] = path.parent / content["tokenizer"]
@@ -53,6 +54,14 @@ TASKS: Mapping[str, Callable[..., Described]] = {
     "image-classification": image_classification,
     "object-detection": object_detection,
     "image-segmentation": image_segmentation,
+    "audio-classification": audio_classification,
+    "automatic-speech-recognition": speech_recognition,
 }
 """The tasks, as Hugging Face names them."""
-_ON_PICTURES = ("image-classification", "object-detection", "image-segmentation")
+_ON_FILES = (
+    "image-classification",
+    "object-detection",
+    "image-segmentation",
+    "audio-classification",
+    "automatic-speech-recognition",
+)

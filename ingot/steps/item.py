@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,6 +17,26 @@ Item = Callable[[bytes], Values]
 """Returns the named values of one item; the text of an error completes "element 3 of input 'image' ...". Immutable."""
 Map = Callable[[Callable[[Any], Values], Iterable[Any]], Iterable[Values]]
 """Calls a function with each element, in any number of threads; the results keep the order."""
+
+
+def binary(content: bytes, starts: tuple[bytes, ...]) -> bytes:
+    """Return the bytes of a file that may be sent as text, in base64 or as a ``data:`` URL: JSON has no other form.
+
+    Args:
+        content: what was sent.
+        starts: how base64 of each format begins, which no file of a format does.
+
+    Raises:
+        InvalidArgument: the base64 is not valid.
+    """
+    if content.startswith(b"data:"):
+        content = content.partition(b",")[2]
+    elif not content.startswith(starts):
+        return content
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise InvalidArgument(f"is base64 that is not valid: {error}") from error
 
 
 class ItemStep(Step):

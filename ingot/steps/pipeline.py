@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.errors import InvalidArgument
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
+from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.dense import Dense
 from ingot.steps.after.entities import Entities
 from ingot.steps.after.fill import Fill
@@ -22,12 +23,26 @@ from ingot.steps.after.span import Span
 from ingot.steps.after.vectors import Vectors
 from ingot.steps.images.image import Image
 from ingot.steps.item import ItemStep
+from ingot.steps.sounds.audio import Audio
 from ingot.steps.step import Apply, Files, Values
 from ingot.steps.tokenize import Tokenize, Tokenizing
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 AnyStep = Annotated[
-    Tokenize | Image | Pool | Dense | Normalize | Classify | Entities | Span | Fill | Vectors | Boxes | Masks,
+    Tokenize
+    | Image
+    | Audio
+    | Pool
+    | Dense
+    | Normalize
+    | Classify
+    | Ctc
+    | Entities
+    | Span
+    | Fill
+    | Vectors
+    | Boxes
+    | Masks,
     Field(discriminator="kind"),
 ]
 """All kinds; a new one is added here."""

@@ -31,6 +31,7 @@ class Original:
         answer: returns the answers to raw inputs, given the module that is exported.
         items: sets of raw inputs for which the graph's inputs are compared: hard cases.
         samples: sets of raw inputs for which the answers are compared.
+        bound: the largest difference of the graph's inputs; 0 if they must be equal to the last bit.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Original:
     answer: Callable[[Any, Values], Values]
     items: Sequence[Values]
     samples: Sequence[Values]
+    bound: float = 0
 
 
 @dataclass(frozen=True)

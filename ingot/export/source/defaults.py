@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ingot.export.source import sounds
+
 _PRODUCED = "the folder's tokenizer or processor produces it; "
 _DECLARE = "declare all inputs with --input to include it"
 
@@ -89,7 +91,8 @@ def _of_transformer(module: Any) -> Defaults:
     longest = getattr(text, "max_position_embeddings", None)
     bound = f"=1..{longest}" if isinstance(longest, int) and longest > 1 else ""
     inputs: list[str] = []
-    produced = _produced(Path(str(getattr(module, "name_or_path", ""))))
+    folder = Path(str(getattr(module, "name_or_path", "")))
+    produced = _produced(folder)
     if module.main_input_name == "input_ids":
         inputs.append(f"input_ids:int64[batch,seq{bound}]")
         if "attention_mask" in parameters:
@@ -105,6 +108,8 @@ def _of_transformer(module: Any) -> Defaults:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         if isinstance(height, int):
             inputs.append(f"pixel_values:float32[batch,{channels},{height},{width}]")
+    else:
+        inputs += sounds.inputs_of(module, folder)
     others = {
         name: _PRODUCED + (_DECLARE if name in parameters else "the model does not accept it") for name in produced
     }

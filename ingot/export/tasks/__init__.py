@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ingot.export.tasks import detection, embedding, pictures, questions, segmentation, texts, tokens
+from ingot.export.tasks import detection, embedding, pictures, questions, segmentation, sounds, texts, tokens
 from ingot.export.tasks.folder import Folder, Found, Task
 
 __all__ = ["Found", "Task", "find"]
@@ -25,6 +25,8 @@ _FINDERS: Mapping[str, _Find] = {
     "image-classification": pictures.find_classifier,
     "object-detection": detection.find_detector,
     "image-segmentation": segmentation.find_segmentation,
+    "audio-classification": sounds.find_classifier,
+    "automatic-speech-recognition": sounds.find_recognizer,
     "text-ranking": texts.find_ranker,
     "text-classification": texts.find_classifier,
     "token-classification": tokens.find_entities,

@@ -26,6 +26,8 @@ Task = Literal[
     "image-classification",
     "object-detection",
     "image-segmentation",
+    "audio-classification",
+    "automatic-speech-recognition",
 ]
 
 

@@ -181,12 +181,14 @@ class MemoryEvidence(Record):
 class StepsEvidence(Record):
     """How a model's steps compared with the original's at the export.
 
-    ``reference`` is what they were compared with; ``items`` raw inputs had equal tensors, and ``answers`` of them final
-    answers that differ by at most ``error``, with ``tolerance`` allowed, relative to an answer's largest value.
+    ``reference`` is what they were compared with; ``items`` raw inputs had tensors that differ by at most
+    ``deviation``, which is 0 if they are equal to the last bit, and ``answers`` of them final answers that differ by
+    at most ``error``, with ``tolerance`` allowed, relative to an answer's largest value.
     """
 
     reference: str
     items: Count
+    deviation: Number = 0.0
     answers: Count
     error: Number
     tolerance: Number

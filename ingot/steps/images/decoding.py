@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, TooLarge, missing_package
+from ingot.steps.item import binary
 from ingot.tensors import Array
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def decode(content: bytes, limits: Limits) -> Array:
     """
     if len(content) > limits.nbytes:
         raise TooLarge(f"has {len(content)} bytes; the most are {limits.nbytes}: send a smaller one")
-    picture = _opened(_binary(content))
+    picture = _opened(binary(content, _BASE64))
     width, height = picture.size
     if width * height > limits.pixels:
         raise TooLarge(f"is {width} x {height} pixels; the most are {limits.pixels}: send a smaller one")
@@ -80,22 +80,6 @@ def decode(content: bytes, limits: Limits) -> Array:
 
         picture.load()
         return np.asarray(_rgb(ImageOps.exif_transpose(picture)))
-
-
-def _binary(content: bytes) -> bytes:
-    """Return the bytes of a file that is sent as text, in base64 or as a ``data:`` URL: JSON has no other form.
-
-    Raises:
-        InvalidArgument: the base64 is not valid.
-    """
-    if content.startswith(b"data:"):
-        content = content.partition(b",")[2]
-    elif not content.startswith(_BASE64):
-        return content
-    try:
-        return base64.b64decode(content, validate=True)
-    except ValueError as error:
-        raise InvalidArgument(f"is base64 that is not valid: {error}") from error
 
 
 def _opened(content: bytes) -> Image:

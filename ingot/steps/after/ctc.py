@@ -1,0 +1,105 @@
+"""``ctc``: from scores of characters for each frame of a sound to its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from ingot.errors import InvalidArgument
+from ingot.steps.step import Apply, Files, Step, Values
+from ingot.tensors import Array, TensorSpec
+
+Convolution = tuple[int, int, int]
+"""The kernel, the stride and the padding at each side of a convolution over time."""
+
+
+class Ctc(Step):
+    """Take the best token of each frame, make one of those that repeat, leave the blank out, and join the others.
+
+    This is the greedy decoding of connectionist temporal classification, as transformers' Wav2Vec2CTCTokenizer does it.
+
+    Attributes:
+        logits: the graph's output, float[n, frames, tokens].
+        tokens: their texts, in the order of the logits.
+        blank: the token that separates repetitions, and stands for no character.
+        delimiter: the token between words.
+        space: the text that stands for ``delimiter``.
+        lower: whether the text is put in lower case.
+        replaced: pairs of texts, of which the first is replaced by the second at the end, one after the other.
+        mask: the value that is 0 for padding, [n, samples], if sounds of several lengths share a call.
+        convolutions: those of the model, by which a length of the mask becomes a number of frames.
+        text: BYTES[n].
+    """
+
+    kind: Literal["ctc"] = "ctc"
+    logits: str = "logits"
+    tokens: tuple[str, ...] = Field(min_length=1, max_length=1_000_000)
+    blank: str = "<pad>"
+    delimiter: str = "|"
+    space: str = " "
+    lower: bool = False
+    replaced: tuple[tuple[str, str], ...] = ()
+    mask: str = ""
+    convolutions: tuple[Convolution, ...] = ()
+    text: str = "text"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.logits, *([self.mask] if self.mask else []))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.text,)
+
+    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+        spec = known[self.logits]
+        if spec is None or len(spec.shape) != 3 or not isinstance(count := spec.shape[2], int):
+            return
+        if count != len(self.tokens):
+            raise InvalidArgument(
+                f"step 'ctc' has {len(self.tokens)} tokens, but '{self.logits}' has {count}; give one text for each"
+            )
+
+    def open(self, files: Files) -> Apply:
+        def apply(values: Values) -> Values:
+            best = values[self.logits].argmax(-1)  # [n, frames]
+            texts = np.empty(len(best), object)
+            texts[:] = [self._text(row[:size]).encode() for row, size in zip(best, self._sizes(values), strict=True)]
+            return {self.text: texts}
+
+        return apply
+
+    def certain(self, values: Values, margin: float) -> Array:
+        """Return for which rows the best token of each frame leads by more than ``margin``, bool[n]."""
+        logits = values[self.logits]
+        if logits.shape[-1] < 2:
+            return np.ones(len(logits), bool)
+        best = np.partition(logits, -2, axis=-1)[..., -2:]
+        leads = best[..., 1] - best[..., 0]
+        return np.array(
+            [bool((row[:size] > margin).all()) for row, size in zip(leads, self._sizes(values), strict=True)]
+        )
+
+    def _sizes(self, values: Values) -> Sequence[int]:
+        """Return the frames of each row that are not of padding."""
+        frames = values[self.logits].shape[1]
+        if not self.mask:
+            return [frames] * len(values[self.logits])
+        return [min(frames, self._frames(size)) for size in values[self.mask].sum(1).tolist()]
+
+    def _frames(self, size: int) -> int:
+        for kernel, stride, padding in self.convolutions:
+            size = (size + 2 * padding - kernel) // stride + 1
+        return size
+
+    def _text(self, best: Array) -> str:
+        tokens = [token for token, _ in groupby(map(self.tokens.__getitem__, best.tolist())) if token != self.blank]
+        text = "".join(self.space if token == self.delimiter else token for token in tokens).strip()
+        text = text.lower() if self.lower else text
+        for old, new in self.replaced:
+            text = text.replace(old, new)
+        return text
