@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator
 
 from ingot.model_store.format.evidence import StepsEvidence
-from ingot.steps import ItemStep, Steps
+from ingot.steps import Steps
 from ingot.steps.after.classify import Classify
 from ingot.steps.tokenize import Tokenize
 
-# Texts of inputs in an example, in turn; and files, by the first part of their media types.
-_TEXTS = "some text", "another text"
+# Texts of inputs in an example, by names; and files, by the first part of their media types.
+_TEXTS = {"question": "Who wrote it?", "context": "Ada wrote it.", "text_pair": "another text"}
 _FILES = {"image": "picture.jpg", "audio": "sound.wav"}
 
 
@@ -54,15 +54,15 @@ def command(url: str, steps: Steps) -> str:
         url: the address of inference.
         steps: the model's.
     """
-    media = {name: step.media for step in steps.before if isinstance(step, ItemStep) for name in step.reads}
-    texts = iter(_TEXTS * len(steps.inputs))
+    media = {name: found for step in steps.before for name, found in step.media.items()}
+    texts = {**_TEXTS, "text": "The film was [MASK]."} if steps.task == "fill-mask" else _TEXTS
     needed = [spec for spec in steps.inputs if spec.name not in steps.optional]
     tensors = [
         {
             "name": spec.name,
             "datatype": spec.dtype.value,
             "shape": [1],
-            "data": ["%s" if spec.name in media else next(texts)],
+            "data": ["%s" if spec.name in media else texts.get(spec.name, "some text")],
         }
         for spec in needed
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -46,8 +45,8 @@ class ItemStep(Step):
     """
 
     kind: str
-    media: ClassVar[str] = ""
-    """The media types of its files, such as ``image/*``, for clients that let a person choose one; empty for any."""
+    media_type: ClassVar[str] = ""
+    """The media types of its files, such as ``image/*``; empty for any."""
 
     def item(self) -> Item:
         """Return the function of one item, once all that it imports is imported.
@@ -58,8 +57,8 @@ class ItemStep(Step):
         raise NotImplementedError
 
     @property
-    def described(self) -> Mapping[str, str]:
-        return {"raw_files": json.dumps(dict.fromkeys(self.reads, self.media))}
+    def media(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.reads, self.media_type)
 
     @property
     def memory_mb(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -85,15 +86,30 @@ class Steps(BaseModel):
     def described(self) -> dict[str, str]:
         """The task and the raw interface as properties, for clients; tensors as in ``ingot export --input``.
 
-        ``raw_files`` has the media types of inputs that are files, ``prompts`` the names that an input accepts, both as
-        JSON; ``max_tokens`` is the limit of a text.
+        ``raw_files`` has the media types of inputs that are files, and ``raw_options`` the inputs of which one element
+        may stand for all items, with the values that each accepts, none for any; both as JSON. ``max_tokens`` is the
+        limit of a text.
         """
         needed = [spec for spec in self.inputs if spec.name not in self.optional]
         others = [spec for spec in self.inputs if spec.name in self.optional]
         tensors = {"raw_inputs": needed, "raw_optional_inputs": others, "raw_outputs": self.outputs}
         listed = {name: "; ".join(map(str, specs)) for name, specs in tensors.items() if specs}
-        of_steps = {name: value for step in self.before for name, value in step.described.items()}
-        return {"task": self.task, **listed, **of_steps}
+        limit = next((step.max_length for step in self.before if isinstance(step, Tokenize) and not step.stride), None)
+        tokens = {} if limit is None else {"max_tokens": str(limit)}
+        return {"task": self.task, **listed, **self._described_inputs(), **tokens}
+
+    def _described_inputs(self) -> dict[str, str]:
+        steps = (*self.before, *self.after)
+        found: dict[str, dict[str, Any]] = {
+            "raw_files": {name: media for step in steps for name, media in step.media.items()},
+            "raw_options": {name: [*step.choices.get(name, ())] for step in steps for name in step.shared},
+        }
+        # Steps may share inputs that this model does not have.
+        return {
+            key: json.dumps({name: value for name, value in each.items() if name in self.names})
+            for key, each in found.items()
+            if not self.names.isdisjoint(each)
+        }
 
     @cached_property
     def names(self) -> frozenset[str]:

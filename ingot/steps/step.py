@@ -44,8 +44,8 @@ class Step(BaseModel):
         raise NotImplementedError
 
     @property
-    def described(self) -> Mapping[str, str]:
-        """What clients should know about it, as properties of the model."""
+    def media(self) -> Mapping[str, str]:
+        """The raw inputs that are files, with their media types, such as ``image/*``; empty for any."""
         return {}
 
     @property
@@ -64,6 +64,11 @@ class Step(BaseModel):
     def shared(self) -> tuple[str, ...]:
         """The raw inputs of which one element may stand for all items."""
         return ()
+
+    @property
+    def choices(self) -> Mapping[str, Sequence[str]]:
+        """The values that inputs accept, of those that accept few."""
+        return {}
 
     def comparable(self, answers: Values) -> Values:
         """Return answers of this step in a form that machines reproduce but for rounding; by default as they are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -104,9 +103,8 @@ class Tokenize(Step):
         return (self.prompt,) if self.prompts else ()
 
     @property
-    def described(self) -> Mapping[str, str]:
-        names = {"prompts": json.dumps({self.prompt: [*self.prompts]})} if self.prompts else {}
-        return {"max_tokens": str(self.max_length), **names}
+    def choices(self) -> Mapping[str, Sequence[str]]:
+        return {self.prompt: [*self.prompts]} if self.prompts else {}
 
     def open(self, files: Files) -> Apply:
         return Tokenizing(self, tokenizer.load(files(self.file), self.file))

@@ -197,6 +197,14 @@ function span(item) {
   return [make("div", {class: "big"}, answers[0] || "no answer"), marked(item.context, end > start ? [{start, end, colour: COLOURS[0]}] : []), bars(answers.map((answer) => answer || "no answer"), scores)];
 }
 
+// The words of each missing one, and the text with the best.
+function filled(item) {
+  const {shape: [, masks, size]} = item.outputs.score, found = item.outputs.count ? item.outputs.count.data[item.index] : masks;
+  const [tokens, scores, texts] = [item.texts("token_str"), item.of("score"), item.texts("sequence")];
+  return Array.from({length: found}, (_, mask) => mask * size).flatMap((at) =>
+    [make("p", {class: "transcript"}, texts[at]), bars(tokens.slice(at, at + size), scores.slice(at, at + size))]);
+}
+
 const transcript = (item) => item.texts("text").map((text) => make("p", {class: "transcript"}, text || "no words found"));
 
 // Any other outputs: those with a value for each find as the columns of a table, the rest by name.
@@ -239,8 +247,9 @@ const scores = (by) => (by.score?.shape.length === 1 && by.score.shape[0] > 1 ? 
 const KINDS = [
   [needs("label", "score", "box"), {each: boxes}],
   [(by) => (by.label && by.mask ? ["label", "mask", "score"] : null), {each: masks}],
-  [needs("entity", "word", "score", "start", "end"), {each: entities}],
+  [(by) => (by.entity && by.start && by.end ? ["entity", "word", "score", "start", "end", "index"] : null), {each: entities}],
   [needs("answer", "score", "start", "end"), {each: span}],
+  [needs("token_str", "sequence", "score", "token"), {each: filled}],
   [needs("label", "score"), {each: classes}],
   [vectors, {all: similarities}],
   [scores, {all: ranking}],

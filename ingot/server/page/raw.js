@@ -9,10 +9,10 @@ const SHOWN = 320; // pixels of the longest side of a picture that is shown
 
 export function rawForm({properties}) {
   const specs = listed(properties.raw_inputs, true).concat(listed(properties.raw_optional_inputs, false));
-  const files = JSON.parse(properties.raw_files ?? "{}"), prompts = JSON.parse(properties.prompts ?? "{}");
+  const files = JSON.parse(properties.raw_files ?? "{}"), options = JSON.parse(properties.raw_options ?? "{}");
   const outputs = listed(properties.raw_outputs, true), items = [], place = make("div");
-  const choices = specs.filter(({name}) => name in prompts).map((spec) => choice(spec, prompts[spec.name]));
-  const columns = specs.filter(({name}) => !(name in prompts));
+  const choices = specs.filter(({name}) => name in options).map((spec) => choice(spec, options[spec.name]));
+  const columns = specs.filter(({name}) => !(name in options));
   const add = (first) => {
     const fields = columns.map((spec) => (spec.name in files ? file(spec, files[spec.name], add) : text(spec)));
     const item = {fields, element: make("fieldset", {class: "item"}, ...fields.map((field) => field.element))};
@@ -63,11 +63,14 @@ function text(spec) {
   };
 }
 
-function choice(spec, names) {
-  const select = make("select", {}, make("option", {value: ""}, "the model's default"), ...names.map((name) => make("option", {value: name}, name)));
+// One value for all items: a choice, or a box if any value is accepted.
+function choice(spec, values) {
+  const empty = spec.needed ? "" : "the model's default";
+  const field = values.length ? make("select", {}, make("option", {value: ""}, empty), ...values.map((value) => make("option", {value}, value)))
+    : make("input", {size: 20, placeholder: empty, ...(spec.bytes ? {} : {inputmode: "decimal"})});
   return {
-    element: make("p", {}, make("label", {}, `${spec.name} `, select)),
-    tensor: () => (select.value ? {...spec, values: [{text: select.value}]} : null),
+    element: make("p", {}, make("label", {}, `${spec.name} `, field)),
+    tensor: () => (field.value ? {...spec, values: [{text: field.value}]} : null),
   };
 }
 

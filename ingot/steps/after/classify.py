@@ -55,6 +55,10 @@ class Classify(Step):
     def shared(self) -> tuple[str, ...]:
         return (self.choice,) if self.choice else ()
 
+    @property
+    def choices(self) -> Mapping[str, Sequence[str]]:
+        return {self.choice: [*FUNCTIONS]} if self.choice else {}
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
         if spec is not None and len(spec.shape) == 2 and isinstance(classes := spec.shape[1], int):

@@ -66,6 +66,10 @@ class Entities(Step):
     def shared(self) -> tuple[str, ...]:
         return (self.choice,)
 
+    @property
+    def choices(self) -> Mapping[str, Sequence[str]]:
+        return {self.choice: AGGREGATIONS}
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
         if spec is not None and isinstance(classes := spec.shape[-1], int) and classes != len(self.labels):

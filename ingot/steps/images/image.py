@@ -36,7 +36,7 @@ class Image(ItemStep):
         reference: whose results the operations have, such as ``transformers 5.24.0 ViTImageProcessorPil``.
     """
 
-    media: ClassVar[str] = "image/*"
+    media_type: ClassVar[str] = "image/*"
     kind: Literal["image"] = "image"
     image: str = "image"
     pixels: str = "pixel_values"

@@ -41,7 +41,7 @@ class Audio(ItemStep):
     """
 
     kind: Literal["audio"] = "audio"
-    media: ClassVar[str] = "audio/*"
+    media_type: ClassVar[str] = "audio/*"
     audio: str = "audio"
     values: str = "input_values"
     mask: str = ""
