@@ -59,12 +59,7 @@ class FolderTokenizer:
     @property
     def content(self) -> bytes:
         """The serialization of the loaded tokenizer, which may differ from ``tokenizer.json``."""
-        from tokenizers import Tokenizer
-
-        copy: Any = Tokenizer.from_str(self.own.backend_tokenizer.to_str())
-        copy.no_truncation()
-        copy.no_padding()
-        return str(copy.to_str()).encode()
+        return serialized(self.own)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -123,6 +118,16 @@ class FolderTokenizer:
         return bool(own.clean_up_tokenization_spaces) and (
             forced or type(own.backend_tokenizer.model).__name__ != "BPE"
         )
+
+
+def serialized(tokenizer: Any) -> bytes:
+    """Return the serialization of a tokenizer of transformers, without truncation and padding."""
+    from tokenizers import Tokenizer
+
+    copy: Any = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return str(copy.to_str()).encode()
 
 
 def _put_in_lower_case(tokenizer: Any) -> None:
