@@ -53,6 +53,10 @@ Run = Callable[[Values], Values]
 """Runs the graph: its outputs from its inputs."""
 
 
+# Raw inputs and answers, and steps on either side of the graph: each step that decodes items has processes.
+_MOST_TENSORS, _MOST_STEPS = 64, 16
+
+
 class Steps(BaseModel):
     """The steps of a model as ``serving.json`` has them: from raw inputs to tensors, and from outputs to answers.
 
@@ -70,11 +74,11 @@ class Steps(BaseModel):
 
     schema_version: Literal[1] = 1
     task: str
-    inputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...] = Field(max_length=_MOST_TENSORS)
     optional: tuple[str, ...] = ()
-    outputs: tuple[TensorSpec, ...]
-    before: tuple[AnyStep, ...]
-    after: tuple[AnyStep, ...] = ()
+    outputs: tuple[TensorSpec, ...] = Field(max_length=_MOST_TENSORS)
+    before: tuple[AnyStep, ...] = Field(max_length=_MOST_STEPS)
+    after: tuple[AnyStep, ...] = Field((), max_length=_MOST_STEPS)
     max_items: int = Field(2048, ge=1)
 
     @property

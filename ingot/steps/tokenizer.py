@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 from ingot import foreign
 from ingot.errors import InvalidArchive, InvalidArgument, missing_package
 
+# Bytes of a file. The largest of the models on Hugging Face's hub have some 35 MB.
+_LARGEST = 64 << 20
 # Characters that no vocabulary has: for these a tokenizer needs its unknown token, or bytes.
 _STRANGE = "\U0010fffd \ue000 \u0b72"
 
@@ -110,6 +112,11 @@ _LOADED: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
 
 def load(content: bytes, name: str) -> Tokenizer:
     """Return the tokenizer of a file, which several steps may share; see :class:`Tokenizer` for the errors."""
+    if len(content) > _LARGEST:
+        raise InvalidArchive(
+            f"the tokenizer '{name}' has {len(content) >> 20} MiB; the most are {_LARGEST >> 20}: reading it takes "
+            "some ten times as much memory"
+        )
     digest = hashlib.sha256(content).digest()
     if (found := _LOADED.get(digest)) is None:
         found = _LOADED[digest] = Tokenizer(content, name)

@@ -21,6 +21,7 @@ from ingot.steps import OpenedSteps, Values
 from ingot.tensors import Array, Signature, check_inputs
 
 _USUAL_BATCH, _USUAL_SIZE = 32, 128
+_MAX_STEP_FILE = 1 << 30  # it is read into memory; weights of a dense layer are the largest
 _MAX_COUNT = (1 << 63) - 1
 _MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger messages
 
@@ -198,10 +199,12 @@ class Variant:
         """Return a file of the steps, with its digest checked.
 
         Raises:
-            InvalidArchive: it is missing or damaged.
+            InvalidArchive: it is missing, damaged or too large.
         """
         for layer in self.manifest.layers:
             if layer.media_type == manifest.STEP_FILE and layer.annotations.get(manifest.FILEPATH) == name:
+                if layer.size > _MAX_STEP_FILE:
+                    raise InvalidArchive(f"'{name}' has {layer.size} bytes; files of steps may have {_MAX_STEP_FILE}")
                 return read(self.blobs, layer)
         raise InvalidArchive(f"variant '{self.name}' lacks the file '{name}', which its steps need")
 

@@ -13,7 +13,7 @@ from ingot.bounds import LOOSE, Bounds, bounds_of, excess
 from ingot.bounds.indices import indices_of
 from ingot.bounds.randomness import random_of
 from ingot.bounds.samples import mixing_of
-from ingot.errors import InternalError
+from ingot.errors import InternalError, InvalidArchive, InvalidArgument, TooLarge
 from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
@@ -38,7 +38,7 @@ from ingot.runtime.loading.prepacked import Prepacked
 from ingot.runtime.loading.threads import Tuned, tune
 from ingot.runtime.profiling.profile import zeros
 from ingot.runtime.settings.settings import Settings
-from ingot.steps import OpenedSteps
+from ingot.steps import OpenedSteps, Values
 from ingot.tensors import Array, Signature, arrays
 from ingot.tensors.padding import Padding
 
@@ -304,13 +304,24 @@ class LoadSpec:
             outputs = run(golden.inputs)
             errors.append(self._compare(golden.outputs, outputs, model, f"golden case {case}"))
             if self.steps is not None and golden.raw:
-                values = self.steps.prepare(golden.raw)
+                values = self._prepared(self.steps, golden, case)
                 tensors = self.steps.tensors(values)
                 errors.append(self._compare(golden.inputs, tensors, model, f"the steps before golden case {case}"))
                 answers = self.steps.comparable(self.steps.finish(values, outputs))
                 expected = self.steps.comparable(golden.answers)
                 errors.append(self._compare(expected, answers, model, f"the steps after golden case {case}"))
         return max(errors)
+
+    def _prepared(self, steps: OpenedSteps, golden: Golden, case: int) -> Values:
+        """Return the values that the steps before the graph make of raw inputs.
+
+        Raises:
+            InvalidArchive: they refuse the raw inputs.
+        """
+        try:
+            return steps.prepare(golden.raw)
+        except (InvalidArgument, TooLarge) as error:
+            raise InvalidArchive(f"the archive's steps refuse its own raw golden case {case}: {error}") from error
 
     def _compare(self, expected: Mapping[str, Array], actual: Mapping[str, Array], model: str, where: str) -> float:
         output, error = arrays.worst_error(expected, actual)

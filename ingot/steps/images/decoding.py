@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, TooLarge, missing_package
@@ -32,9 +32,9 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nbytes: PositiveInt = 20 << 20
-    pixels: PositiveInt = 50_000_000
-    resized_pixels: PositiveInt = 10_000_000
+    nbytes: int = Field(20 << 20, ge=1, le=1 << 30)
+    pixels: int = Field(50_000_000, ge=1, le=1 << 29)
+    resized_pixels: int = Field(10_000_000, ge=1, le=1 << 29)
 
 
 def prepare() -> None:

@@ -10,17 +10,18 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from ingot.errors import InvalidArgument
-from ingot.steps.images.sizes import Target
+from ingot.steps.images.sizes import Multiple, Side, Target
 from ingot.tensors import Array
 
 _CHANNELS = 3
 # Pillow's numbers of filters, which processors store.
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
-Channels = tuple[float, float, float]
+Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
+_Extent = Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)]
 
 
 class _Operation(BaseModel):
@@ -57,8 +58,8 @@ class CenterCrop(_Operation):
     """
 
     operation: Literal["center_crop"] = "center_crop"
-    height: float
-    width: float
+    height: _Extent
+    width: _Extent
     relative: bool = False
     rounding: Literal["floor", "even"] = "floor"
 
@@ -67,6 +68,8 @@ class CenterCrop(_Operation):
         wanted = int(self.height * unit), int(self.width * unit)
         if 0 in wanted:
             raise InvalidArgument(f"is {pixels.shape[1]} x {pixels.shape[0]} pixels, too small to be cropped")
+        if wanted[0] * wanted[1] > most:
+            raise InvalidArgument(f"is extended to {wanted[1]} x {wanted[0]} pixels; the most are {most}")
         for axis, size in enumerate(wanted):
             pixels = self._along(pixels, axis, size)
         return pixels
@@ -90,9 +93,9 @@ class Pad(_Operation):
 
     operation: Literal["pad"] = "pad"
     to: Literal["size", "square", "multiple"]
-    height: int = 0
-    width: int = 0
-    multiple: PositiveInt = 1
+    height: Side = 0
+    width: Side = 0
+    multiple: Multiple = 1
     beyond: bool = False
     centered: bool = False
     mirrored: bool = False
@@ -136,8 +139,8 @@ class Rescale(_Operation):
     """Multiply in float64, round to float32, and add ``offset``."""
 
     operation: Literal["rescale"] = "rescale"
-    factor: float
-    offset: float = 0
+    factor: FiniteFloat
+    offset: FiniteFloat = 0
 
     def apply(self, pixels: Array, most: int) -> Array:
         scaled = (pixels.astype(np.float64) * self.factor).astype(np.float32)
@@ -150,6 +153,13 @@ class Normalize(_Operation):
     operation: Literal["normalize"] = "normalize"
     mean: Channels
     std: Channels
+
+    @field_validator("std")
+    @classmethod
+    def _divides(cls, std: Channels) -> Channels:
+        if 0 in std:
+            raise ValueError("the deviation of a channel is 0, by which nothing can be divided")
+        return std
 
     def apply(self, pixels: Array, most: int) -> Array:
         values = pixels.astype(np.float32)

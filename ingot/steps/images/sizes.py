@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
 
+Side = Annotated[int, Field(ge=0, le=1 << 20)]
+"""A declared side of a picture, in pixels."""
+Multiple = Annotated[int, Field(ge=1, le=1 << 16)]
+"""A number of which sides are made multiples."""
 Rule = Literal[
     "exact", "shortest_edge", "longest_edge", "bounded_edges", "bounded_edges_exact", "bounded_edges_half_up", "fit",
     "thumbnail", "closest", "keep",
@@ -22,12 +26,12 @@ class Target(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rule: Rule
-    height: int = 0
-    width: int = 0
-    edge: int = 0
-    longest: int = 0
-    least: int = 0
-    multiple: PositiveInt = 1
+    height: Side = 0
+    width: Side = 0
+    edge: Side = 0
+    longest: Side = 0
+    least: Side = 0
+    multiple: Multiple = 1
     round_up: bool = False
 
     def of(self, size: Size) -> Size:

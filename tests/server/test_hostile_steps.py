@@ -1,0 +1,118 @@
+"""Archives whose steps contradict themselves, or ask for absurd amounts of work or memory: loading refuses them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot
+from ingot import Client
+from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.model_store import Archive, BlobFolder
+from ingot.model_store.blobs.blobs import read
+from ingot.model_store.format import manifest
+from ingot.steps import tokenizer
+from tests.server import test_image_steps, test_steps
+from tests.steps.bert import tokenizer_file
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def changed(archive: Archive, change: Change) -> Archive:
+    """Return an archive whose steps in ``serving.json`` are changed, with digests that are right."""
+    blobs, variant = BlobFolder.scratch(), archive.variant()
+    archive.copy_to(blobs)
+    layer = variant.manifest.layer(manifest.SERVING)
+    assert layer is not None
+    document = json.loads(read(blobs, layer))
+    change(document["steps"])
+    new = blobs.put(json.dumps(document).encode(), manifest.SERVING, {manifest.FILEPATH: "serving.json"})
+    layers = tuple(new if each.media_type == manifest.SERVING else each for each in variant.manifest.layers)
+    whole = manifest.encode(variant.manifest.model_copy(update={"layers": layers}))
+    return Archive.create(blobs, [blobs.put(whole, manifest.MANIFEST, {manifest.VARIANT: "fp32"})])
+
+
+def serve(archive: Archive, folder: Path) -> None:
+    archive.save(folder / "hostile.ingot")
+    with ingot.serve(str(folder / "hostile.ingot"), http_port=0, grpc_port=0):
+        pass
+
+
+def first(steps: dict[str, Any], **fields: Any) -> None:
+    """Change the first step."""
+    steps["before"][0].update(fields)
+
+
+def operation(index: int, **fields: Any) -> Change:
+    return lambda steps: steps["before"][0]["operations"][index].update(fields)
+
+
+CROP = {"operation": "center_crop", "height": 1e9, "width": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (operation(0, height=10**9), "resize.height': Input should be less than or equal to"),
+        (operation(0, width=-5), "resize.width': Input should be greater than or equal to 0"),
+        (operation(0, multiple=10**12), "resize.multiple': Input should be less than or equal to"),
+        (operation(1, factor=float("nan")), "rescale.factor': Input should be a finite number"),
+        (operation(2, std=[1, 0, 1]), "normalize.std': .*the deviation of a channel is 0"),
+        (lambda steps: steps["before"][0]["operations"].insert(1, CROP), "center_crop.height': Input should be less"),
+        (lambda steps: first(steps, limits={"pixels": 1 << 60}), "limits.pixels': Input should be less than or equal"),
+        (lambda steps: steps.update(before=steps["before"] * 5000), "should have at most 16 items"),
+        (lambda steps: steps.update(outputs=steps["outputs"] * 100), "should have at most 64 items"),
+    ],
+)
+def test_operations(change: Change, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArchive, match=message):
+        serve(changed(test_image_steps.make(tmp_path), change), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda steps: first(steps, file="nothing.json"), "lacks the file 'nothing.json', which its steps need"),
+        (lambda steps: first(steps, max_length=2), "max_length of step 'tokenize' is 2"),
+        (lambda steps: first(steps, max_length=1 << 40), "max_length': Input should be less than or equal to"),
+        (lambda steps: first(steps, code="import os"), "code': Extra inputs are not permitted"),
+        (lambda steps: first(steps, kind="run"), "'run' found using 'kind' does not match any of the expected tags"),
+        (lambda steps: steps["inputs"][0].update(name="words"), "step 'tokenize' needs 'text', which is not among"),
+        (lambda steps: steps["after"][0].update(labels=["A", "B", "C"]), "3 labels, but 'logits' has 2 classes"),
+        (lambda steps: steps["after"][0].update(labels=["a label"] * 1_000_000), "over the 4 MiB limit"),
+        (lambda steps: steps["after"][0].update(logits="nothing"), "step 'classify' needs 'nothing', which is not"),
+    ],
+)  # fmt: skip
+def test_texts(change: Change, message: str, tmp_path: Path) -> None:
+    with pytest.raises((InvalidArchive, InvalidArgument), match=message):
+        serve(changed(test_steps.make(tmp_path), change), tmp_path)
+
+
+def test_a_huge_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_LARGEST", 1 << 20)
+    huge = tokenizer_file() + b" " * (2 << 20)
+    with pytest.raises(InvalidArchive, match=r"the tokenizer 'tokenizer\.json' has 2 MiB; the most are 1"):
+        serve(test_steps.make(tmp_path, tokenizer=huge), tmp_path)
+
+
+def test_an_expression_that_backtracks_without_end(tmp_path: Path) -> None:
+    """The package gives up after some tries: the text is refused, as a golden when the archive is loaded."""
+    slow = json.loads(tokenizer_file())
+    pattern = {"Regex": "^(([a-z])+.)+[A-Z]([a-z])+$"}
+    slow["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    tokenizer = json.dumps(slow).encode()
+    hostile = test_steps.make(tmp_path, tokenizer=tokenizer, golden=["a" * 60])
+    with pytest.raises(InvalidArchive, match=r"steps refuse its own raw golden case 0: .* cannot encode input 'text'"):
+        serve(hostile, tmp_path)
+    test_steps.make(tmp_path, tokenizer=tokenizer, tested=False).save(tmp_path / "untested.ingot")
+    with (
+        ingot.serve(str(tmp_path / "untested.ingot"), http_port=0, grpc_port=0) as running,
+        Client(running.http_url) as client,
+    ):
+        with pytest.raises(InvalidArgument, match="cannot encode input 'text'; send another text"):
+            client.infer("length", {"text": test_steps.texts("a" * 60)})
+        assert len(client.infer("length", {"text": test_steps.texts("fine")})["label"]) == 1
