@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,31 @@ def _classes(outputs: Mapping[str, Array]) -> list[str]:
     """Return a line with the labels and scores of each item, best first."""
     rows = zip(outputs["label"].tolist(), outputs["score"].tolist(), strict=True)
     return ["   ".join(f"{_text(name)} {value:.3f}" for name, value in zip(*row, strict=True)) for row in rows]
+
+
+def _boxes(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a table of the boxes, with corners in pixels of the picture."""
+    rows = [("label", "score", "left", "top", "right", "bottom")]
+    for index, place in _places(outputs):
+        corners = (f"{value:.0f}" for value in outputs["box"][index, place].tolist())
+        label = f"{_of(outputs, index)}{_text(outputs['label'][index, place])}"
+        rows.append((label, f"{outputs['score'][index, place]:.3f}", *corners))
+    if len(rows) == 1:
+        return ["no boxes"]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    padded = ((row[0].ljust(first), *map(str.rjust, row[1:], others)) for row in rows)
+    return ["  ".join(row) for row in padded]
+
+
+def _masks(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line for each mask: its label, and the size of its PNG."""
+    places = _places(outputs)
+    width = max((len(outputs["label"][place]) for place in places), default=0)
+    lines = []
+    for index, place in places:
+        size = " x ".join(map(str, struct.unpack_from(">2I", outputs["mask"][index, place], 16)))  # of the PNG's head
+        lines.append(f"{_of(outputs, index)}{_text(outputs['label'][index, place]):{width}}  a mask of {size} pixels")
+    return lines
 
 
 def _entities(outputs: Mapping[str, Array]) -> list[str]:
@@ -78,6 +104,8 @@ def _text(value: bytes | str) -> str:
 _ENTITY, _ANSWER = ("entity", "word", "score", "start", "end"), ("answer", "score", "start", "end")
 # The outputs that a form has, and its lines.
 _FORMS: tuple[tuple[set[str], Lines], ...] = (
+    ({"label", "score", "box", "count"}, _boxes),
+    ({"label", "mask", "count"}, _masks),
     ({"label", "score"}, _classes),
     ({*_ENTITY, "count"}, _entities),
     ({*_ANSWER, "count"}, _answers),

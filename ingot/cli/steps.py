@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 from ingot.model_store.format.evidence import StepsEvidence
 from ingot.steps import Steps
+from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
+from ingot.steps.after.masks import Masks
 from ingot.steps.tokenize import Tokenize
 
 # Texts of inputs in an example, by names; and files, by the first part of their media types.
@@ -31,19 +33,24 @@ def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[st
             yield "limit", f"{step.max_length} tokens with special tokens; longer texts are {longer}"
             if step.prompts:
                 yield "prompts", f"{', '.join(step.prompts)}; default: {step.default_prompt or 'none'}"
-    yield from (("labels", _labels(step)) for step in steps.after if isinstance(step, Classify) and step.labels)
-    yield "proof", "none: the steps are as declared" if evidence is None else _proof(evidence)
+    yield from (
+        ("labels", _labels(step)) for step in steps.after if isinstance(step, Classify | Boxes | Masks) and step.labels
+    )
+    masks = any(isinstance(step, Masks) for step in steps.after)
+    yield "proof", "none: the steps are as declared" if evidence is None else _proof(evidence, masks=masks)
 
 
-def _labels(step: Classify) -> str:
+def _labels(step: Classify | Boxes | Masks) -> str:
     shown = ", ".join(step.labels[:5])
-    return f"{len(step.labels)} by {step.function}: {shown}{', ...' if len(step.labels) > 5 else ''}"
+    by = "" if isinstance(step, Masks) else f" by {step.function}"
+    return f"{len(step.labels)}{by}: {shown}{', ...' if len(step.labels) > 5 else ''}"
 
 
-def _proof(evidence: StepsEvidence) -> str:
+def _proof(evidence: StepsEvidence, *, masks: bool) -> str:
+    close = f"equal but for {evidence.error:.1e} of their pixels" if masks else f"within {evidence.error:.1e}"
     return (
         f"as {evidence.reference}: tensors of {evidence.items} hard inputs are equal, answers of {evidence.answers} "
-        f"samples within {evidence.error:.1e}"
+        f"samples {close}"
     )
 
 

@@ -166,7 +166,7 @@ def _steps(
         raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {known}")
     if not issubclass(kind, Classify):
         before.setdefault("size", others.get("size", "original_size"))
-    return Image(operations=tuple(operations), **before), kind(labels=tuple(labels), **others)
+    return Image(operations=tuple(operations), **before), kind.model_validate({**others, "labels": tuple(labels)})
 
 
 def _whole(image: Image) -> None:

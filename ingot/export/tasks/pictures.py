@@ -124,12 +124,14 @@ class Processor:
         """Return the pictures of raw inputs as transformers loads them; see :func:`_upright`."""
         return [*map(_upright, values["image"].tolist())]
 
-    def original(self, answer: Answer, *thresholds: float | None) -> Original:
+    def original(self, answer: Answer, *thresholds: float | None, padded: bool = False) -> Original:
         """Return the work of transformers, with which the steps are compared.
 
         Args:
             answer: returns the answers.
             thresholds: those of the samples, which are divided among them; None for the default.
+            padded: whether pictures of several sizes share a batch. Their answers are then compared one by one, as
+                padding changes them a little.
         """
 
         def prepare(values: Values) -> Values:

@@ -37,6 +37,7 @@ Endpoint = Callable[..., Awaitable[Response]]
 _COUNTED: Mapping[int, type[IngotError]] = {404: NotFound, 405: Unsupported}
 # Items of an answer whose JSON the event loop writes itself.
 _ITEMS_AT_ONCE = 8
+_SPACE = b" \t\r\n"  # of JSON
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not read it
 
 
@@ -167,7 +168,10 @@ class _Endpoints:
             content: Mapping[str, Any] = {}
             if operation.request is not None:
                 body = await self._read(request, reservation)
-                content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
+                if operation.files and _is_file(request.headers.get("content-type", ""), body):
+                    content = {"inputs": body}
+                else:
+                    content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
             call = Call(self._plane, self._control, _sender(request), content, **path)
             return _response(await _unless_gone(request, _answered(handler, call)))
 
@@ -232,6 +236,13 @@ async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
     lists = content.values() if isinstance(content, dict) else (content,)
     many = any(len(each) > _ITEMS_AT_ONCE for each in lists if isinstance(each, Sized) and not isinstance(each, str))
     return responses.HttpResponse(200, await compression.run(partial(json_codec.dumps, content), in_thread=many))
+
+
+def _is_file(media_type: str, body: bytes) -> bool:
+    """Return whether a body is a file: by its type, or without one if it cannot be a JSON object."""
+    if media_type:
+        return media_type.lower().startswith(schema.FILES)
+    return not body.lstrip(_SPACE).startswith(b"{")
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:

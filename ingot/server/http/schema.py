@@ -376,8 +376,13 @@ class Question(BaseModel):
     context: str
 
 
+FILES = ("image/", "audio/", "application/octet-stream")
+"""How the media types of bodies that are files begin."""
+_BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+
+
 class InferenceRequest(BaseModel):
-    """Body of /models/{model}; the parameters depend on the model's task."""
+    """Body of /models/{model}; the parameters depend on the model's task. ``inputs`` has files in base64."""
 
     inputs: str | list[str] | Sentences | Question | list[Question]
     parameters: dict[str, Any] | None = None
@@ -431,7 +436,10 @@ def extra(operation: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if operation.request:
         content = _FLAT if operation.request == INPUTS else _inlined(globals()[operation.request])
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": content}}}
+        media: dict[str, Any] = {"application/json": {"schema": content}}
+        if operation.files:
+            media |= {f"{kind.rstrip('/')}/*" if kind.endswith("/") else kind: _BINARY for kind in FILES}
+        found["requestBody"] = {"required": True, "content": media}
     if operation.handler is None and operation.response not in ("", TEXT):
         found["responses"] = {"200": _answer(operation.response)}
     return found

@@ -44,6 +44,7 @@ class Operation:
         request: the schema of the body (``http/schema.py``); empty for any JSON object, None if no body is read.
         response: the schema of the answer; empty for any JSON.
         hidden: paths that the OpenAPI document leaves out.
+        files: whether the body may be a file of a picture or a sound instead of JSON, by its content type.
         probe: whether HTTP answers 503 with ``"ready": false``.
         refusal: of an operation of another server's API: returns the status and the body of an error in its form.
     """
@@ -58,6 +59,7 @@ class Operation:
     request: str | None = None
     response: str = ""
     hidden: tuple[str, ...] = ()
+    files: bool = False
     probe: bool = False
     refusal: Refusal | None = None
 
@@ -201,6 +203,7 @@ OPERATIONS = (
         handler=huggingface.answer,
         refusal=huggingface.refusal,
         request="InferenceRequest",
+        files=True,
         response="Answers",
     ),
     Operation("log_settings", ("GET /v2/logging",), "LogSettings", handlers.log_settings, response="LogSettings"),

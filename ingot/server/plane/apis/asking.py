@@ -79,16 +79,23 @@ def find(plane: DataPlane, name: str, *tasks: str) -> Served:
         Unavailable: it is still loading.
         InvalidField: it does something else.
     """
+    served = with_steps(plane, name)
+    steps = served.steps
+    if steps.task not in tasks:
+        raise InvalidField("model", f"is '{name}', whose task is {steps.task}; this API serves: {', '.join(tasks)}")
+    if not any(isinstance(step, Tokenize) for step in steps.before):
+        raise InvalidField("model", f"is '{name}', whose steps have no tokenizer")
+    return served
+
+
+def with_steps(plane: DataPlane, name: str) -> Served:
+    """Return a model of any task by its name, or ``name:version``; errors as for :func:`find`."""
     base, _, version = name.partition(":")
     model = plane.repository.get(base, version)
     steps = model.steps
     if steps is None:
         _ = model.signature  # of a model that still loads, nothing is known
         raise InvalidField("model", f"is '{name}', which answers tensors only: it was exported without steps")
-    if steps.task not in tasks:
-        raise InvalidField("model", f"is '{name}', whose task is {steps.task}; this API serves: {', '.join(tasks)}")
-    if not any(isinstance(step, Tokenize) for step in steps.before):
-        raise InvalidField("model", f"is '{name}', whose steps have no tokenizer")
     return Served(model, steps)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidField, public_text, quoted
 from ingot.protocol.json_codec import STATUS
-from ingot.server.plane.apis import asking, on_tokens, tei
+from ingot.server.plane.apis import asking, files, on_tokens, tei
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, texts_of
 from ingot.server.plane.handlers import Call
@@ -24,6 +24,10 @@ async def answer(call: Call) -> Any:
         InvalidField: a field is wrong.
         IngotError: as for :meth:`DataPlane.infer`.
     """
+    if files.takes_files(asked := asking.with_steps(call.plane, call.model)):
+        return await files.answer(call, asked)
+    if isinstance(call.content.get("inputs"), bytes):
+        raise InvalidField("inputs", f"are a file; model '{call.model}' reads texts: send JSON")
     served = asking.chosen(call, *asking.ON_TEXTS)
     if (form := on_tokens.FORMS.get(served.steps.task)) is not None:
         return await form(call, served)

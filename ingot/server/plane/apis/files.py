@@ -1,0 +1,172 @@
+"""Answers to files of pictures and sounds in the form of Hugging Face's pipelines, on behalf of ``huggingface``."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ingot.errors import IngotError, InvalidField, quoted
+from ingot.protocol.requests import InferRequest, Template
+from ingot.server.net import compression
+from ingot.server.plane.apis.asking import Served
+from ingot.server.plane.apis.fields import Fields, check_count, in_fields, listed, single
+from ingot.server.plane.handlers import Call
+from ingot.steps import ItemStep
+from ingot.tensors import Array
+
+Rows = list[Any]
+"""The answer to each file."""
+# Boxes and classes that the event loop puts together itself.
+_AT_ONCE = 1 << 10
+# Classes that transformers' pipelines return unless asked for more or fewer.
+_CLASSES = 5
+
+
+class _Form(NamedTuple):
+    """How an answer is read from a model's outputs; ``parameters`` makes further inputs of those in a request."""
+
+    rows: Callable[[Mapping[str, Array], int], Rows]
+    parameters: Callable[[Fields, Served], dict[str, Array]] = lambda parameters, served: {}
+    counted: bool = False
+
+
+def takes_files(served: Served) -> bool:
+    """Return whether all that a model needs is a file."""
+    steps = served.steps
+    needed = {spec.name for spec in steps.inputs} - set(steps.optional)
+    return any(isinstance(step, ItemStep) and needed == set(step.reads) for step in steps.before)
+
+
+async def answer(call: Call, served: Served) -> Any:
+    """Return the answer of a model to a file, or to each of several.
+
+    Args:
+        call: ``inputs`` are the bytes of a file, or texts in base64, as JSON has no bytes.
+        served: a model that needs a file only.
+
+    Raises:
+        InvalidField: a field is wrong, or the model's outputs have no form in this API.
+        IngotError: as for :meth:`DataPlane.infer`.
+    """
+    fields, form = Fields(call.content), _form(served)
+    parameters = fields.nested("parameters")
+    given = fields.any("inputs")
+    files = _files(given, served.steps.max_items)
+    count = parameters.count("top_k", _CLASSES) if form.counted else 0
+    further = form.parameters(parameters, served)
+    parameters.end()
+    fields.end()
+    [step] = [step for step in served.steps.before if isinstance(step, ItemStep)]
+    contents = np.empty(len(files), object)
+    contents[:] = files
+    model = served.model
+    inputs = {step.reads[0]: contents, **further}
+    request = InferRequest(Template(model.name, model.version), inputs, "", None, call.client)
+    place = listed("inputs") if isinstance(given, list) else single("inputs")
+    try:
+        values = (await call.plane.infer(request, "http")).arrays
+    except IngotError as error:
+        raise in_fields(error, {step.reads[0]: place}) from error
+    many = sum(array.size for array in values.values()) > _AT_ONCE or "mask" in values
+    rows = await compression.run(partial(form.rows, values, count), in_thread=many)
+    return rows if isinstance(given, list) else rows[0]
+
+
+def _files(given: object, most: int) -> list[bytes]:
+    check_count("inputs", given, most)
+    values = given if isinstance(given, list) else [given]
+    if not values or not all(isinstance(each, str | bytes) for each in values):
+        raise InvalidField("inputs", "must be a file as bytes, with its content type, or as a text in base64")
+    return [each.encode("utf-8", "surrogatepass") if isinstance(each, str) else each for each in values]
+
+
+def _form(served: Served) -> _Form:
+    names = {spec.name for spec in served.steps.outputs}
+    for needed, form in _FORMS:
+        if needed <= names:
+            return form
+    raise InvalidField("model", f"is '{served.model.name}', whose task {served.steps.task} this API does not have")
+
+
+def _declared_function(parameters: Fields, served: Served) -> dict[str, Array]:
+    """Refuse another function than that of the model's steps."""
+    declared = "none" if served.classify is None else served.classify.function
+    wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
+    if wanted != declared:
+        raise InvalidField("parameters.function_to_apply", f"is '{wanted}'; the model's steps apply {declared}")
+    return {}
+
+
+def _threshold(parameters: Fields, served: Served) -> dict[str, Array]:
+    value = parameters.any("threshold")
+    if value is None:
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidField("parameters.threshold", f"is {quoted(value)}; it must be a number from 0 to 1")
+    if "threshold" not in served.steps.optional:
+        raise InvalidField("parameters.threshold", "is fixed in the model's steps; leave it out")
+    return {"threshold": np.full(1, value, np.float32)}
+
+
+def _semantic(parameters: Fields, served: Served) -> dict[str, Array]:
+    """Refuse other segmentations than one by classes."""
+    parameters.text("subtask", "semantic", ("semantic",))
+    return {}
+
+
+def _classes(values: Mapping[str, Array], count: int) -> Rows:
+    pairs = zip(values["label"].tolist(), values["score"].tolist(), strict=True)
+    return [
+        [{"label": _text(label), "score": score} for label, score in zip(labels[:count], scores, strict=False)]
+        for labels, scores in pairs
+    ]
+
+
+def _boxes(values: Mapping[str, Array], count: int) -> Rows:
+    return [
+        [
+            {"label": _text(label), "score": score, "box": _box(box)}
+            for label, score, box in zip(*(each[:kept] for each in row), strict=True)
+        ]
+        for *row, kept in _rows(values, "label", "score", "box", "count")
+    ]
+
+
+def _box(corners: Sequence[float]) -> dict[str, int]:
+    """Return corners without fractions, as transformers' pipeline cuts them off."""
+    return dict(zip(("xmin", "ymin", "xmax", "ymax"), map(int, corners), strict=True))
+
+
+def _masks(values: Mapping[str, Array], count: int) -> Rows:
+    return [
+        [
+            {"label": _text(label), "score": None, "mask": base64.b64encode(mask).decode()}
+            for label, mask in zip(labels[:kept], masks[:kept], strict=True)
+        ]
+        for labels, masks, kept in _rows(values, "label", "mask", "count")
+    ]
+
+
+def _transcripts(values: Mapping[str, Array], count: int) -> Rows:
+    return [{"text": _text(text)} for text in values["text"].tolist()]
+
+
+def _rows(values: Mapping[str, Array], *names: str) -> Any:
+    return zip(*(values[name].tolist() for name in names), strict=True)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+_FORMS: Sequence[tuple[set[str], _Form]] = (
+    ({"label", "mask", "count"}, _Form(_masks, _semantic)),
+    ({"label", "score", "box", "count"}, _Form(_boxes, _threshold)),
+    ({"label", "score"}, _Form(_classes, _declared_function, counted=True)),
+    ({"text"}, _Form(_transcripts)),
+)
+"""The outputs of a model, and the form of an answer from them; the first that fits."""
