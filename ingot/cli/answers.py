@@ -25,7 +25,7 @@ def _classes(outputs: Mapping[str, Array]) -> list[str]:
 
 def _boxes(outputs: Mapping[str, Array]) -> list[str]:
     """Return a table of the boxes, with corners in pixels of the picture."""
-    rows = [("label", "score", "left", "top", "right", "bottom")]
+    rows: list[tuple[str, ...]] = [("label", "score", "left", "top", "right", "bottom")]
     for index, place in _places(outputs):
         corners = (f"{value:.0f}" for value in outputs["box"][index, place].tolist())
         label = f"{_of(outputs, index)}{_text(outputs['label'][index, place])}"

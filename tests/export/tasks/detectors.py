@@ -33,17 +33,9 @@ def detr(folder: Path) -> Path:
     """A detector that reads a mask of padding."""
     from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
-    config = DetrConfig(
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        backbone=None,
-        backbone_config=ResNetConfig(**_RESNET, layer_type="basic", out_features=["stage4"]),
-        encoder_layers=1,
-        num_queries=7,
-        id2label=LABELS,
-        **_HEADS,
-        **_LAYERS,
-    )
+    backbone: dict[str, Any] = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+    backbone["backbone_config"] = ResNetConfig(**_RESNET, **_stages("stage4"))
+    config = DetrConfig(**backbone, encoder_layers=1, num_queries=7, id2label=LABELS, **_HEADS, **_LAYERS)
     processor = DetrImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96})
     return _saved(DetrForObjectDetection, config, processor, folder)
 
@@ -53,9 +45,8 @@ def rt_detr(folder: Path) -> Path:
     import torch
     from transformers import RTDetrConfig, RTDetrForObjectDetection, RTDetrImageProcessorPil, RTDetrResNetConfig
 
-    stages = ["stage2", "stage3", "stage4"]
     config = RTDetrConfig(
-        backbone_config=RTDetrResNetConfig(**_RESNET, layer_type="basic", out_features=stages),
+        backbone_config=RTDetrResNetConfig(**_RESNET, **_stages("stage2", "stage3", "stage4")),
         encoder_hidden_dim=16,
         encoder_in_channels=[8, 16, 16],
         decoder_in_channels=[16, 16, 16],
@@ -92,6 +83,10 @@ def segformer(folder: Path) -> Path:
     )
     processor = SegformerImageProcessorPil(size={"height": 64, "width": 64})
     return _saved(SegformerForSemanticSegmentation, config, processor, folder)
+
+
+def _stages(*names: str) -> dict[str, Any]:
+    return {"layer_type": "basic", "out_features": [*names]}
 
 
 def _saved(kind: Any, config: Any, processor: Any, folder: Path) -> Path:

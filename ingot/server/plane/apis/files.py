@@ -78,7 +78,7 @@ async def answer(call: Call, served: Served) -> Any:
 
 def _files(given: object, most: int) -> list[bytes]:
     check_count("inputs", given, most)
-    values = given if isinstance(given, list) else [given]
+    values: list[Any] = given if isinstance(given, list) else [given]
     if not values or not all(isinstance(each, str | bytes) for each in values):
         raise InvalidField("inputs", "must be a file as bytes, with its content type, or as a text in base64")
     return [each.encode("utf-8", "surrogatepass") if isinstance(each, str) else each for each in values]
