@@ -24,6 +24,7 @@ PAGES = {
     "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],
     "guides/make/debug-a-capture.md": ["exit code 1", "y: error"],
     "guides/serve/image-classifier.md": ["dog 0.", "[b'dog' b'", '"data":["dog"'],
+    "guides/serve/sounds.md": ["bark 0.", "[0. 0.]", '"name":"label"'],
     "guides/serve/texts.md": [
         "POSITIVE 0.",
         '"label": [',

@@ -61,7 +61,8 @@ def graph(path: Path, frames: bool) -> bytes:
     constants = {"one": np.array([1]), "limit": np.float32(0.2), "scale": np.float32(100)}
     initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     inputs = [("input_values", TensorProto.FLOAT, ("batch", "samples"))]
-    outputs = [("logits", TensorProto.FLOAT, ("batch", *(["frames"] if frames else []), 2))]
+    shape: tuple[int | str, ...] = ("batch", "frames", 2) if frames else ("batch", 2)
+    outputs = [("logits", int(TensorProto.FLOAT), shape)]
     return onnx_models.save(path, nodes, inputs, outputs, initializers).read_bytes()
 
 

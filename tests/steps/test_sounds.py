@@ -25,6 +25,7 @@ from ingot.steps.sounds.mel import Mel, filters
 from ingot.steps.sounds.operations import Fit, Normalize, Spectrogram, Stack, Transpose
 from ingot.steps.sounds.synthesis import synthesized
 from ingot.tensors import Array
+from tests.support import ROOT
 
 RATE = 16_000
 NOISE = np.random.default_rng(0).uniform(-0.5, 0.5, RATE).astype(np.float32)
@@ -323,3 +324,10 @@ def test_steps_of_python() -> None:
     assert steps.after[0].reads == ("scores",)
     with pytest.raises(InvalidArgument, match="'top_k' is not an option of a recognizer of speech"):
         speech_recognition(["a"], rate=RATE, top_k=3)
+
+
+def test_the_guide_names_each_extractor() -> None:
+    from ingot.steps.sounds import extractors
+
+    guide = (ROOT / "docs" / "guides" / "serve" / "sounds.md").read_text()
+    assert [name for name in extractors._CLASSES if f"`{name}`" not in guide] == []

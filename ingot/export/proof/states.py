@@ -202,7 +202,8 @@ def check(calls: Calls, kept: Kept) -> Iterator[str]:
         return
     name = calls.influenced() or _counted(calls, [path for path in attributes if path not in kept.filled])
     if name is None:
-        unread = [path for path in attributes if path not in kept.filled]
+        # Hooks that a model registers in its own modules, as those of transformers do to record outputs, are not state.
+        unread = [path for path in attributes if path not in kept.filled and "_hooks[" not in path]
         if unread:
             yield (
                 f"the model changes {_listed(unread)} when it is called, which the graph does not; no output "

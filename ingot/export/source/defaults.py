@@ -108,8 +108,9 @@ def _of_transformer(module: Any) -> Defaults:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         if isinstance(height, int):
             inputs.append(f"pixel_values:float32[batch,{channels},{height},{width}]")
-    else:
-        inputs += sounds.inputs_of(module, folder)
+    elif of_sounds := sounds.inputs_of(module, folder):
+        # All that the feature extractor makes; the tokenizer is for the answers.
+        inputs, produced = of_sounds, ()
     others = {
         name: _PRODUCED + (_DECLARE if name in parameters else "the model does not accept it") for name in produced
     }
