@@ -63,6 +63,7 @@ def test_a_text_is_classified(opened: Opened) -> None:
     answer = ask(page)
     expect(answer).to_have_count(1)  # no other model has the same inputs
     expect(answer.locator(".big")).to_have_text("LONG")
+    expect(page.locator("[data-chart='Padding, % of elements']")).to_have_count(1)
     share = 1 / (1 + np.exp(4.5 - 5))
     expect(answer.locator(".scores span")).to_have_text(["LONG", f"{share:.3f}", "SHORT", f"{1 - share:.3f}"])
     expect(answer.locator(".tokens")).to_have_text("5 of 16 tokens")

@@ -31,13 +31,14 @@ function numbers(model, now, before) {
   const delta = (name, more = {}) => difference(now.metrics, before.metrics, name, {...labels, ...more});
   const recent = past[0];
   const latency = (share) => quantile(now.metrics, recent.metrics, "ingot_request_seconds", labels, share);
-  const calls = delta("ingot_batch_size_count");
+  const calls = delta("ingot_batch_size_count"), padded = (kind) => delta("ingot_padding_elements_total", {kind});
   return {
     rate: delta("ingot_requests_total") / seconds,
     failed: (delta("ingot_requests_total") - delta("ingot_requests_total", {code: "ok"})) / seconds,
     p50: latency(0.5), p99: latency(0.99),
     queue: difference(now.metrics, [], "ingot_queued_requests", labels),
     rows: calls ? delta("ingot_batch_size_sum") / calls : null,
+    padding: padded("real") ? 100 * padded("padding") / (padded("real") + padded("padding")) : null,
   };
 }
 
@@ -83,7 +84,8 @@ function show(now) {
     chart("Latency, p50 and p99", `${time(last.p50)} / ${time(last.p99)}`,
       [points.map((point) => point.p50), points.map((point) => point.p99)], time),
     chart("Requests in the queue", count(last.queue), [points.map((point) => point.queue)], count),
-    chart("Mean rows per engine call", count(last.rows), [points.map((point) => point.rows)], count));
+    chart("Mean rows per engine call", count(last.rows), [points.map((point) => point.rows)], count),
+    ...(model.ingot.padding ? [chart("Padding, % of elements", count(last.padding), [points.map((point) => point.padding)], count)] : []));
   const recent = past[0];
   const before = recent.models.find((each) => each.name === model.name && each.version === model.version);
   find("stages").replaceChildren(stages(model, before, now.metrics, recent.metrics));
