@@ -41,7 +41,7 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 INLINE: Final = 250e-6
 # Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
 _LARGE_CALL: Final = 64 << 20
-# Parts of a large request that are queued or running per engine; batches' worth of them if they are small.
+# Parts of a large request that are queued or running per engine; if they are small, as many as batches have samples.
 _AT_ONCE: Final = 2
 # Share of the SLO that is planned with; the rest covers the way to the client, which is not measured here.
 _HEADROOM: Final = 0.95
@@ -294,7 +294,8 @@ class Dispatcher:
         most = _AT_ONCE * len(self._instances)
         if len(parts.entries) < most or self._padding is None:
             return len(parts.entries) >= most
-        return sum(entry.work for entry in parts.entries.values()) >= most * self._scheduler.cap
+        samples = sum(entry.samples for entry in parts.entries.values())
+        return samples >= most * self._scheduler.limits.max_batch
 
     def release(self, nbytes: int, client: Hashable) -> None:
         """Release bytes of a client's parts that are not queued yet."""

@@ -43,7 +43,7 @@ _FEW: Final = 4
 # Seconds of the server for each part of a request, which padding may cost instead.
 _PART_SECONDS: Final = 1e-4
 # Waiting entries of different sizes among which a batch is chosen.
-_WINDOW: Final = 64
+_WINDOW: Final = 128
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
 _SAMPLE: Final = 16
 

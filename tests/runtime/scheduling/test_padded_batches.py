@@ -117,6 +117,19 @@ def test_calls_of_padded_work_are_learnt() -> None:
     assert made.latency(24) == pytest.approx(0.008, rel=0.2)
 
 
+def test_small_calls_that_were_measured_on_a_busy_machine_are_found_out() -> None:
+    """Though most entries are joined to larger calls meanwhile."""
+    exact = Latency(TOKENS)
+    made = scheduler({1: 0.02, 8: 0.02, 32: 0.02, 64: 0.021, 256: 0.028})
+    for number in range(4000):
+        while len(made) < 40:
+            made.offer(text(10 + 7 * number % 90), 0.0)
+            number += 1
+        batch = made.take(0.0)
+        made.finish(batch, 0.0, exact(len(batch) * max(lengths(batch))))
+    assert made.latency(16) < 0.006
+
+
 def test_a_request_is_divided_by_the_time_that_its_padding_takes() -> None:
     made = scheduler()
     sizes = [(10,), (200,), (10,), (11,), (12,)]
