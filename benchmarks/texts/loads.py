@@ -6,6 +6,7 @@ import http.client
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
@@ -30,7 +31,10 @@ class Client(Thread):
         return id(self)
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)) as connection:
+            self._ask(connection)
+
+    def _ask(self, connection: http.client.HTTPConnection) -> None:
         for body in itertools.cycle(self.bodies):
             if self.stop.is_set():
                 return
