@@ -1,4 +1,4 @@
-"""How the page draws the answers of each task, in a real browser: boxes, masks, and marked texts."""
+"""How the page draws the answers of each task, in a real browser: boxes, masks, marked texts, and texts of sounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from playwright.sync_api import Locator, expect
 
 import ingot
 from ingot import RunningServer
+from ingot.steps import speech_recognition
 from tests.browsers import Opened
+from tests.server import test_sound_steps as sounds
 from tests.server.test_page_steps import ask, choose
 from tests.steps import answering
 
@@ -24,6 +26,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     makers = answering.detector, answering.segmenter, answering.finder, answering.reader, answering.filler
     for make in makers:
         make(folder).save(folder / f"{make.__name__}.ingot")
+    bursts = speech_recognition(
+        ["A", "-"], rate=sounds.RATE, blank="-", mask="mask", convolutions=((sounds.FRAME, sounds.FRAME, 0),)
+    )
+    sounds.make("bursts", bursts, folder, sounds.sound(0.5, 0, 0.5))
     with ingot.serve(*map(str, folder.glob("*.ingot")), http_port=0, grpc_port=0) as running:
         yield running
 
@@ -110,6 +116,17 @@ def test_missing_words_are_filled(opened: Opened) -> None:
     expect(answer.locator(".scores")).to_have_count(2)
     expect(answer.locator(".scores").first.locator("span").first).to_have_text("film")
     expect(answer.locator(".transcript").first).to_contain_text("a fine film and a [MASK]")
+
+
+def test_the_words_of_sounds_are_written(opened: Opened, tmp_path: Path) -> None:
+    page = choose(opened, "bursts", "automatic-speech-recognition")
+    for name, levels in (("two", (0.5, 0, 0.5)), ("one", (0, 0.5))):
+        (tmp_path / f"{name}.wav").write_bytes(sounds.sound(*levels))
+    page.get_by_label("audio", exact=True).set_input_files([tmp_path / "two.wav", tmp_path / "one.wav"])
+    expect(page.locator(".drop").first).to_contain_text("two.wav, 5 KiB")
+    answer = ask(page)
+    expect(answer.locator(".transcript")).to_have_text(["AA", "A"])
+    expect(answer.locator(".tokens")).to_have_text(["0.300 s of sound", "0.200 s of sound"])
 
 
 def size(canvas: Locator) -> Any:

@@ -10,11 +10,11 @@ const words = (bytes) => UTF8.decode(bytes);
 export async function drawn(outputs, inputs, properties) {
   const by = Object.fromEntries(outputs.map((each) => [each.name, each])), found = [];
   const [needed, kind] = KINDS.map(([needs, kind]) => [needs(by, properties), kind]).find(([names]) => names) ?? [[], {}];
-  const left = outputs.filter(({name}) => ![...needed, "count", "tokens", "cut_tokens"].includes(name));
+  const left = outputs.filter(({name}) => ![...needed, ...COUNTS].includes(name));
   if (kind.all) found.push(...kind.all(by, inputs, needed[0]));
   for (let index = 0; index < (outputs[0]?.shape[0] ?? 0); index++) {
     const item = new Item(by, inputs, index);
-    const parts = [...(kind.each ? await kind.each(item) : []), ...others(item, left), ...tokens(item, properties)];
+    const parts = [...(kind.each ? await kind.each(item) : []), ...others(item, left), ...lengths(item, properties)];
     if (outputs[0].shape[0] > 1 && parts.length) parts.unshift(make("h4", {}, item.title));
     found.push(make("div", {class: "item"}, ...parts));
   }
@@ -229,11 +229,15 @@ function shown(values) {
 const isPng = (bytes) => bytes[0] === 0x89 && bytes[1] === 0x50 && bytes[2] === 0x4e && bytes[3] === 0x47;
 const picture = (bytes) => make("img", {class: "picture", alt: "", src: `data:image/png;base64,${btoa(Array.from(bytes, (each) => String.fromCharCode(each)).join(""))}`});
 
-function tokens({outputs, index}, {max_tokens: most}) {
-  if (!outputs.tokens) return [];
-  const count = outputs.tokens.data[index], cut = outputs.cut_tokens?.data[index] ?? 0;
-  return [make("p", {class: "soft tokens"}, `${count}${most ? ` of ${most}` : ""} ${count === 1 && !most ? "token" : "tokens"}`,
-    cut ? make("span", {class: "bad"}, `, ${cut} more were cut off`) : "")];
+const COUNTS = ["count", "tokens", "cut_tokens", "seconds", "cut_seconds"];
+
+// How much of a text or a sound was read, and what was cut off.
+function lengths({outputs, index}, {max_tokens: most}) {
+  const value = (name) => outputs[name]?.data[index], lines = [];
+  if (outputs.tokens) lines.push([most ? `${value("tokens")} of ${most} tokens` : `${value("tokens")} tokens`, value("cut_tokens"), "more were"]);
+  if (outputs.seconds) lines.push([`${number(value("seconds"))} s of sound`, value("cut_seconds") && number(value("cut_seconds")), "s at the end were"]);
+  return lines.map(([text, cut, what]) =>
+    make("p", {class: "soft tokens"}, text, cut ? make("span", {class: "bad"}, `, ${cut} ${what} cut off`) : ""));
 }
 
 const needs = (...names) => (by) => (names.every((name) => by[name]) ? names : null);
