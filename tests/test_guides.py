@@ -23,6 +23,13 @@ PAGES = {
     "guides/make/images.md": ["photos version 1"],
     "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],
     "guides/make/debug-a-capture.md": ["exit code 1", "y: error"],
+    "guides/serve/apis.md": [
+        '{"object":"list","data":[{"object":"embedding","index":0,"embedding":[',
+        '"usage":{"prompt_tokens":6,"total_tokens":6}}',
+        '"param":"input","code":"invalid_argument"',
+        "check_embedding_ctx_length=False",
+        "'prompt_name' is 'query'; model 'minilm' has no prompts",
+    ],
     "guides/serve/image-classifier.md": ["dog 0.", "[b'dog' b'", '"data":["dog"'],
     "guides/serve/sounds.md": ["bark 0.", "[0. 0.]", '"name":"label"'],
     "guides/serve/texts.md": [

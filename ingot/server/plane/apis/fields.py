@@ -25,6 +25,11 @@ def single(name: str) -> Place:
     return lambda index: name
 
 
+def place_of(content: Mapping[str, Any], name: str) -> Place:
+    """Return the places of a field that has a text or a list of texts."""
+    return single(name) if isinstance(content.get(name), str) else listed(name)
+
+
 def in_fields(error: IngotError, places: Mapping[str, Place]) -> IngotError:
     """Return an error about a model's input as one about the field that has it.
 

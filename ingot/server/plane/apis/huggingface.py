@@ -10,7 +10,7 @@ from ingot.errors import IngotError, InvalidField, public_text, quoted
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking, files, on_tokens, tei
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, texts_of
+from ingot.server.plane.apis.fields import Fields, place_of, texts_of
 from ingot.server.plane.handlers import Call
 
 # Parameters of the embedding that clients send at the root.
@@ -67,7 +67,8 @@ async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
     choices = asking.function_of(served, wanted, "parameters.function_to_apply")
     parameters.end()
     fields.end()
-    return await asking.labelled(served, await asking.ask(call, served, texts, choices=choices), count)
+    places = [place_of(call.content, "inputs")]
+    return await asking.labelled(served, await asking.ask(call, served, texts, places=places, choices=choices), count)
 
 
 def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:

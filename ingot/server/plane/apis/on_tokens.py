@@ -10,7 +10,7 @@ import numpy as np
 from ingot.errors import InvalidField, quoted
 from ingot.server.plane.apis import asking, tokens
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, Place, check_count, listed, single, texts_of
+from ingot.server.plane.apis.fields import Fields, Place, check_count, listed, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps.after.entities import AGGREGATIONS, Entities
 from ingot.steps.after.fill import Fill
@@ -37,7 +37,7 @@ async def entities(call: Call, served: Served) -> Any:
         raise InvalidField("parameters.stride", "is not for this server: divide texts that are too long")
     _end(fields, parameters)
     choices = {step.choice: (_text(wanted), "parameters.aggregation_strategy")}
-    values = (await asking.ask(call, served, texts, places=[_place(call)], choices=choices)).values
+    values = (await asking.ask(call, served, texts, places=[place_of(call.content, "inputs")], choices=choices)).values
     rows = _rows(values, ("entity", "score", "word", "start", "end", "index"))
     label = "entity" if wanted == "none" else "entity_group"
     found = [[_entity(item, label) for item in row if item["entity"] not in (ignored or ())] for row in rows]
@@ -103,7 +103,7 @@ async def words(call: Call, served: Served) -> Any:
         raise InvalidField("parameters.targets", "is not for this server: search the answers of a larger top_k")
     _end(fields, parameters)
     choices = {_step(served, Fill).choice: (np.array([count], np.int32), "parameters.top_k")} if count else {}
-    values = (await asking.ask(call, served, texts, places=[_place(call)], choices=choices)).values
+    values = (await asking.ask(call, served, texts, places=[place_of(call.content, "inputs")], choices=choices)).values
     names = ("score", "token", "token_str", "sequence")
     found = []
     for row, masks in enumerate(values["count"].tolist()):
@@ -186,10 +186,6 @@ def _step(served: Served, kind: type[Any]) -> Any:
 
 def _text(value: str) -> Array:
     return np.array([value.encode()], object)
-
-
-def _place(call: Call) -> Place:
-    return single("inputs") if isinstance(call.content["inputs"], str) else listed("inputs")
 
 
 def _rows(values: Mapping[str, Array], names: Sequence[str]) -> list[list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ import numpy as np
 from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
-from ingot.server.plane.apis.fields import Fields, listed, single
+from ingot.server.plane.apis.fields import Fields, place_of
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 
@@ -40,7 +40,7 @@ async def embeddings(call: Call) -> dict[str, Any]:
     fields.end()
     served = asking.find(call.plane, name, asking.EMBEDDING)
     texts = _texts(given, served.steps.max_items)
-    place = single("input") if isinstance(given, str) else listed("input")
+    place = place_of(call.content, "input")
     vectors, answer = await asking.embed(call, served, texts, prompt=prompt, size=size, place=place)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, form)}

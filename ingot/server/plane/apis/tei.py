@@ -9,7 +9,7 @@ from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, Place, check_count, listed, single, texts_of
+from ingot.server.plane.apis.fields import Fields, Place, check_count, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 
@@ -29,7 +29,7 @@ async def embed(call: Call) -> Array:
     normalize, prompt, size = fields.flag("normalize"), fields.text("prompt_name", ""), fields.count("dimensions")
     truncate = truncation(fields, served)
     fields.end()
-    place = single("inputs") if isinstance(call.content["inputs"], str) else listed("inputs")
+    place = place_of(call.content, "inputs")
     vectors, _ = await asking.embed(
         call, served, texts, prompt=prompt, normalize=normalize, truncate=truncate, size=size, place=place
     )

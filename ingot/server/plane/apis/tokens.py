@@ -12,7 +12,7 @@ from ingot.errors import IngotError, InvalidField, NotFound
 from ingot.protocol.requests import InferRequest, Template
 from ingot.server.plane.apis import asking, tei
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, Place, check_count, in_fields, listed, single
+from ingot.server.plane.apis.fields import Fields, check_count, in_fields, place_of, single
 from ingot.server.plane.handlers import Call
 from ingot.steps import OpenedSteps
 from ingot.steps.after.pool import Pool
@@ -27,7 +27,9 @@ async def embed_all(call: Call) -> list[Array]:
     truncate = tei.truncation(fields, served)
     fields.end()
     if served.steps.task == asking.VECTORS:
-        answer = await asking.ask(call, served, texts, prompt=prompt, truncate=truncate, places=[_place(call)])
+        answer = await asking.ask(
+            call, served, texts, prompt=prompt, truncate=truncate, places=[place_of(call.content, "inputs")]
+        )
         vectors, counts = answer.values[served.output], answer.values["tokens"]
         return [row[:count] for row, count in zip(vectors, counts.tolist(), strict=True)]
     return await _unpooled(call, served, asking.raw_inputs(served, texts, prompt=prompt), truncate)
@@ -46,7 +48,7 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
 
     values, tensors = await _aside(call, served, prepared, raw)
     if truncate is False and (cut := values["cut_tokens"]).any():
-        place = _place(call)(int(cut.argmax()))
+        place = place_of(call.content, "inputs")(int(cut.argmax()))
         raise InvalidField("truncate", f"is false, and '{place}' has {int(cut.max())} tokens too many; send less")
     model = served.model
     request = InferRequest(Template(model.name, model.version), tensors, "", None, call.client)
@@ -126,9 +128,6 @@ async def _aside(call: Call, served: Served, work: Any, read: Mapping[str, Array
         return await served.model.with_steps(work, nbytes, call.client)
     except IngotError as error:
         step = served.tokenize
-        raise in_fields(error, {step.text: _place(call), step.prompt: single("prompt_name")}) from error
-
-
-def _place(call: Call) -> Place:
-    """Return where the body has a text."""
-    return single("inputs") if isinstance(call.content.get("inputs"), str) else listed("inputs")
+        raise in_fields(
+            error, {step.text: place_of(call.content, "inputs"), step.prompt: single("prompt_name")}
+        ) from error
