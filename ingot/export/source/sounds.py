@@ -45,7 +45,7 @@ def least_samples(config: Any) -> int:
 
 
 def _with_mask(values: str, length: str, extractor: dict[str, Any]) -> list[str]:
-    return [values, *([f"attention_mask:int64[{length}]"] if extractor.get("return_attention_mask") else [])]
+    return [values, *([f"attention_mask:int64[{length}]=0..1"] if extractor.get("return_attention_mask") else [])]
 
 
 def _extractor(folder: Path) -> dict[str, Any]:

@@ -144,6 +144,10 @@ def losses(x: Tensor) -> tuple[Tensor, ...]:
         lambda x: x[0, 0].scatter_reduce(0, x[0, 0].long() * 0, x[1, 1], "mean"),
         lambda x: x[:, None].squeeze((0, 1)).squeeze(0),
         lambda x: x.put(torch.tensor([1, -1, 1]), x[1, :3], accumulate=True),
+        lambda x: x.index_put((x > 0,), torch.tensor(0.5)),
+        lambda x: x.index_put((x[:, 0] > 0,), torch.ones(1)),
+        lambda x: x.index_put((x > 0,), x[x > 0] * 2),
+        lambda x: x.index_put((x > 0,), torch.tensor(0.5), accumulate=True),
         lambda x: x.index_reduce(1, torch.tensor([3, 0, 3]), x[:, 1:], "mean", include_self=False),
         lambda x: x.index_reduce(0, torch.zeros_like(x[:, 0], dtype=torch.long), x, "prod"),
         torch.fft.fftshift,
@@ -169,6 +173,7 @@ def losses(x: Tensor) -> tuple[Tensor, ...]:
         *("inverse", "inverses", "solve", "solve-right"),
         *("scatter", "scatter-add", "scatter-mean", "scatter-mean-others", "scatter-most"),
         *("scatter-nan", "scatter-least", "scatter-number", "squeeze", "put"),
+        *("mask-put", "mask-put-rows", "mask-put-several", "mask-put-add"),
         *("index-mean", "index-product"),
         *("fftshift", "ifftshift-complex", "roll", "cross-entropy"),
     ],
@@ -304,3 +309,13 @@ def test_a_squeeze_of_unknown_rank_is_not_left_out() -> None:
     with evaluator.default_as(recorder(Opset("", 18), {})):
         found = missing_forms.squeeze(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT)), 0)
     assert found.producer().op_type == "Squeeze"
+
+
+def test_a_value_at_the_places_of_a_mask_keeps_samples_apart() -> None:
+    def clear(x: Tensor) -> Tensor:
+        x = x * 1
+        x[x < 0] = 0
+        return x
+
+    archive = export_model(Function(clear), inputs="x:float32[batch,4]")
+    assert archive.variant().serving.signature.batch == "batch"

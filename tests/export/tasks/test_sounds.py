@@ -57,6 +57,7 @@ def test_a_recognizer_answers_with_texts(run_ingot: RunIngot, tmp_path: Path, ma
     assert proof.items == 60
     assert 40 <= proof.answers <= 50  # without those where rounding decides
     assert (proof.deviation, proof.error) == (0, 0)
+    assert variant.serving.signature.batch == "batch"  # requests of equal lengths share a call
     [step], [ctc] = steps.model_dump()["before"], steps.model_dump()["after"]
     assert step["mask"] == ctc["mask"] == ("attention_mask" if mask else "")
     assert (step["rate"], step["least"]) == (16_000, 185)  # two frames
@@ -124,4 +125,4 @@ def test_inputs_reach_from_two_frames_to_the_longest_sound(tmp_path: Path) -> No
     folder = speech.recognizer(tmp_path / "ctc", mask=True)
     module = transformers.Wav2Vec2ForCTC.from_pretrained(folder)
     length = "batch,samples=185..960000"
-    assert of(module).inputs == (f"input_values:float32[{length}]", f"attention_mask:int64[{length}]")
+    assert of(module).inputs == (f"input_values:float32[{length}]", f"attention_mask:int64[{length}]=0..1")

@@ -32,6 +32,20 @@ def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
     return core.aten_scatter_src(x, dim, index, _cut(index, source))
 
 
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Express ``aten.index_put`` of one value at the places of a mask, such as ``x[mask] = 0``.
+
+    The exporter's own form lists the places in all samples, so that samples could not be served together.
+    """
+    mask = indices[0]
+    single = all(size == 1 for size in values.shape)
+    if len(indices) > 1 or mask is None or mask.dtype is not ir.DataType.BOOL or not single or accumulate:
+        return core.aten_index_put(x, indices, values, accumulate)
+    if more := range(len(mask.shape), len(x.shape)):
+        mask = op.Unsqueeze(mask, ints(*more))
+    return op.Where(mask, op.Reshape(values, op.Constant(value_ints=[])), x)
+
+
 def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
     """Express ``aten.scatter_add``."""
     return core.aten_scatter_add(x, dim, index, _cut(index, source))
@@ -114,6 +128,7 @@ def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter.src: scatter,
     aten.scatter_add.default: scatter_add,
+    aten.index_put.default: index_put,
     aten.scatter_reduce.two: scatter_reduce,
     aten.index_reduce.default: index_reduce,
     aten.put.default: put,
