@@ -35,7 +35,7 @@ help: ## List the targets
 
 $(INSTALLED): SIZE := some 200 packages for development, 2.3 GB, as fast as the network
 $(INSTALLED): WANTED := $(EXTRAS)
-$(DEMO): SIZE := some 60 packages, 1.4 GB, as fast as the network, and the first demo then takes 2 to 3 minutes
+$(DEMO): SIZE := some 70 packages, 1.4 GB, as fast as the network, and the first demo then takes 2 to 3 minutes
 $(DEMO): WANTED := cpu,export,demo
 $(INSTALLED) $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Ingot needs Python 3.11 or later; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'

@@ -144,7 +144,7 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest(tmp_path: Path) 
     def extras_of(target: str) -> list[str]:
         return re.findall(r"scripts/install\.py (\S+)", commands(target))
 
-    assert re.search(r"60 packages, 1\.4 GB, .* 2 to 3 minutes", commands("demo"))
+    assert re.search(r"70 packages, 1\.4 GB, .* 2 to 3 minutes", commands("demo"))
     assert extras_of("demo") == ["cpu,export,demo"]
     (tmp_path / ".demo").touch()
     assert extras_of("demo") == []

@@ -67,6 +67,7 @@ def test_a_text_is_classified(opened: Opened) -> None:
     share = 1 / (1 + np.exp(4.5 - 5))
     expect(answer.locator(".scores span")).to_have_text(["LONG", f"{share:.3f}", "SHORT", f"{1 - share:.3f}"])
     expect(answer.locator(".tokens")).to_have_text("5 of 16 tokens")
+    expect(page.locator("#stages")).to_contain_text(re.compile("step: tokenize.*step: classify"))
     page.get_by_label("text", exact=True).fill("film " * 20)
     expect(ask(page).locator(".tokens")).to_have_text("16 of 16 tokens, 6 more were cut off")
     page.get_by_label("text", exact=True).fill("a" * 1001)

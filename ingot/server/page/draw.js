@@ -69,20 +69,18 @@ function encoding(now, before, labels) {
 }
 
 export function stages(model, before, now, recent) {
-  const mean = (key) => {
-    const now = model.inference_stats[key], then = before?.inference_stats[key] ?? {ns: 0, count: 0};
-    return now.count > then.count ? (now.ns - then.ns) / (now.count - then.count) / 1e9 : 0;
-  };
-  const means = STAGES.map(([key]) => mean(key));
+  const mean = (now, then = {ns: 0, count: 0}) => (now.count > then.count ? (now.ns - then.ns) / (now.count - then.count) / 1e9 : 0);
+  const means = STAGES.map(([key]) => mean(model.inference_stats[key], before?.inference_stats[key]));
   if (means.some((each) => each)) means[3] += encoding(now, recent, {model: model.name, version: model.version});
-  const all = means.reduce((sum, each) => sum + each, 0);
+  const steps = Object.entries(model.ingot.steps ?? {}).map(([kind, spent]) => [`step: ${kind}`, mean(spent, before?.ingot.steps?.[kind])]);
+  const parts = [...means.map((each, index) => [STAGES[index][1], each]), ...steps], all = parts.reduce((sum, [, each]) => sum + each, 0);
   if (!all) return make("p", {class: "soft"}, "No requests in the last 10 seconds.");
   const stack = make("div", {class: "stack"}), legend = make("div", {class: "legend"});
-  means.forEach((each, index) => {
-    const part = make("div", {class: `s${index}`});
+  parts.forEach(([name, each], index) => {
+    const part = make("div", {class: `s${index % 8}`});
     part.style.width = `${100 * each / all}%`;
     stack.append(part);
-    legend.append(make("i", {class: `s${index}`}), make("span", {}, STAGES[index][1]), make("span", {}, time(each)));
+    legend.append(make("i", {class: `s${index % 8}`}), make("span", {}, name), make("span", {}, time(each)));
   });
   return make("div", {}, stack, legend);
 }
