@@ -76,7 +76,7 @@ gpu:
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
-	@for target in archive_reader documents grpc_requests http1 http2 onnx_graphs onnx_wire pictures; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
+	@for target in archive_reader decoders documents grpc_requests http1 http2 onnx_graphs onnx_wire; do $(BIN)/python -m fuzz.$$target -max_total_time=$(SECONDS) || exit 1; done
 
 site: $(INSTALLED)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -143,8 +143,15 @@ class Steps(BaseModel):
         _walk(self.after, known)
         _need([spec.name for spec in self.outputs], known, "the answer")
 
-    def open(self, files: Files, signature: Signature) -> OpenedSteps:
+    def open(
+        self, files: Files, signature: Signature, decoding: Callable[[ItemStep], Apply] | None = None
+    ) -> OpenedSteps:
         """Return the steps ready to run.
+
+        Args:
+            files: returns the content of a file by its name.
+            signature: the graph's.
+            decoding: opens the steps that decode items, by default in this process.
 
         Raises:
             InvalidArgument: they do not fit the graph; see :meth:`check`.
@@ -152,7 +159,10 @@ class Steps(BaseModel):
             Unsupported: a package is missing.
         """
         self.check(signature)
-        before = tuple((step.kind, step.open(files)) for step in self.before)
+        before = tuple(
+            (step.kind, decoding(step) if decoding and isinstance(step, ItemStep) else step.open(files))
+            for step in self.before
+        )
         after = tuple((step.kind, step.open(files)) for step in self.after)
         return OpenedSteps(self, signature, before, after)
 
@@ -197,12 +207,6 @@ class OpenedSteps:
         self._required = [name for name in self._specs if name not in config.optional]
         self._lengths = next((step.lengths for step in config.before if step.lengths), "")
         self._outputs = [spec.name for spec in config.outputs]
-
-    def moved(self, opened: Callable[[ItemStep], Apply]) -> OpenedSteps:
-        """Return these steps, with those that decode items opened in another way."""
-        pairs = zip(self.config.before, self._before, strict=True)
-        before = tuple((kind, opened(step) if isinstance(step, ItemStep) else apply) for step, (kind, apply) in pairs)
-        return OpenedSteps(self.config, self.signature, before, self._after)
 
     def check(self, values: Values) -> int:
         """Check the raw inputs of a request, without looking at each item; return the number of items.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reliability import chaos, generator, pictures, soak
+from benchmarks.reliability import chaos, decoders, generator, soak
 from benchmarks.reliability.generator import Shape, finish, start
 from benchmarks.reliability.memory import growth
 from benchmarks.serving.processes import LOAD_CORE
@@ -174,11 +174,11 @@ def test_a_soak(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_mutated_pictures() -> None:
-    found = pictures.measure(4, clients=2, seed=1, window=1)
+def test_mutated_files() -> None:
+    found = decoders.measure(4, clients=2, seed=1, window=1)
     assert found["faults"] == []
-    assert found["answers"]["200"]
-    assert found["answers"]["400"]
+    assert found["answers"]["colour: 200"]
+    assert found["answers"]["level: 400"]
     assert found["neighbour"]["ratio"] > 0
 
 

@@ -15,8 +15,8 @@ from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store import Archive, BlobFolder
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import manifest
-from ingot.steps import tokenizer
-from tests.server import test_image_steps, test_steps
+from ingot.steps import audio_classification, tokenizer
+from tests.server import test_image_steps, test_sound_steps, test_steps
 from tests.steps.bert import tokenizer_file
 
 Change = Callable[[dict[str, Any]], object]
@@ -90,6 +90,25 @@ def test_operations(change: Change, message: str, tmp_path: Path) -> None:
 def test_texts(change: Change, message: str, tmp_path: Path) -> None:
     with pytest.raises((InvalidArchive, InvalidArgument), match=message):
         serve(changed(test_steps.make(tmp_path), change), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda steps: first(steps, least=10**12), "audio.least': Input should be less than or equal to"),
+        (lambda steps: first(steps, rate=10**9), "audio.rate': Input should be less than or equal to"),
+        (lambda steps: first(steps, limits={"seconds": 1e12}), "limits.seconds': Input should be less than or equal"),
+        (
+            lambda steps: first(steps, operations=[{"operation": "fit", "size": 10**12}]),
+            "fit.size': Input should be less than or equal to",
+        ),
+    ],
+)
+def test_sounds(change: Change, message: str, tmp_path: Path) -> None:
+    described = audio_classification(test_sound_steps.LEVELS, rate=test_sound_steps.RATE)
+    path = test_sound_steps.make("level", described, tmp_path, test_sound_steps.sound(0.5))
+    with pytest.raises(InvalidArchive, match=message):
+        serve(changed(Archive.open(path), change), tmp_path)
 
 
 def test_a_huge_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
 from ingot.model_store.format.partition import PartitionPlan
 from ingot.report.text import one_line
-from ingot.steps import OpenedSteps, Values
+from ingot.steps import Apply, ItemStep, OpenedSteps, Values
 from ingot.tensors import Array, Signature, check_inputs
 
 _USUAL_BATCH, _USUAL_SIZE = 32, 128
@@ -185,15 +185,15 @@ class Variant:
             cases.append(Golden(case.inputs, outputs, case.raw, answers))
         return tuple(cases)
 
-    def opened_steps(self) -> OpenedSteps | None:
-        """Return the steps around the graph ready to run; None if it has none.
+    def opened_steps(self, decoding: Callable[[ItemStep], Apply] | None = None) -> OpenedSteps | None:
+        """Return the steps around the graph ready to run, see :meth:`ingot.steps.Steps.open`; None if it has none.
 
         Raises:
             InvalidArchive: a file is missing or damaged.
             Unsupported: a package that a step needs is not installed.
         """
         steps = self.serving.steps
-        return None if steps is None else steps.open(self.step_file, self.signature)
+        return None if steps is None else steps.open(self.step_file, self.signature, decoding)
 
     def step_file(self, name: str) -> bytes:
         """Return a file of the steps, with its digest checked.

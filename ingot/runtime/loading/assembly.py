@@ -122,6 +122,7 @@ class Assembly:
         if spec.steps is None:
             return None
         for processes in spec.decoding:
+            processes.check()
             processes.supervise(self.name, lost)
         return Stepped(self.name, self.version, spec.steps, accepts, self.settings.limits, self.metrics)
 

@@ -19,13 +19,13 @@ def confined(variant: Variant, settings: Settings) -> tuple[OpenedSteps | None, 
         InvalidArchive: a file of the steps is missing or damaged.
         Unsupported: a package that a step needs is not installed.
     """
-    steps, decoding = variant.opened_steps(), list[StepProcesses]()
-    if steps is None or settings.isolate == "none":
-        return steps, decoding
+    decoding: list[StepProcesses] = []
+    if settings.isolate == "none":
+        return variant.opened_steps(), decoding
     count = max(1, min(_MOST, cpu_count() // 2))
 
     def opened(step: ItemStep) -> Apply:
         decoding.append(StepProcesses(step, count, settings.engine_memory_mb, settings.load_timeout))
         return decoding[-1].apply
 
-    return steps.moved(opened), decoding
+    return variant.opened_steps(opened), decoding

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from ingot.errors import InvalidArgument, TooLarge
 from ingot.steps.item import Item, ItemStep
@@ -51,7 +51,7 @@ class Audio(ItemStep):
     rate: int = Field(ge=1_000, le=768_000)
     quality: Quality = "HQ"
     mix: Mix = "mean"
-    least: PositiveInt = 1
+    least: int = Field(1, ge=1, le=1 << 24)
     operations: tuple[Operation, ...] = Field((), max_length=32)
     limits: Limits = Limits()
     reference: str = ""

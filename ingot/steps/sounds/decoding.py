@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, TooLarge, missing_package
@@ -39,10 +39,10 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nbytes: PositiveInt = 50 << 20
-    seconds: PositiveFloat = 60
-    samples: PositiveInt = 25_000_000
-    channels: PositiveInt = 8
+    nbytes: int = Field(50 << 20, ge=1, le=1 << 30)
+    seconds: float = Field(60, gt=0, le=86_400)
+    samples: int = Field(25_000_000, ge=1, le=1 << 31)
+    channels: int = Field(8, ge=1, le=256)
 
 
 def prepare() -> None:

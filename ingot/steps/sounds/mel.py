@@ -6,7 +6,7 @@ import functools
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array
@@ -31,7 +31,7 @@ class Mel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bands: PositiveInt
+    bands: int = Field(ge=1, le=1 << 12)
     lowest: float = 0
     highest: float
     scale: Scale

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ingot.errors import InvalidArgument
 from ingot.steps.sounds.mel import Mel, filters
@@ -52,7 +52,7 @@ class Fit(_Operation):
     """Cut the end off, or extend it with a value, to a number of samples or frames."""
 
     operation: Literal["fit"] = "fit"
-    size: PositiveInt
+    size: int = Field(ge=1, le=1 << 24)
     value: float = 0
 
     def apply(self, values: Array, rate: int) -> Array:
@@ -82,9 +82,9 @@ class Spectrogram(_Operation):
     """
 
     operation: Literal["spectrogram"] = "spectrogram"
-    frame: PositiveInt
-    hop: PositiveInt
-    fft: PositiveInt
+    frame: int = Field(ge=1, le=1 << 16)
+    hop: int = Field(ge=1, le=1 << 16)
+    fft: int = Field(ge=1, le=1 << 16)
     window: Literal["hann", "povey"] = "hann"
     periodic: bool = True
     centered: bool = True
@@ -144,7 +144,7 @@ class Stack(_Operation):
     """Put ``count`` frames next to each other into one; frames that remain at the end are extended with ``value``."""
 
     operation: Literal["stack"] = "stack"
-    count: PositiveInt
+    count: int = Field(ge=1, le=1 << 10)
     value: float = 0
 
     def apply(self, values: Array, rate: int) -> Array:

@@ -82,6 +82,15 @@ class StepProcesses:
             for engine in self._engines:
                 engine.supervise(self._supervision)
 
+    def check(self) -> None:
+        """Start a process, unless one runs: it finds out whether the step can be opened.
+
+        Raises:
+            IngotError: it cannot.
+        """
+        if not self._engines:
+            self._return(self._take())
+
     def close(self) -> None:
         """End the processes without items; a later item starts another."""
         self._end(math.inf)

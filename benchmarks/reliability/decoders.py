@@ -1,10 +1,10 @@
-"""Send mutated pictures to a server, next to requests of tensors for another of its models.
+"""Send mutated pictures and sounds to a server, next to requests of tensors for another of its models.
 
-``python -m benchmarks.reliability.pictures --seconds 600`` fuzzes the decoders through the port: JPEG, PNG, WebP, GIF,
-BMP and TIFF of all modes, with changed, cut, doubled and exchanged bytes. Windows with and without the pictures take
-turns, so that both see the same machine. The report has the answers by status, how many decoder processes ended, and
-the p99 of the neighbour, as a ratio. The exit status is 0 only if the process with the ports stayed the same, and each
-request was answered by 200, 4xx, or an error that says that its decoder process ended.
+``python -m benchmarks.reliability.decoders --seconds 600`` fuzzes the decoders through the port: JPEG, PNG, WebP, GIF,
+BMP and TIFF of all modes, WAV, FLAC and OGG, with changed, cut, doubled and exchanged bytes. Windows with and without
+the files take turns, so that both see the same machine. The report has the answers by status, how many decoder
+processes ended, and the p99 of the neighbour, as a ratio. The exit status is 0 only if the process with the ports
+stayed the same, and each request was answered by 200, 4xx, or an error that says that its decoder process ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,26 @@ import numpy as np
 from PIL import Image as Pillow
 
 from benchmarks.serving.processes import served
+from ingot.steps import audio_classification
 from ingot.steps.images.pictures import drawn
-from tests.server.test_image_steps import make
+from ingot.steps.sounds.synthesis import synthesized
+from tests.server import test_image_steps, test_sound_steps
 
 _WINDOW = 5.0
 # Requests a second of the neighbour: few enough that it never waits for itself.
 _PACE = 100.0
 _EXTREME = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 _LOST = "ended"
+_INPUTS = {"colour": "image", "level": "audio"}
 
 
-def seeds() -> list[bytes]:
-    """Return valid files of all formats and modes, also animated, progressive, interlaced and compressed ones."""
+def seeds() -> dict[str, list[bytes]]:
+    """Return valid files by the model that accepts them, of all formats and modes."""
+    return {"colour": _pictures(), "level": [*synthesized(24)]}
+
+
+def _pictures() -> list[bytes]:
+    """Return pictures, also animated, progressive and compressed ones."""
     found = [*drawn(48)]
     for kind, mode, options in _FORMS:
         picture = Pillow.frombytes("RGB", (40, 30), random.Random(0).randbytes(3600)).convert(mode)
@@ -96,7 +104,7 @@ def mutated(content: bytes, others: Sequence[bytes], dice: random.Random) -> byt
 
 
 class Target:
-    """A connection to a server that has the model ``colour``, of pictures, and ``neighbour``, of tensors."""
+    """A connection to a server with the models ``colour``, of pictures, ``level``, of sounds, and a neighbour."""
 
     def __init__(self, port: int):
         self._port = port
@@ -120,9 +128,9 @@ class Target:
         if self._connection is not None:
             self._connection.close()
 
-    def picture(self, content: bytes) -> tuple[int, str]:
-        """Ask the model of pictures."""
-        return self.ask("colour", "image", "BYTES", [1], struct.pack("<I", len(content)) + content)
+    def file(self, model: str, content: bytes) -> tuple[int, str]:
+        """Ask one of the models of files."""
+        return self.ask(model, _INPUTS[model], "BYTES", [1], struct.pack("<I", len(content)) + content)
 
     def tensor(self) -> tuple[int, str]:
         """Ask the neighbour."""
@@ -138,27 +146,36 @@ class Target:
 
 
 class Fuzzer(threading.Thread):
-    """Sends mutated pictures while ``on`` is set, and counts the answers by status."""
+    """Sends mutated files while ``on`` is set, and counts the answers by model and status."""
 
-    def __init__(self, target: Target, seed: int, on: threading.Event, over: threading.Event):
+    def __init__(
+        self,
+        target: Target,
+        files: Mapping[str, Sequence[bytes]],
+        seed: int,
+        on: threading.Event,
+        over: threading.Event,
+    ):
         super().__init__(daemon=True)
         self.answers: Counter[str] = Counter()
         self.faults: list[str] = []
+        self._files = files
         self._target, self._dice, self._on, self._over = target, random.Random(seed), on, over
 
     def run(self) -> None:
-        files = seeds()
+        files = self._files
         while not self._over.is_set():
             if not self._on.wait(0.1):
                 continue
-            content = mutated(self._dice.choice(files), files, self._dice)
+            model = self._dice.choice([*files])
+            content = mutated(self._dice.choice(files[model]), files[model], self._dice)
             try:
-                status, text = self._target.picture(content)
+                status, text = self._target.file(model, content)
             except (OSError, http.client.HTTPException) as error:
                 self.faults.append(f"no answer: {error!r}")
                 break
             lost = status == 503 and _LOST in text
-            self.answers["its decoder process ended" if lost else str(status)] += 1
+            self.answers[f"{model}: {'its decoder process ended' if lost else status}"] += 1
             if not (lost or status == 200 or 400 <= status < 500):
                 self.faults.append(f"{status}: {text[:300]}")
         self._target.close()
@@ -178,19 +195,22 @@ def neighbour(target: Target, seconds: float) -> list[float]:
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Yield the process of a server with both models, and its port."""
+    """Yield the process of a server with the models, and its port."""
     with tempfile.TemporaryDirectory() as work:
-        archive = Path(work) / "colour.ingot"
-        make(Path(work)).save(archive)
-        with served([f"colour={archive}", f"neighbour={archive}"]) as (found, process):
+        colour = Path(work) / "colour.ingot"
+        test_image_steps.make(Path(work)).save(colour)
+        described = audio_classification(test_sound_steps.LEVELS, rate=test_sound_steps.RATE)
+        level = test_sound_steps.make("level", described, Path(work), test_sound_steps.sound(0.5))
+        with served([f"colour={colour}", f"level={level}", f"neighbour={colour}"]) as (found, process):
             yield process, int(found["http"].rpartition(":")[2])
 
 
 def measure(seconds: float, clients: int, seed: int, window: float = _WINDOW) -> dict[str, Any]:
-    """Run a server under mutated pictures; return what happened."""
+    """Run a server under mutated files; return what happened."""
+    files = seeds()
     with serving() as (server, port), contextlib.closing(Target(port)) as target:
         on, over = threading.Event(), threading.Event()
-        fuzzers = [Fuzzer(Target(port), seed + number, on, over) for number in range(clients)]
+        fuzzers = [Fuzzer(Target(port), files, seed + number, on, over) for number in range(clients)]
         for fuzzer in fuzzers:
             fuzzer.start()
         times: dict[bool, list[float]] = {False: [], True: []}
@@ -219,7 +239,7 @@ def measure(seconds: float, clients: int, seed: int, window: float = _WINDOW) ->
 
 def main() -> None:
     """Measure, and print the result as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.pictures", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.decoders", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
