@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 import string
 import sys
 import warnings
@@ -149,9 +150,11 @@ def built(kind: Any) -> Any:
         except Exception as error:  # noqa: BLE001 - constructors raise anything
             failures.append(error)
     if not failures:
-        return "has no vocabulary of its own"
+        return "accepts no vocabulary"
     shown = next((error for error in failures if isinstance(error, ImportError)), failures[0])
-    return f"cannot be built from a vocabulary: {str(shown).splitlines()[0].partition('. ')[0][:90]}"
+    text = str(shown).splitlines()[0]
+    package = re.search(r"install (\w+)", text)
+    return f"needs {package[1]}" if package else f"cannot be built: {text.partition('. ')[0][:60]}"
 
 
 def _vocabularies(kind: Any) -> Iterator[dict[str, Any]]:

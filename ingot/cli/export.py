@@ -83,7 +83,11 @@ class Original:
     ] = "auto"
     steps: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A TOML file that declares the steps before and after your own model."),
+        typer.Option(
+            metavar="PATH",
+            help="Steps before and after your own model: a TOML file that declares them, or a folder with config.json "
+            "and a tokenizer or processor.",
+        ),
     ] = None
 
     def found(self, source: str) -> Found | None:
@@ -91,13 +95,15 @@ class Original:
         from ingot.export import tasks
 
         folder = Path(source).expanduser()
+        if self.steps is not None and self.steps.is_dir():
+            return None  # its task is that of another model
         if self.steps is not None or (
             not (folder / "config.json").is_file() and not (folder / "modules.json").is_file()
         ):
             if self.task not in ("auto", "none"):
                 raise InvalidArgument(
-                    f"--task is for folders of transformers and sentence-transformers, without --steps; {source} is "
-                    "something else"
+                    f"--task is for folders of transformers and sentence-transformers; {source} is something else: "
+                    "give --steps a folder with its tokenizer or processor"
                 )
             return None
         return tasks.find(folder, self.task)
@@ -106,6 +112,10 @@ class Original:
         """Return the steps of a folder's task, or of the file."""
         from ingot.steps.declared import read_steps
 
+        if self.steps is not None and self.steps.is_dir():
+            from ingot.export import tasks
+
+            return tasks.of_folder(self.steps, self.task)
         if self.steps is not None:
             return read_steps(self.steps)
         if found is None:
@@ -459,7 +469,8 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
             close = f" within {proof.error:.0e}" if proof.error else ""
             if any(step.kind == "masks" for step in steps.after):
                 close = f" but for {proof.error:.0e} of their pixels" if proof.error else " to the pixel"
-            road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s{close}"
+            if proof.answers:
+                road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s{close}"
         note(f"  {'steps':14} {road}")
     for parity in variant.serving.evidence.parity:
         note(

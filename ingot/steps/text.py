@@ -31,6 +31,7 @@ class Original:
         answer: returns the answers to raw inputs, given the module that is exported.
         items: sets of raw inputs for which the graph's inputs are compared: hard cases.
         samples: sets of raw inputs for which the answers are compared.
+        answers: whether they are compared: a module from elsewhere is not one that ``answer`` takes.
         bound: the largest difference of the graph's inputs; 0 if they must be equal to the last bit.
     """
 
@@ -40,6 +41,7 @@ class Original:
     items: Sequence[Values]
     samples: Sequence[Values]
     bound: float = 0
+    answers: bool = True
 
 
 @dataclass(frozen=True)

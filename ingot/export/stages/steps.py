@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ingot.errors import InvalidArchive, InvalidArgument, ParityError
 from ingot.export.lower.packed import Packed
-from ingot.export.proof import answers, texts
+from ingot.export.proof import answers
+from ingot.export.proof.samples import made
 from ingot.export.stages.context import Context
 from ingot.export.stages.prove import Proved, load_packed
 from ingot.model_store import Golden
 from ingot.model_store.format.evidence import StepsEvidence
 from ingot.runtime import Engine
-from ingot.steps import Described, OpenedSteps, Original, Steps, Values
+from ingot.steps import Described, OpenedSteps, Original, Values
 from ingot.steps.after.ctc import Ctc
-from ingot.steps.images.image import Image
-from ingot.steps.images.pictures import drawn
-from ingot.steps.sounds.audio import Audio
-from ingot.steps.sounds.synthesis import synthesized
-from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, arrays, check_inputs
 
 # Items that are compared at once: padding is then compared too.
@@ -51,21 +47,21 @@ def prove_steps(context: Context, packed: Packed, proved: Proved) -> Proved:
     original = described.original
     if original is None:
         return _recorded(context, packed, proved, opened)
+    allowed = _allowed((spec.name for spec in opened.config.outputs), proved.golden_tolerance / 10)
     with context.journal.stage("steps", "Proving the steps before and after the graph") as stage:
         items, deviation = _prove_tensors(opened, original)
+        evidence = StepsEvidence(
+            reference=original.name, items=items, deviation=deviation, answers=0, error=0, tolerance=allowed
+        )
+        if not original.answers:
+            stage.detail = f"tensors of {items} items equal"
+            evidenced = replace(proved, evidence=proved.evidence.model_copy(update={"steps": evidence}))
+            return _recorded(context, packed, evidenced, opened, original.samples)
         with contextlib.closing(load_packed(context, packed)) as engine:
             answers, error, goldens = _prove_answers(context, opened, original, engine, proved.golden_tolerance)
         equal = f"equal within {deviation:.1e}" if deviation else "equal"
         stage.detail = f"tensors of {items} items {equal}; answers of {answers} within {error:.1e}"
-    allowed = _allowed((spec.name for spec in opened.config.outputs), proved.golden_tolerance / 10)
-    evidence = StepsEvidence(
-        reference=original.name,
-        items=items,
-        deviation=deviation,
-        answers=answers,
-        error=error,
-        tolerance=allowed,
-    )
+    evidence = evidence.model_copy(update={"answers": answers, "error": error})
     return replace(
         proved,
         goldens=(*proved.goldens, *goldens),
@@ -73,8 +69,17 @@ def prove_steps(context: Context, packed: Packed, proved: Proved) -> Proved:
     )
 
 
-def _recorded(context: Context, packed: Packed, proved: Proved, opened: OpenedSteps) -> Proved:
-    """Add goldens of declared steps, which no original confirms.
+def _recorded(
+    context: Context, packed: Packed, proved: Proved, opened: OpenedSteps, samples: Sequence[Values] = ()
+) -> Proved:
+    """Add goldens of declared steps, whose answers no original confirms.
+
+    Args:
+        context: the export.
+        packed: the graph.
+        proved: its proof.
+        opened: the steps.
+        samples: sets of raw inputs; by default some are made for the steps.
 
     Raises:
         InvalidArgument: the steps fail, or make tensors that the graph does not accept.
@@ -85,44 +90,16 @@ def _recorded(context: Context, packed: Packed, proved: Proved, opened: OpenedSt
         context.journal.stage("steps", "Running the steps before and after the graph") as stage,
         contextlib.closing(load_packed(context, packed)) as engine,
     ):
-        for sample in _samples(opened.config, example, items):
+        for sample in samples or made(opened, example, _TRIES * items):
             found = (_run(opened, engine, values) for values in _chunks(sample, items))
             goldens += itertools.islice((case for case in found if _settled(opened, case, proved.golden_tolerance)), 1)
         stage.detail = f"{len(goldens)} goldens"
+    which, what = ("after", "their answers") if samples else ("before and after", "them")
     context.journal.note(
-        "the steps before and after the graph are as declared; no original confirms them"
+        f"the steps {which} the graph are as declared; no original confirms {what}"
         + ("" if goldens else "; no golden holds their answers, as the scores of all samples are too close")
     )
     return replace(proved, goldens=(*proved.goldens, *goldens))
-
-
-def _samples(steps: Steps, example: Values, items: int) -> list[dict[str, Array]]:
-    """Return sets of raw inputs for steps without an original, each of several requests of ``items``.
-
-    Pictures have the size of the graph's ``example``, as steps may leave the size of a picture as it is.
-    """
-    sets: list[dict[str, Array]] = [{}]
-    for step in steps.before:
-        if isinstance(step, Tokenize):
-            made = texts.sets(
-                texts.samples()[: _TRIES * items], step.text, step.pair, required=step.pair not in steps.optional
-            )
-        elif isinstance(step, Image):
-            height, width = example[step.pixels].shape[-2:] if step.pixels in example else (224, 224)
-            files = [next(drawn(1, seed=seed, sizes=((width, height),))) for seed in range(_TRIES * items)]
-            made = [{step.image: texts.as_bytes(files)}]
-        elif isinstance(step, Audio):
-            made = [{step.audio: texts.as_bytes(_sounds(step, example, _TRIES * items))}]
-        else:
-            continue
-        sets = [{**one, **other} for one in sets for other in made]
-    return sets
-
-
-def _sounds(step: Audio, example: Values, count: int) -> list[bytes]:
-    """Return sounds of the length of the graph's example, which a graph with a fixed length needs."""
-    taken = example[step.values].shape[1] if not step.operations and step.values in example else 0
-    return [*synthesized(count, seconds=max(taken, step.least) / step.rate or 1, rate=step.rate)]
 
 
 def _prove_answers(

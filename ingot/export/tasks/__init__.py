@@ -5,13 +5,18 @@ table here.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from ingot import foreign
+from ingot.errors import InvalidArgument
+from ingot.export.program import quiet
 from ingot.export.tasks import detection, embedding, pictures, questions, segmentation, sounds, texts, tokens
 from ingot.export.tasks.folder import Folder, Found, Task
+from ingot.steps import Described
 
-__all__ = ["Found", "Task", "find"]
+__all__ = ["Found", "Task", "find", "of_folder"]
 
 
 class _Find(Protocol):
@@ -54,3 +59,43 @@ def find(path: Path, task: Task = "auto") -> Found | None:
         return _FINDERS[task](folder, named=True)
     tried = (finder(folder, named=False) for finder in _FINDERS.values())
     return next((found for found in tried if found is not None), None)
+
+
+def of_folder(path: Path, task: Task = "auto") -> Described:
+    """Return the steps that a folder describes, for a model from elsewhere, such as an ``.onnx`` file.
+
+    The graph's inputs have an original, the answers have none.
+
+    Args:
+        path: a folder with ``config.json``, and the files of a tokenizer or an image processor.
+        task: as for :func:`find`.
+
+    Raises:
+        InvalidArgument: as for :func:`find`; or the folder has no task.
+        Unsupported: the tokenizer or processor has no steps.
+    """
+    found = find(path, task)
+    if found is None:
+        raise InvalidArgument(
+            f"{path} has no task that steps are known for: its config.json must name the architecture; or declare the "
+            "steps in a TOML file"
+        )
+    described = found.describe(_outline(found.folder))
+    original = described.original
+    return described if original is None else replace(described, original=replace(original, answers=False))
+
+
+def _outline(path: Path) -> Any:
+    """Return the model of a folder's configuration, without weights."""
+    import torch
+    import transformers
+
+    def unread(error: Exception) -> str:
+        return f"the configuration in {path} cannot be loaded: {foreign.one_line(error)}"
+
+    with foreign.reported_as(InvalidArgument, unread), quiet(), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model: Any = transformers.AutoModel
+        outline = model.from_config(config)
+    outline.config = config
+    return outline

