@@ -12,7 +12,8 @@ import pytest
 
 import ingot
 from ingot.errors import InvalidArgument
-from ingot.model_store import Archive
+from ingot.model_store import Archive, Golden
+from ingot.model_store.format import goldens
 from ingot.quant.data.samples import Samples
 from tests.server import test_image_steps, test_steps
 from tests.steps import bert
@@ -151,3 +152,18 @@ def test_pairs_of_an_embedding(tmp_path: Path, run_ingot: RunIngot) -> None:
     assert "answers: 1.0000 before, 0.9" in quantized.stderr, quantized.stderr
     wanted = refused(run_ingot("compare", "st.ingot", "st.ingot", "--data", "texts.jsonl", "--metric", "pairs"))
     assert "needs texts, a second text and a score in each row" in wanted
+
+
+def test_recorded_raw_requests(length: str, tmp_path: Path, run_ingot: RunIngot) -> None:
+    """The steps make tensors of them, next to requests of tensors; a model without steps refuses them."""
+    tensors = {name: np.ones((2, 4), np.int64) for name in ("input_ids", "attention_mask")}
+    cases = [Golden({}, {}, {"text": test_steps.texts("good", text)}, {}) for text, _ in ROWS]
+    (tmp_path / "traffic").mkdir()
+    (tmp_path / "traffic" / "000000.safetensors").write_bytes(goldens.encode([*cases, Golden(tensors, {})]))
+    for data in ("traffic", "traffic/000000.safetensors"):
+        found = succeeded(run_ingot("compare", length, length, "--data", data, "--batch", "1", "--json"))
+        assert json.loads(found)["data"]["evaluation_rows"] == 10
+    with pytest.raises(
+        InvalidArgument, match=r"request 0 of .*000000.safetensors, has raw inputs, but the model has no"
+    ):
+        Samples.read(test_steps.SIGNATURE, str(tmp_path / "traffic"))

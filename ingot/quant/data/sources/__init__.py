@@ -5,17 +5,16 @@ This file chooses the reader of a source; collect.py groups what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import InvalidArgument, NotFound
 from ingot.quant.data.sources import files, images, raw, traffic
 from ingot.quant.data.sources.collect import Source
+from ingot.quant.data.sources.traffic import OpenSteps
 from ingot.steps import OpenedSteps
 from ingot.tensors import Signature
-
-OpenSteps = Callable[[], OpenedSteps | None]
 
 __all__ = ["OpenSteps", "Source", "open_source"]
 
@@ -49,7 +48,7 @@ def open_source(
     elif folder is not None and not folder.exists():
         raise NotFound(f"there is no file {folder}")
     elif transform is None and folder is not None:
-        return _open_table(folder, steps(), limit) or _open_file(signature, folder, what)
+        return _open_table(folder, steps(), limit) or _open_file(signature, folder, what, steps)
     if transform is not None:
         raise InvalidArgument(f"a transform is for a folder of images, which {what} is not; leave it out")
     if isinstance(data, Mapping | tuple) or hasattr(data, "__array__"):  # tensors and arrays
@@ -87,7 +86,7 @@ def _open_folder(
     if transform is not None and (recorded or arrays):
         return None
     if recorded:
-        return Source(traffic.read(recorded, what), where, bounded=True, recorded=True)
+        return Source(traffic.read(recorded, what, steps), where, bounded=True, recorded=True)
     if arrays:
         named = {path.stem: files.load_npy(path) for path in arrays}
         return Source(iter([(f"{what}{where}", named)]), where)
@@ -103,10 +102,10 @@ def _open_folder(
     return images.open_folder(signature, folder, pictures, transform, limit)
 
 
-def _open_file(signature: Signature, path: Path, what: str) -> Source:
+def _open_file(signature: Signature, path: Path, what: str, steps: OpenSteps) -> Source:
     where, suffix = f" in {path}", path.suffix.lower()
     if suffix == ".safetensors":
-        return Source(traffic.read([path.resolve()], what), where, bounded=True, recorded=True)
+        return Source(traffic.read([path.resolve()], what, steps), where, bounded=True, recorded=True)
     if suffix == ".npy":
         array = files.load_npy(path)
         if len(signature.inputs) > 1:

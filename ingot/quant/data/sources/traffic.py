@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import IngotError, InvalidArchive, InvalidArgument
 from ingot.model_store.format import goldens
+from ingot.steps import OpenedSteps, Values
 from ingot.tensors.arrays import open_regular
+
+OpenSteps = Callable[[], OpenedSteps | None]
+"""Returns the steps of a model; None if it has none."""
 
 MAX_FILE = 256 << 20
 """The largest file that is read; a server starts a new one long before."""
@@ -21,12 +26,19 @@ def find(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.safetensors") if not path.name.startswith("."))  # being written
 
 
-def read(files: Sequence[Path], what: str) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of each recorded request, with its name for messages.
+def read(files: Sequence[Path], what: str, steps: OpenSteps) -> Iterator[tuple[str, Any]]:
+    """Yield the graph's inputs of each recorded request, with its name for messages.
+
+    Args:
+        files: of recorded requests.
+        what: the data's name in messages.
+        steps: returns the steps of the model, which make tensors of raw requests.
 
     Raises:
-        InvalidArgument: a file cannot be read, is larger than :data:`MAX_FILE`, or is a link, a device or a pipe.
+        InvalidArgument: a file cannot be read, is larger than :data:`MAX_FILE`, or is a link, a device or a pipe; or a
+            raw request does not fit the steps.
     """
+    opened = functools.cache(steps)
     for path in files:
         try:
             cases = goldens.decode(_content(path))
@@ -34,8 +46,21 @@ def read(files: Sequence[Path], what: str) -> Iterator[tuple[str, Any]]:
             raise InvalidArgument(f"{path} is not recorded traffic: {error}") from error
         for number, case in enumerate(cases):
             # Copied: as views, they would keep the whole file in memory, with all outputs.
-            inputs = {name: array.copy() for name, array in (case.inputs or case.raw).items()}
-            yield f"{what}, request {number} of {path},", inputs
+            place = f"{what}, request {number} of {path},"
+            if case.raw and not case.inputs:
+                yield place, _tensors(opened(), case.raw, place)
+            else:
+                yield place, {name: array.copy() for name, array in case.inputs.items()}
+
+
+def _tensors(steps: OpenedSteps | None, raw: Values, place: str) -> Values:
+    if steps is None:
+        raise InvalidArgument(f"{place} has raw inputs, but the model has no steps that make tensors of them")
+    try:
+        steps.check(raw)
+        return steps.tensors(steps.prepare(raw))
+    except IngotError as error:
+        raise InvalidArgument(f"{place} {error}") from error
 
 
 def _content(path: Path) -> bytes:
