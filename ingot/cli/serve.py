@@ -147,8 +147,9 @@ def print_addresses(server: Any) -> None:
     """Print the models, addresses and changed settings of a running server, and a command to try."""
     # With print: the first requests would wait while rich is imported.
     for model in server.repository:
-        variant = f"{model.variant}, " if model.variant else ""
-        print(f"{model.name} version {model.version} ({variant}{model.device}) is ready")
+        task = "" if model.steps is None else model.steps.task
+        facts = ", ".join(filter(None, (model.variant, model.device, task)))
+        print(f"{model.name} version {model.version} ({facts}) is ready")
     if summary := server.config.summary:
         print(f"with  {summary}")
     print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}")
