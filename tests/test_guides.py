@@ -32,6 +32,7 @@ PAGES = {
     ],
     "guides/serve/image-classifier.md": ["dog 0.", "[b'dog' b'", '"data":["dog"'],
     "guides/serve/sounds.md": ["bark 0.", "[0. 0.]", '"name":"label"'],
+    "guides/serve/object-detection.md": ["label  score  left", "a mask of 320 x 240", "in mask.png", '"box":{"xmin":'],
     "guides/serve/texts.md": [
         "POSITIVE 0.",
         '"label": [',

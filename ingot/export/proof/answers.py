@@ -98,14 +98,12 @@ def _of_picture(expected: Values, given: Values, tolerance: float) -> tuple[str,
             continue
         left.remove(nearest)
         worst = max(worst, ("box", errors[nearest]), key=lambda each: each[1])
+    alone, left = sorted(alone, key=expected["score"].__getitem__), sorted(left, key=given["score"].__getitem__)
     least = min(expected["score"]) if len(expected["label"]) > 1 else -np.inf
-    pairs = zip(
-        sorted(alone, key=expected["score"].__getitem__), sorted(left, key=given["score"].__getitem__), strict=True
-    )
-    for pair in pairs:
+    for place, pair in enumerate(zip(alone, left, strict=True)):
         score, box = (_apart(name, expected, given, pair) / scale for name, scale in scales.items())
-        # Of equal scores, rounding decides which class of a box is named, and which of the last boxes is kept.
-        last = (expected["score"][pair[0]] - least) / scales["score"] <= tolerance
+        # Of equal scores, rounding decides which class of a box is named, and which box is kept as the last.
+        last = place == 0 and (expected["score"][pair[0]] - least) / scales["score"] <= tolerance
         found = ("score", score) if box <= tolerance or last else ("box", box)
         worst = max(worst, found, key=lambda each: each[1])
     return worst

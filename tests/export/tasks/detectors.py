@@ -35,7 +35,7 @@ def detr(folder: Path) -> Path:
 
     backbone: dict[str, Any] = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
     backbone["backbone_config"] = ResNetConfig(**_RESNET, **_stages("stage4"))
-    config = DetrConfig(**backbone, encoder_layers=1, num_queries=7, id2label=LABELS, **_HEADS, **_LAYERS)
+    config = DetrConfig(**backbone, init_std=0.5, encoder_layers=1, num_queries=7, id2label=LABELS, **_HEADS, **_LAYERS)
     processor = DetrImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96})
     return _saved(DetrForObjectDetection, config, processor, folder)
 
@@ -57,9 +57,10 @@ def rt_detr(folder: Path) -> Path:
     )
     saved = _saved(RTDetrForObjectDetection, config, RTDetrImageProcessorPil(size={"height": 64, "width": 64}), folder)
     model = RTDetrForObjectDetection.from_pretrained(saved)
+    torch.manual_seed(0)
     for each in model.parameters():  # with the usual weights, all anchors have the same score
         if each.dim() > 1:
-            torch.nn.init.normal_(each, std=1.5 * each[0].numel() ** -0.5)
+            torch.nn.init.normal_(each, std=2.5 * each[0].numel() ** -0.5)
     model.save_pretrained(saved)
     return saved
 
@@ -93,6 +94,10 @@ def _saved(kind: Any, config: Any, processor: Any, folder: Path) -> Path:
     import torch
 
     torch.manual_seed(0)
-    kind(config).save_pretrained(folder)
+    model = kind(config)
+    for each in model.parameters():
+        if each.dim() > 1 and not each.any():  # with the usual zeros, all queries of YOLOS are equal
+            torch.nn.init.normal_(each)
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
