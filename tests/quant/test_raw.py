@@ -15,7 +15,8 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, Golden
 from ingot.model_store.format import goldens
 from ingot.quant.data.samples import Samples
-from tests.server import test_image_steps, test_steps
+from ingot.steps import audio_classification
+from tests.server import test_image_steps, test_sound_steps, test_steps
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 
@@ -105,6 +106,19 @@ def test_a_folder_of_pictures_by_class(tmp_path: Path, run_ingot: RunIngot) -> N
     assert "0.bin: element 0 of input 'image' is not a JPEG" in refused(run_ingot(*ask))
     (tmp_path / "pictures" / "red").rename(tmp_path / "pictures" / "pink")
     assert "has the label 'pink'; the model's labels are: red, green, blue" in refused(run_ingot(*ask))
+
+
+def test_a_folder_of_sounds_by_class(tmp_path: Path, run_ingot: RunIngot) -> None:
+    described = audio_classification(test_sound_steps.LEVELS, rate=test_sound_steps.RATE)
+    test_sound_steps.make("level", described, tmp_path, test_sound_steps.sound(0.5))
+    for number, level in enumerate((0.5, 0.0, 0.4, 0.01)):
+        folder = tmp_path / "sounds" / described.steps.after[0].labels[number % 2]  # type: ignore[union-attr]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.wav").write_bytes(test_sound_steps.sound(level))
+    ask = ("compare", "level.ingot", "level.ingot", "--data", "sounds", "--batch", "1")
+    found = json.loads(succeeded(run_ingot(*ask, "--json")))
+    assert found["metric"] == "accuracy:labels=labels,output=logits"
+    assert found["score_before"]["value"] == 1
 
 
 @pytest.mark.matrix

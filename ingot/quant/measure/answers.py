@@ -38,13 +38,22 @@ class Answered:
         self._variant, self._stack = variant, stack
         self._engine: Engine | None = None
 
-    def answer(self, raw: dict[str, Array]) -> dict[str, Array]:
-        """Return the answers to raw inputs.
+    def answer(self, raw: dict[str, Array]) -> Values:
+        """Return the answers to raw inputs, in a form that machines reproduce but for rounding.
 
         Raises:
             InvalidArgument: they are not recorded, and the variant cannot be run here, or does not accept them.
             IngotError: the graph cannot be run.
         """
+        return self._comparable(self._answer(raw))
+
+    def _comparable(self, answers: Values) -> Values:
+        steps = self._variant.serving.steps
+        for step in steps.after if steps is not None else ():
+            answers = step.comparable(answers)
+        return answers
+
+    def _answer(self, raw: dict[str, Array]) -> Values:
         if (found := self._recorded.get(_key(raw))) is not None:
             return found
         steps = self._variant.opened_steps()

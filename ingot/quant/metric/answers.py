@@ -17,6 +17,9 @@ from ingot.quant.metric.base import Comparison, Metric, Outputs, Score
 from ingot.quant.metric.ranks import spearman
 from ingot.steps import OpenedSteps
 from ingot.steps.after.classify import Classify
+from ingot.steps.after.dense import Dense
+from ingot.steps.after.normalize import Normalize
+from ingot.steps.after.pool import Pool
 from ingot.tensors import Array, DType, Signature
 
 
@@ -92,14 +95,18 @@ class Pairs(Metric):
         return similar
 
 
-def default(steps: OpenedSteps, samples: Samples) -> str:
-    """Return the metric of raw data: of labels where there are some, otherwise the agreement of final answers."""
+def default(steps: OpenedSteps, samples: Samples) -> str | None:
+    """Return the metric of raw data: of labels where there are some, otherwise the agreement of final answers.
+
+    None if answers have no fixed size, such as the boxes of a picture: then the graph's outputs are compared.
+    """
     classify = next((step for step in steps.config.after if isinstance(step, Classify)), None)
     if PAIRS in samples.extras and LABELS in samples.extras:
         return Pairs.name
     if LABELS in samples.extras and classify is not None:
         return f"{'accuracy' if classify.labels else 'spearman'}:output={classify.logits}"
-    return Answers.name
+    fixed = all(isinstance(step, Classify | Pool | Dense | Normalize) for step in steps.config.after)
+    return Answers.name if fixed else None
 
 
 def check_raw(name: str, steps: OpenedSteps, samples: Samples) -> None:
