@@ -30,6 +30,8 @@ def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[st
     for step in steps.before:
         if isinstance(step, Tokenize):
             longer = "cut, and counted in cut_tokens" if step.overflow == "cut" else "refused"
+            if step.stride is not None:
+                longer = f"divided into rows that share {step.stride} tokens"
             yield "limit", f"{step.max_length} tokens with special tokens; longer texts are {longer}"
             if step.prompts:
                 yield "prompts", f"{', '.join(step.prompts)}; default: {step.default_prompt or 'none'}"

@@ -52,6 +52,9 @@ def test_the_command_finds_the_task(
     succeeded(result)
     assert f"{task} (config: " in result.stderr
     assert f"tokenize -> graph -> {last}; answers of {answers} " in result.stderr
+    shown = succeeded(run_ingot("inspect", tmp_path / "net.ingot"))
+    limit = "divided into rows that share 32 tokens" if last == "span" else "cut, and counted in cut_tokens"
+    assert limit in " ".join(shown.split())
     variant = Archive.open(tmp_path / "net.ingot").variant()
     proof = variant.serving.evidence.steps
     assert proof is not None
