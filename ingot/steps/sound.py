@@ -54,7 +54,9 @@ def speech_recognition(tokens: Sequence[str], *, rate: int, **options: Any) -> D
         InvalidArgument: an option is wrong.
     """
     audio, options = _split(options, Ctc, "a recognizer of speech")
-    ctc = Ctc(tokens=tuple(tokens), mask=audio.get("mask", ""), **options)
+    if audio.get("mask"):
+        audio.setdefault("sizes", "sizes")
+    ctc = Ctc(tokens=tuple(tokens), sizes=audio.get("sizes", ""), **options)
     answers = (TensorSpec(ctc.text, DType.BYTES, (_BATCH,)),)
     return _described("automatic-speech-recognition", Audio(rate=rate, **audio), ctc, answers)
 

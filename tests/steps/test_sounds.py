@@ -281,9 +281,8 @@ class TestCtc:
             assert self.text(ids) == tokenizer.decode(ids)
 
     def test_padding_has_no_text(self) -> None:
-        mask = np.array([[1] * 12 + [0] * 20])
         convolutions = ((4, 2, 0), (2, 1, 0))  # 12 samples become 5 frames, and then 4
-        options: dict[str, Any] = {"mask": "attention_mask", "values": {"attention_mask": mask}}
+        options: dict[str, Any] = {"sizes": "sizes", "values": {"sizes": np.array([12])}}
         assert self.text([2, 0, 3, 2, 3, 3, 2], convolutions=convolutions, **options) == "aba"
 
     def test_what_is_replaced_at_the_end(self) -> None:
@@ -308,7 +307,7 @@ def test_steps_are_declared_in_a_file(tmp_path: Path) -> None:
     assert [spec.name for spec in steps.outputs] == ["label", "score", "seconds", "cut_seconds"]
     file.write_text('task = "automatic-speech-recognition"\ntokens = ["<pad>", "a"]\nrate = 8000\nmask = "mask"')
     steps = read_steps(file).steps
-    assert steps.after == (Ctc(tokens=("<pad>", "a"), mask="mask"),)
+    assert steps.after == (Ctc(tokens=("<pad>", "a"), sizes="sizes"),)
     assert Steps.model_validate_json(steps.model_dump_json()) == steps
     file.write_text('task = "audio-classification"\nlabels = ["bark"]\nrate = 16000\nrates = 8')
     with pytest.raises(InvalidArgument, match="'rates' is not an option of a classifier of sounds"):

@@ -144,7 +144,7 @@ def _certain(opened: OpenedSteps, case: Golden, tolerance: float) -> Array:
     for step in opened.config.after:
         if isinstance(step, Ctc):
             margin = 2 * tolerance * float(np.abs(case.outputs[step.logits]).max())
-            prepared = opened.prepare(case.raw) if step.mask else {}
+            prepared = opened.prepare(case.raw) if step.sizes else {}
             found &= step.certain({**prepared, **case.outputs}, margin)
     return found
 

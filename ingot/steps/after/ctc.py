@@ -30,8 +30,8 @@ class Ctc(Step):
         space: the text that stands for ``delimiter``.
         lower: whether the text is put in lower case.
         replaced: pairs of texts, of which the first is replaced by the second at the end, one after the other.
-        mask: the value that is 0 for padding, [n, samples], if sounds of several lengths share a call.
-        convolutions: those of the model, by which a length of the mask becomes a number of frames.
+        sizes: the samples or frames of each sound without padding, [n], if sounds of several lengths share a call.
+        convolutions: those of the model, by which such a size becomes a number of frames of the logits.
         text: BYTES[n].
     """
 
@@ -43,13 +43,13 @@ class Ctc(Step):
     space: str = " "
     lower: bool = False
     replaced: tuple[tuple[str, str], ...] = ()
-    mask: str = ""
+    sizes: str = ""
     convolutions: tuple[Convolution, ...] = ()
     text: str = "text"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.logits, *([self.mask] if self.mask else []))
+        return (self.logits, *([self.sizes] if self.sizes else []))
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -87,9 +87,9 @@ class Ctc(Step):
     def _sizes(self, values: Values) -> Sequence[int]:
         """Return the frames of each row that are not of padding."""
         frames = values[self.logits].shape[1]
-        if not self.mask:
+        if not self.sizes:
             return [frames] * len(values[self.logits])
-        return [min(frames, self._frames(size)) for size in values[self.mask].sum(1).tolist()]
+        return [min(frames, self._frames(size)) for size in values[self.sizes].tolist()]
 
     def _frames(self, size: int) -> int:
         for kernel, stride, padding in self.convolutions:

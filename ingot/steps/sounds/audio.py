@@ -29,6 +29,7 @@ class Audio(ItemStep):
         mask: 1 for each sample or frame that is not padding, int32[n, samples or frames]. With this name, sounds of
             several lengths are extended at the end; without it they are refused, as padding would change answers.
         padding: the value with which they are extended.
+        sizes: the samples or frames of each sound before that, int32[n]; a stacked frame that is not whole counts.
         seconds: the length of each sound, float32[n].
         cut: the seconds at the end that operations cut off, float32[n].
         rate: of the samples that operations get, in Hz. A file with another rate is resampled.
@@ -46,6 +47,7 @@ class Audio(ItemStep):
     values: str = "input_values"
     mask: str = ""
     padding: float = 0
+    sizes: str = ""
     seconds: str = "seconds"
     cut: str = "cut_seconds"
     rate: int = Field(ge=1_000, le=768_000)
@@ -69,7 +71,7 @@ class Audio(ItemStep):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.values, self.mask, self.seconds, self.cut) if name)
+        return tuple(name for name in (self.values, self.mask, self.sizes, self.seconds, self.cut) if name)
 
     @property
     def memory_mb(self) -> int:
@@ -91,6 +93,7 @@ class Audio(ItemStep):
         lost = len(samples) - kept(self.operations, len(samples))
         values, whole = applied(self.operations, samples, self.rate)
         counts = {self.mask: np.array(whole)} if self.mask else {}
+        counts |= {self.sizes: np.array(len(values), np.int32)} if self.sizes else {}
         return {
             self.values: values,
             self.seconds: np.array(len(samples) / self.rate, np.float32),
@@ -109,7 +112,8 @@ class Audio(ItemStep):
 
     def joined(self, found: Sequence[Values]) -> Values:
         if self.mask:
-            lengths = [{name: each[name] for name in (self.seconds, self.cut)} for each in found]
+            names = [name for name in (self.seconds, self.cut, self.sizes) if name]
+            lengths = [{name: each[name] for name in names} for each in found]
             values, counts = zip(*((each[self.values], int(each[self.mask])) for each in found), strict=True)
             return {**super().joined(lengths), **self._extended(values, counts)}
         if len({each[self.values].shape for each in found}) > 1:
