@@ -163,6 +163,14 @@ def test_json_has_base64(server: RunningServer) -> None:
     assert "element 0 of input 'audio' is not a WAV" in refused.json()["error"]
 
 
+def test_inference_client_sends_the_bytes_of_a_sound(server: RunningServer) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    [best, _] = hub.InferenceClient(model=f"{server.http_url}/models/level").audio_classification(sound(0.5))
+    assert (best.label, round(best.score, 3)) == ("loud", 1)
+    speech = hub.InferenceClient(model=f"{server.http_url}/models/bursts")
+    assert speech.automatic_speech_recognition(sound(0.5, 0, 0.5)).text == "AA"
+
+
 def test_the_command_sends_a_file(server: RunningServer, run_ingot: RunIngot, tmp_path: Path) -> None:
     (tmp_path / "x.mp3").write_bytes(sound(0.5, 0, 0.5))  # the content decides, not the name
     asked = run_ingot("infer", server.http_url, "level", "--input", "audio=@x.mp3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import sys
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_what_is_not_a_sound_is_refused(content: bytes, kind: type[Exception], m
     step = Audio(rate=RATE, limits=Limits(samples=4_000_000))
     with pytest.raises(kind, match=message.replace("are 40000", "are 4000000")):
         run(step, content)
+
+
+@pytest.mark.parametrize("package", ["soundfile", "soxr"])
+def test_a_missing_package_is_named_with_its_install_line(
+    step: Audio, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(Unsupported, match=rf"decoding sounds needs the package '{package}'.* 'ingot-serve\[audio\]'"):
+        step.open(lambda name: b"")
 
 
 def test_a_wav_that_was_written_to_a_pipe_has_its_samples(step: Audio) -> None:
