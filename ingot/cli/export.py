@@ -40,6 +40,7 @@ Task = Literal[
     "image-classification",
     "object-detection",
     "image-segmentation",
+    "image-feature-extraction",
 ]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.

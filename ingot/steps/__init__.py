@@ -25,7 +25,7 @@ each reads those that the request, earlier steps or the graph have made. Start i
 image.py and sound.py describe the steps of tasks.
 """
 
-from ingot.steps.image import image_classification, image_segmentation, object_detection
+from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
 from ingot.steps.item import ItemStep
 from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
 from ingot.steps.sound import audio_classification, speech_recognition
@@ -50,6 +50,7 @@ __all__ = [
     "feature_extraction",
     "fill_mask",
     "image_classification",
+    "image_feature_extraction",
     "image_segmentation",
     "object_detection",
     "question_answering",

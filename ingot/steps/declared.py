@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, quoted
-from ingot.steps.image import image_classification, image_segmentation, object_detection
+from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
 from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.text import Described, embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
@@ -54,6 +54,7 @@ TASKS: Mapping[str, Callable[..., Described]] = {
     "image-classification": image_classification,
     "object-detection": object_detection,
     "image-segmentation": image_segmentation,
+    "image-feature-extraction": image_feature_extraction,
     "audio-classification": audio_classification,
     "automatic-speech-recognition": speech_recognition,
 }
@@ -62,6 +63,7 @@ _ON_FILES = (
     "image-classification",
     "object-detection",
     "image-segmentation",
+    "image-feature-extraction",
     "audio-classification",
     "automatic-speech-recognition",
 )

@@ -62,7 +62,7 @@ def image_classification(
     image, after = _steps(Classify, labels, operations, options)
     shape = (_BATCH, after.count)
     answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
-    return _described("image-classification", image, after, answers)
+    return _described("image-classification", image, (after,), answers)
 
 
 def object_detection(
@@ -111,7 +111,7 @@ def object_detection(
         TensorSpec(after.box, DType.FP32, (*row, 4)),
         TensorSpec(after.count, DType.INT32, (_BATCH,)),
     )
-    return _described("object-detection", image, after, answers, (TensorSpec(after.given, DType.FP32, (_BATCH,)),))
+    return _described("object-detection", image, (after,), answers, (TensorSpec(after.given, DType.FP32, (_BATCH,)),))
 
 
 def image_segmentation(
@@ -152,7 +152,40 @@ def image_segmentation(
         TensorSpec(after.mask, DType.BYTES, row),
         TensorSpec(after.count, DType.INT32, (_BATCH,)),
     )
-    return _described("image-segmentation", image, after, answers)
+    return _described("image-segmentation", image, (after,), answers)
+
+
+def image_feature_extraction(
+    shape: Sequence[int],
+    *,
+    output: str = "last_hidden_state",
+    size: int | tuple[int, int] = 224,
+    mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1],
+    operations: Sequence[Operation] | None = None,
+    **options: Any,
+) -> Described:
+    """Describe the steps of a model that turns pictures into vectors, which are an output of the graph as it is.
+
+    Args:
+        shape: of the output for one picture.
+        output: its name.
+        size: as for :func:`image_classification`.
+        mean: likewise.
+        std: likewise.
+        operations: likewise.
+        options: fields of :class:`~ingot.steps.images.image.Image`.
+
+    Raises:
+        InvalidArgument: an option is wrong.
+    """
+    if operations is None:
+        operations = classifier(size, mean, std)
+    if unknown := options.keys() - Image.model_fields.keys():
+        raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {', '.join(Image.model_fields)}")
+    image = Image(operations=tuple(operations), **options)
+    answer = TensorSpec(output, DType.FP32, (_BATCH, *shape))
+    return _described("image-feature-extraction", image, (), (answer,))
 
 
 def _steps(
@@ -180,7 +213,11 @@ def _whole(image: Image) -> None:
 
 
 def _described(
-    task: str, image: Image, after: AnyStep, answers: Sequence[TensorSpec], optional: Sequence[TensorSpec] = ()
+    task: str,
+    image: Image,
+    after: Sequence[AnyStep],
+    answers: Sequence[TensorSpec],
+    optional: Sequence[TensorSpec] = (),
 ) -> Described:
     steps = Steps(
         task=task,
@@ -188,7 +225,7 @@ def _described(
         optional=tuple(spec.name for spec in optional),
         outputs=tuple(answers),
         before=(image,),
-        after=(after,),
+        after=tuple(after),
         max_items=_MOST_ITEMS,
     )
     return Described(steps)

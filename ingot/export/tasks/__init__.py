@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.export.program import quiet
-from ingot.export.tasks import detection, embedding, pictures, questions, segmentation, sounds, texts, tokens
+from ingot.export.tasks import detection, embedding, features, pictures, questions, segmentation, sounds, texts, tokens
 from ingot.export.tasks.folder import Folder, Found, Task
 from ingot.steps import Described
 
@@ -30,6 +30,7 @@ _FINDERS: Mapping[str, _Find] = {
     "image-classification": pictures.find_classifier,
     "object-detection": detection.find_detector,
     "image-segmentation": segmentation.find_segmentation,
+    "image-feature-extraction": features.find_features,
     "audio-classification": sounds.find_classifier,
     "automatic-speech-recognition": sounds.find_recognizer,
     "text-ranking": texts.find_ranker,

@@ -26,6 +26,7 @@ Task = Literal[
     "image-classification",
     "object-detection",
     "image-segmentation",
+    "image-feature-extraction",
     "audio-classification",
     "automatic-speech-recognition",
 ]

@@ -59,6 +59,25 @@ def test_a_folder_answers_as_transformers_pipeline(
             assert len(asked["count"]) == len(chosen)
 
 
+@pytest.mark.matrix
+def test_a_model_without_a_head_returns_its_hidden_states(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+
+    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
+    ViTModel(config).save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    found = tasks.find(tmp_path)
+    assert found is not None
+    assert found.task == "image-feature-extraction"
+    module: Any = load_source(str(tmp_path))
+    variant = export_model(module, steps=found.describe(module), name="net").variant()
+    proof, steps = variant.serving.evidence.steps, variant.serving.steps
+    assert proof is not None
+    assert steps is not None
+    assert (proof.items, proof.answers) == (60, 50)
+    assert steps.outputs[0].shape == ("batch", 5, 16)
+
+
 def test_other_models_are_refused_by_name(tmp_path: Path, run_ingot: RunIngot) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ResNetModel"]}))
     for task, needed in (("object-detection", "ObjectDetection"), ("image-segmentation", "SemanticSegmentation")):

@@ -168,5 +168,6 @@ _FORMS: Sequence[tuple[set[str], _Form]] = (
     ({"label", "score", "box", "count"}, _Form(_boxes, _threshold)),
     ({"label", "score"}, _Form(_classes, _declared_function, counted=True)),
     ({"text"}, _Form(_transcripts)),
+    ({"last_hidden_state"}, _Form(lambda values, count: [*values["last_hidden_state"].tolist()])),
 )
 """The outputs of a model, and the form of an answer from them; the first that fits."""
