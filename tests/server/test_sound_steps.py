@@ -204,3 +204,13 @@ with ingot.serve({str(paths[0])!r}, http_port=0, grpc_port=0) as running:
 print(sorted({{"torch", "transformers"}} & set(sys.modules)))
 """
     assert run_python(code).splitlines()[-1] == "[]"
+
+
+def test_a_file_is_the_body_at_the_models_address(server: RunningServer) -> None:
+    def ask(name: str, body: bytes) -> httpx.Response:
+        headers = {"content-type": "audio/wav"}
+        return httpx.post(f"{server.http_url}/models/{name}", content=body, headers=headers, trust_env=False)
+
+    assert [item["label"] for item in ask("level", sound(0.9, 0.9)).json()] == LEVELS
+    assert ask("bursts", sound(0.9, 0, 0.9)).json() == {"text": "AA"}
+    assert "'inputs' is not a" in ask("level", b"%PDF-1.7").json()["error"]
