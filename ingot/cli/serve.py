@@ -169,13 +169,14 @@ def curl(url: str, model: Any) -> str:
     The inputs are raw ones of a model with steps. Others have their smallest sizes. One large input is sent as raw
     bytes.
     """
-    signature, place = model.signature, f"{url}/v2/models/{quote(model.name, safe='')}/infer"
+    signature, name = model.signature, quote(model.name, safe="")
+    place = f"{url}/v2/models/{name}/infer"
     if model.repeat is not None or model.sequential or not url.startswith("http:"):
         return ""
     if model.steps is not None:
         from ingot.cli.steps import command
 
-        return command(place, model.steps)
+        return command(url, name, model.steps)
     shapes = [_smallest(spec.shape, signature) for spec in signature.inputs]
     if max(map(math.prod, shapes), default=0) > _SHOWN_VALUES:
         (spec, shape), *others = zip(signature.inputs, shapes, strict=True)

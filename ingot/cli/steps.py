@@ -15,7 +15,7 @@ from ingot.steps.tokenize import Tokenize
 
 # Texts of inputs in an example, by names; and files, by the first part of their media types.
 _TEXTS = {"question": "Who wrote it?", "context": "Ada wrote it.", "text_pair": "another text"}
-_FILES = {"image": "picture.jpg", "audio": "sound.wav"}
+_FILES = {"image": ("picture.jpg", "image/jpeg"), "audio": ("sound.wav", "audio/wav")}
 
 
 def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[str, str]]:
@@ -54,29 +54,26 @@ def _proof(evidence: StepsEvidence, *, masks: bool) -> str:
     return f"as {evidence.reference}: tensors of {evidence.items} hard inputs are equal, {answers}"
 
 
-def command(url: str, steps: Steps) -> str:
-    """Return a command that asks a model by raw inputs; files are named, and have to be there.
+def command(url: str, name: str, steps: Steps) -> str:
+    """Return a command that asks a model by a file, which has to be there, or by texts; empty for both together.
 
     Args:
-        url: the address of inference.
+        url: the server's.
+        name: the model's, as part of a path.
         steps: the model's.
     """
     media = {name: found for step in steps.before for name, found in step.media.items()}
-    texts = {**_TEXTS, "text": "The film was [MASK]."} if steps.task == "fill-mask" else _TEXTS
     needed = [spec for spec in steps.inputs if spec.name not in steps.optional]
+    if [spec.name for spec in needed] == [*media]:
+        [found] = media.values()
+        file, kind = _FILES.get(found.partition("/")[0], ("FILE", "application/octet-stream"))
+        return f"curl -s {url}/models/{name} -H 'Content-Type: {kind}' --data-binary @{file}"
+    if media:
+        return ""
+    texts = {**_TEXTS, "text": "The film was [MASK]."} if steps.task == "fill-mask" else _TEXTS
     tensors = [
-        {
-            "name": spec.name,
-            "datatype": spec.dtype.value,
-            "shape": [1],
-            "data": ["%s" if spec.name in media else texts.get(spec.name, "some text")],
-        }
+        {"name": spec.name, "datatype": spec.dtype.value, "shape": [1], "data": [texts.get(spec.name, "some text")]}
         for spec in needed
     ]
     body = shlex.quote(json.dumps({"inputs": tensors}, separators=(",", ":")))
-    files = [_FILES.get(media[spec.name].partition("/")[0], "FILE") for spec in needed if spec.name in media]
-    if not files:
-        return f"curl -s {url} -d {body}"
-    # JSON has no bytes. printf belongs to the shell, so the file may be larger than a program's arguments.
-    contents = " ".join(f"\"$(base64 < {file} | tr -d '\\n')\"" for file in files)
-    return f"printf {body} {contents} | curl -s {url} -d @-"
+    return f"curl -s {url}/v2/models/{name}/infer -d {body}"

@@ -63,7 +63,7 @@ def test_the_command_that_serve_prints_sends_raw_inputs(folder: Path, require_to
         commands = {model.name: curl(server.http_url, model) for model in server._server.repository}
         answers = {name: json.loads(run(command, folder)) for name, command in commands.items()}
     assert answers["length"]["outputs"][0]["data"] == ["LONG", "SHORT"]  # of letters
-    assert answers["colour"]["outputs"][0]["data"][0] == "blue"
+    assert answers["colour"][0]["label"] == "blue"
     assert answers["table"]["outputs"][0]["shape"] == [1, 4]
     assert [item["name"] for item in answers["ranker"]["outputs"]] == ["score", "tokens", "cut_tokens"]
 
