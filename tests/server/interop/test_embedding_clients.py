@@ -53,8 +53,8 @@ def test_each_client_gets_the_vectors_of_sentence_transformers(tmp_path: Path, r
     succeeded(run_ingot("export", folder, "--name", "minilm", "--out", archive))
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     with ingot.serve(str(archive), http_port=0, grpc_port=0) as server:
-        places = [server.http_url, server.grpc_url.rpartition("/")[2], tmp_path / "texts.json", tmp_path / "out"]
-        command = [python, HERE / "embedding_clients.py", *places]
+        places = [server.http_url, server.grpc_url.rpartition("/")[2], f"{tmp_path}/texts.json", f"{tmp_path}/out"]
+        command = [str(python), str(HERE / "embedding_clients.py"), *places]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr
     differences = json.loads((tmp_path / "out").read_text())
