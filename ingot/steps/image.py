@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ingot.errors import InvalidArgument
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
-from ingot.steps.after.masks import Masks
+from ingot.steps.after.masks import MOST_LOGITS, Masks
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
@@ -20,8 +20,6 @@ from ingot.tensors import DType, TensorSpec
 
 _BATCH = "batch"
 _MOST_ITEMS = 256
-# Logits of one picture, once they have its size.
-_MOST_LOGITS = 1 << 31
 
 _After = TypeVar("_After", bound=Step)
 
@@ -140,7 +138,7 @@ def image_segmentation(
     Raises:
         InvalidArgument: as for :func:`object_detection`.
     """
-    most = min(Limits().pixels, _MOST_LOGITS // max(1, len(labels)))
+    most = min(Limits().pixels, MOST_LOGITS // max(1, len(labels)))
     options = {"limits": Limits(pixels=most), **options}
     if operations is None:
         operations = classifier(size, mean, std, filter=filter)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InvalidArgument, TooLarge
 from ingot.steps import image_segmentation
 from ingot.steps.after.masks import Masks, best_classes, png
 from ingot.tensors import DType, TensorSpec
@@ -78,6 +78,14 @@ def test_files_are_compared_by_their_pixels() -> None:
     assert np.array_equal(found[0, 0] + found[0, 1], np.ones((4, 4)))
     assert np.array_equal(shares(other), found)
     assert np.isnan(shares(png(mask)[:-30])[0, 0]).all()
+
+
+def test_requests_are_bounded() -> None:
+    step = Masks(labels=LABELS)
+    sizes = np.array([[20_000, 10_000], [20_000, 10_000]])
+    with pytest.raises(TooLarge, match="2800000000 pixels times classes, over the limit of 2147483648; divide"):
+        step.open(lambda name: b"")({"logits": logits()[:2], "original_size": sizes})
+    assert not step.quick  # the event loop does not resize a large picture of few logits
 
 
 def test_labels_fit_and_pictures_are_bounded() -> None:

@@ -50,6 +50,7 @@ class Stepped:
 
     def __init__(self, name: str, version: str, steps: OpenedSteps, accepts: Accepts, limits: Limits, metrics: Metrics):
         self.steps = steps
+        self.quick = all(step.quick for step in steps.config.after)
         self.name = name
         self.failure = f"a step of model '{name}' failed"
         self.expiry = Expiry(name)
@@ -265,7 +266,7 @@ class _Raw:
             if not self.done:
                 self._settle(answer)
 
-        if sum(array.size for array in outcome.values()) <= _AT_ONCE:
+        if owner.quick and sum(array.size for array in outcome.values()) <= _AT_ONCE:
             finished(finish())
         else:
             _when_done(finishing.submit(finish), owner.failure, finished)

@@ -77,6 +77,10 @@ class Boxes(Step):
     def shared(self) -> tuple[str, ...]:
         return (self.given,)
 
+    @property
+    def quick(self) -> bool:
+        return not self.overlap
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec, boxes = known[self.logits], known[self.boxes]
         if spec is not None and len(spec.shape) == 3 and isinstance(classes := spec.shape[2], int):

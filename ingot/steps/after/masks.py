@@ -10,10 +10,13 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from ingot.errors import TooLarge
 from ingot.steps.after.classify import fit
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array, TensorSpec
 
+# Logits of the pictures of a request, once they have their sizes: some seconds.
+MOST_LOGITS = 1 << 31
 # Pixels whose classes are chosen at once.
 _AT_ONCE = 1 << 16
 # Rows and columns of cells in which masks are compared, and bytes of one.
@@ -54,6 +57,10 @@ class Masks(Step):
     def writes(self) -> tuple[str, ...]:
         return (self.label, self.mask, self.count)
 
+    @property
+    def quick(self) -> bool:
+        return False  # a large picture of few logits
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
         if spec is not None and len(spec.shape) == 4 and isinstance(classes := spec.shape[1], int):
@@ -63,6 +70,11 @@ class Masks(Step):
         def apply(values: Values) -> Values:
             logits = values[self.logits].astype(np.float32, copy=False)
             fit(self.kind, self.labels, self.logits, logits.shape[1])
+            if (total := int(values[self.size].prod(axis=1).sum()) * len(self.labels)) > MOST_LOGITS:
+                raise TooLarge(
+                    f"the pictures of the request have {total} pixels times classes, over the limit of {MOST_LOGITS}; "
+                    "divide the request, or send smaller pictures"
+                )
             rows = [dict(self._row(*each)) for each in zip(logits, values[self.size].tolist(), strict=True)]
             return self._padded(rows)
 
