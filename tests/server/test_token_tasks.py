@@ -234,6 +234,9 @@ class TestHuggingFace:
             ("masks", {"inputs": "[MASK]", "parameters": {"top_k": 1000}}, "'parameters.top_k' is 1000"),
             ("masks", {"inputs": "[MASK]", "parameters": {"targets": ["a"]}}, "parameters.targets"),
             ("vectors", {"inputs": "a", "normalize": True}, "as the model makes them"),
+            ("vectors", {"inputs": "a", "parameters": {"pooling": "mean"}}, "'parameters.pooling' is not a parameter"),
+            ("vectors", {"inputs": "a", "parameters": 5}, "'parameters' is 5; it must be an object"),
+            ("entails", {"inputs": "a", "parameters": 5}, "'parameters' is 5; it must be an object"),
             ("entails", {"inputs": "a", "parameters": {"candidate_labels": []}}, "candidate_labels"),
             (
                 "entails",

@@ -44,6 +44,24 @@ def in_fields(error: IngotError, places: Mapping[str, Place]) -> IngotError:
     return InvalidField(field, message) if type(error) is InvalidArgument else TooLarge(f"'{field}' {message}")
 
 
+def at_root(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a body with its parameters of these names at the root, where clients may send them too.
+
+    Raises:
+        InvalidField: the parameters are not an object, or one has another name or is at the root too.
+    """
+    found = dict(content)
+    parameters = found.pop("parameters", None) or {}
+    if not isinstance(parameters, dict):
+        raise InvalidField("parameters", f"is {quoted(parameters)}; it must be an object")
+    for name in parameters:
+        if name not in names:
+            raise InvalidField(f"parameters.{name}", "is not a parameter of this task; leave it out")
+        if name in found:
+            raise InvalidField(f"parameters.{name}", "is also at the root; leave one of them out")
+    return {**found, **parameters}
+
+
 class Fields:
     """The fields of an object, each of which is read once. :meth:`end` refuses those that were not read.
 

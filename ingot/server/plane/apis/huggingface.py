@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ingot.errors import IngotError, InvalidField, public_text, quoted
+from ingot.errors import IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking, files, on_tokens, tei
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, place_of, texts_of
+from ingot.server.plane.apis.fields import Fields, at_root, place_of, texts_of
 from ingot.server.plane.handlers import Call
-
-# Parameters of the embedding that clients send at the root.
-_AT_ROOT = ("normalize", "prompt_name", "truncate", "truncation_direction")
 
 
 async def answer(call: Call) -> Any:
@@ -35,7 +32,8 @@ async def answer(call: Call) -> Any:
         return await _vectors(call)
     if served.steps.task == asking.RANKING:
         raise InvalidField("inputs", f"do not fit a ranking; ask POST /models/{served.model.name}/rerank")
-    if "candidate_labels" in (call.content.get("parameters") or {}):
+    parameters = call.content.get("parameters")
+    if isinstance(parameters, Mapping) and "candidate_labels" in parameters:
         return await on_tokens.candidates(call, served)
     return await _classes(call, served)
 
@@ -44,16 +42,7 @@ async def _vectors(call: Call) -> Any:
     """Return the vectors of texts, or the similarities of a ``source_sentence`` and ``sentences``."""
     if isinstance(call.content.get("inputs"), Mapping):
         return await tei.similarity(call)
-    content = dict(call.content)
-    parameters = content.pop("parameters", None) or {}
-    if not isinstance(parameters, dict):
-        raise InvalidField("parameters", f"is {quoted(parameters)}; it must be an object")
-    for name in parameters:
-        if name not in _AT_ROOT:
-            raise InvalidField(f"parameters.{name}", "is not a parameter of this task; leave it out")
-        if name in content:
-            raise InvalidField(f"parameters.{name}", "is also at the root; leave one of them out")
-    return await tei.embed(replace(call, content={**content, **parameters}))
+    return await tei.embed(replace(call, content=at_root(call.content, on_tokens.AT_ROOT)))
 
 
 async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:

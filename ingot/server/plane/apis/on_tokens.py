@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import numpy as np
 from ingot.errors import InvalidField, quoted
 from ingot.server.plane.apis import asking, tokens
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, Place, check_count, listed, place_of, single, texts_of
+from ingot.server.plane.apis.fields import Fields, Place, at_root, check_count, listed, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps.after.entities import AGGREGATIONS, Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.span import Span
 from ingot.tensors import Array
 
+AT_ROOT = ("normalize", "prompt_name", "truncate", "truncation_direction")
+"""Parameters of models of vectors, which clients send at the root."""
 # Pairs of a text and a candidate label.
 _MOST_LABELS = 256
 
@@ -114,14 +117,10 @@ async def words(call: Call, served: Served) -> Any:
 
 async def vectors(call: Call, served: Served) -> Any:
     """Return the vectors of each text's tokens; parameters may be at the root."""
-    content = dict(call.content)
-    parameters = content.pop("parameters", None) or {}
-    for name in ("normalize", "truncate", "truncation_direction"):
-        if content.get(name) is None:
-            content[name] = parameters.get(name) if isinstance(parameters, Mapping) else None
+    content = at_root(call.content, AT_ROOT)
     if content.pop("normalize", None):
         raise InvalidField("normalize", "is true; vectors of tokens are as the model makes them")
-    return await tokens.embed_all(Call(call.plane, call.control, call.client, content, call.model, call.version))
+    return await tokens.embed_all(replace(call, content=content))
 
 
 async def candidates(call: Call, served: Served) -> Any:
