@@ -35,23 +35,23 @@ def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[st
             yield "limit", f"{step.max_length} tokens with special tokens; longer texts are {longer}"
             if step.prompts:
                 yield "prompts", f"{', '.join(step.prompts)}; default: {step.default_prompt or 'none'}"
-    yield from (
-        ("labels", _labels(step)) for step in steps.after if isinstance(step, Classify | Boxes | Masks) and step.labels
-    )
+    if steps.labels:
+        yield "labels", _labels(steps)
     masks = any(isinstance(step, Masks) for step in steps.after)
     yield "proof", "none: the steps are as declared" if evidence is None else _proof(evidence, masks=masks)
 
 
-def _labels(step: Classify | Boxes | Masks) -> str:
-    shown = ", ".join(step.labels[:5])
-    by = "" if isinstance(step, Masks) else f" by {step.function}"
-    return f"{len(step.labels)}{by}: {shown}{', ...' if len(step.labels) > 5 else ''}"
+def _labels(steps: Steps) -> str:
+    labels = steps.labels
+    by = next((f" by {step.function}" for step in steps.after if isinstance(step, Classify | Boxes)), "")
+    return f"{len(labels)}{by}: {', '.join(labels[:5])}{', ...' if len(labels) > 5 else ''}"
 
 
 def _proof(evidence: StepsEvidence, *, masks: bool) -> str:
     close = f"equal but for {evidence.error:.1e} of their pixels" if masks else f"within {evidence.error:.1e}"
     answers = f"answers of {evidence.answers} samples {close}" if evidence.answers else "answers are as declared"
-    return f"as {evidence.reference}: tensors of {evidence.items} hard inputs are equal, {answers}"
+    equal = f"within {evidence.deviation:.1e}" if evidence.deviation else "equal"
+    return f"as {evidence.reference}: tensors of {evidence.items} hard inputs are {equal}, {answers}"
 
 
 def command(url: str, name: str, steps: Steps) -> str:

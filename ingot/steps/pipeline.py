@@ -115,6 +115,11 @@ class Steps(BaseModel):
             if not self.names.isdisjoint(each)
         }
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of classes that answers have; empty without any."""
+        return next((step.labels for step in self.after if isinstance(step, Classify | Boxes | Masks | Entities)), ())
+
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of the raw inputs."""

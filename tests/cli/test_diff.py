@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import ingot
+from ingot.model_store.diff.records import LabelsChange
+from ingot.quant.measure.stages import compare_steps
+from ingot.steps import object_detection
 from tests import onnx_models
-from tests.server import test_image_steps, test_steps
+from tests.server import test_detection, test_image_steps, test_steps
 from tests.steps.bert import tokenizer_file
 from tests.support import RunIngot, succeeded
 
@@ -155,3 +160,15 @@ def test_steps_of_pictures(run_ingot: RunIngot, tmp_path: Path) -> None:
     assert step["differ"] > 40
     assert 1 < step["levels"] < 256
     assert variant["steps"]["labels"] is None
+
+
+def test_labels_of_a_detector(tmp_path: Path) -> None:
+    graph = test_detection.averages(tmp_path)
+    options: dict[str, Any] = {"size": 8, "mean": (0, 0, 0), "std": (1, 1, 1), "function": "none"}
+    variants = [
+        ingot.export_model(graph, steps=object_detection(labels, **options), name="quarters").variant()
+        for labels in (["red", "green", "blue"], ["red", "blue", "black"])
+    ]
+    found = compare_steps(*variants)
+    assert found is not None
+    assert found.labels == LabelsChange(added=("black",), removed=("green",), moved=("blue",))

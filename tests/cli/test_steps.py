@@ -14,7 +14,7 @@ from ingot.cli.serve import curl
 from ingot.cli.steps import described
 from ingot.model_store import Archive
 from ingot.model_store.format.evidence import StepsEvidence
-from tests.server import test_apis, test_image_steps, test_steps
+from tests.server import test_apis, test_image_steps, test_steps, test_token_tasks
 from tests.support import RequireTool, RunIngot, succeeded
 
 
@@ -54,6 +54,14 @@ def test_the_proof_is_shown_as_it_was_measured(folder: Path) -> None:
     assert lines["proof"] == (
         "as BertTokenizer: tensors of 312 hard inputs are equal, answers of 64 samples within 3.0e-07"
     )
+    lines = dict(described(steps, evidence.model_copy(update={"deviation": 2e-4})))
+    assert "tensors of 312 hard inputs are within 2.0e-04, answers" in lines["proof"]
+
+
+def test_labels_of_entities_are_shown(tmp_path: Path) -> None:
+    steps = test_token_tasks.make(tmp_path)["entities"].variant().serving.steps
+    assert steps is not None
+    assert dict(described(steps, None))["labels"] == "4: O, B-PER, I-PER, B-LOC"
 
 
 def test_the_command_that_serve_prints_sends_raw_inputs(folder: Path, require_tool: RequireTool) -> None:

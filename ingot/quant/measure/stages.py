@@ -16,7 +16,6 @@ from ingot.model_store.diff.records import LabelsChange, StepChange, StepsDiff
 from ingot.model_store.format import manifest
 from ingot.quant.measure.answers import Answered, compare_answers
 from ingot.steps import Apply, ItemStep, Steps
-from ingot.steps.after.classify import Classify
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import Normalize, Rescale
 from ingot.steps.images.pictures import drawn
@@ -139,7 +138,7 @@ def _levels(before: Any, after: Any, largest: float) -> float | None:
 
 def _labels(one: Steps, other: Steps) -> LabelsChange | None:
     """Return how the names of classes differ; None if they do not."""
-    before, after = (_names(steps) for steps in (one, other))
+    before, after = one.labels, other.labels
     if before == after:
         return None
     kept, left = set(before) & set(after), {name: index for index, name in enumerate(after)}
@@ -148,7 +147,3 @@ def _labels(one: Steps, other: Steps) -> LabelsChange | None:
         removed=tuple(name for name in before if name not in kept),
         moved=tuple(name for index, name in enumerate(before) if name in kept and left[name] != index),
     )
-
-
-def _names(steps: Steps) -> tuple[str, ...]:
-    return next((step.labels for step in steps.after if isinstance(step, Classify)), ())
