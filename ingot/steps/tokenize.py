@@ -106,6 +106,24 @@ class Tokenize(Step):
     def choices(self) -> Mapping[str, Sequence[str]]:
         return {self.prompt: [*self.prompts]} if self.prompts else {}
 
+    def check_lengths(self, name: str, texts: Sequence[str]) -> None:
+        """Check the characters of the texts of an input.
+
+        Raises:
+            InvalidArgument: a text has too many, or all have together.
+        """
+        for index, text in enumerate(texts):
+            if len(text) > self.max_characters:
+                raise InvalidArgument(
+                    f"element {index} of input '{name}' has {len(text)} characters, over the limit of "
+                    f"{self.max_characters}; divide the text"
+                )
+        if (total := sum(map(len, texts))) > self.max_total_characters:
+            raise InvalidArgument(
+                f"input '{name}' has {total} characters in all, over the limit of {self.max_total_characters}; divide "
+                "the request"
+            )
+
     def open(self, files: Files) -> Apply:
         return Tokenizing(self, tokenizer.load(files(self.file), self.file))
 
@@ -250,17 +268,7 @@ class Tokenizing:
             InvalidArgument: one is not valid UTF-8, or they are too long.
         """
         texts = texts_of(name, values)
-        for index, text in enumerate(texts):
-            if len(text) > self._step.max_characters:
-                raise InvalidArgument(
-                    f"element {index} of input '{name}' has {len(text)} characters, over the limit of "
-                    f"{self._step.max_characters}; divide the text"
-                )
-        if (total := sum(map(len, texts))) > self._step.max_total_characters:
-            raise InvalidArgument(
-                f"input '{name}' has {total} characters in all, over the limit of "
-                f"{self._step.max_total_characters}; divide the request"
-            )
+        self._step.check_lengths(name, texts)
         return [text.lower() for text in texts] if self._step.lower else texts
 
     def _prompted(self, texts: list[str], given: Array | None) -> list[str]:

@@ -287,6 +287,8 @@ class TestReranking:
             ({"documents": ["a", LONG]}, "'documents[1]' has 100001"),
             ({"texts": ["a", LONG]}, "'texts[1]' has 100001"),
             ({"texts": ["a"], "query": LONG}, "'query' has 100001"),
+            # Refused before the query is copied for each text: there would be gigabytes of them.
+            ({"texts": ["a"] * 2000, "query": "a" * 4_000_000}, "'query' has 4000000"),
         ):
             answer = post(server, "/v1/rerank", **{"query": "film", **content})
             assert answer.status_code == 422, answer.text

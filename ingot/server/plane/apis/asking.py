@@ -147,12 +147,16 @@ async def ask(
         IngotError: as for :meth:`DataPlane.infer`.
     """
     tokenize = served.tokenize
-    arrays = raw_inputs(served, texts, second, prompt=prompt) | {name: array for name, (array, _) in choices.items()}
     model = served.model
-    request = InferRequest(Template(model.name, model.version), arrays, "", None, call.client)
     named = dict(zip((tokenize.text, tokenize.pair), places or (listed("inputs"),), strict=False))
     others = {tokenize.prompt: "prompt_name"} | {name: field for name, (_, field) in choices.items()}
     try:
+        # A query that is paired with each text may be long: it is refused before it is copied for all of them.
+        for name, each in ((tokenize.text, texts), (tokenize.pair, second or ())):
+            tokenize.check_lengths(name, each)
+        arrays = raw_inputs(served, texts, second, prompt=prompt)
+        arrays |= {name: array for name, (array, _) in choices.items()}
+        request = InferRequest(Template(model.name, model.version), arrays, "", None, call.client)
         values = (await call.plane.infer(request, "http")).arrays
     except IngotError as error:
         raise in_fields(error, named | {name: single(field) for name, field in others.items()}) from error
