@@ -233,10 +233,20 @@ class TestHuggingFace:
             ("masks", {"inputs": ["a [MASK]", "a"]}, r"'inputs[1]' has no [MASK]"),
             ("masks", {"inputs": "[MASK]", "parameters": {"top_k": 1000}}, "'parameters.top_k' is 1000"),
             ("masks", {"inputs": "[MASK]", "parameters": {"targets": ["a"]}}, "parameters.targets"),
+            ("masks", {"inputs": "[MASK]", "parameters": {"top_k": 1 << 40}}, "from 1 to 100"),
+            ("masks", {"inputs": ["[MASK] " * 14] * 240, "parameters": {"top_k": 100}}, "send fewer texts, or a sm"),
             ("vectors", {"inputs": "a", "normalize": True}, "as the model makes them"),
             ("vectors", {"inputs": "a", "parameters": {"pooling": "mean"}}, "'parameters.pooling' is not a parameter"),
             ("vectors", {"inputs": "a", "parameters": 5}, "'parameters' is 5; it must be an object"),
             ("entails", {"inputs": "a", "parameters": 5}, "'parameters' is 5; it must be an object"),
+            ("vectors", {"inputs": "a", "parameters": {"prompt_name": "b"}}, "has no prompts"),
+            # Refused before the text, or the template, is copied for each label: there would be gigabytes of them.
+            ("entails", {"inputs": "a" * 4_000_000, "parameters": {"candidate_labels": ["b"] * 256}}, "has 4000000 ch"),
+            (
+                "entails",
+                {"inputs": "a", "parameters": {"candidate_labels": ["b" * 1000], "hypothesis_template": "{}" * 1000}},
+                "'parameters.candidate_labels[0]' makes a text of 1000000 characters",
+            ),
             ("entails", {"inputs": "a", "parameters": {"candidate_labels": []}}, "candidate_labels"),
             (
                 "entails",

@@ -16,6 +16,8 @@ from ingot.tensors import Array
 
 # Words of a mask, at most.
 MOST = 100
+# Tokens of all texts that a request gets back: one text for each word of each mask. Millions take seconds.
+_MOST_TOKENS = 1 << 22
 
 
 class Fill(Step):
@@ -76,6 +78,11 @@ class Fill(Step):
             if (empty := np.flatnonzero(counts == 0)).size:
                 raise InvalidArgument(self._no_mask(own, int(empty[0]), values))
             count = min(largest_of(self.choice, values, self.top_k, MOST), logits.shape[-1])
+            if (tokens := int(counts.sum()) * count * ids.shape[1]) > _MOST_TOKENS:
+                raise InvalidArgument(
+                    f"input '{self.text}' has {counts.sum()} masks, whose {count} words each make texts of {tokens} "
+                    f"tokens in all, over the limit of {_MOST_TOKENS}; send fewer texts, or a smaller {self.choice}"
+                )
             rows, places = np.nonzero(masked)
             scores = softmax(logits[rows, places].astype(np.float32, copy=False))
             best = np.argsort(-scores, axis=1, kind="stable")[:, :count]

@@ -116,8 +116,8 @@ class Fields:
             raise InvalidField(self._where + name, f"is {quoted(value)}; it must be true or false")
         return value
 
-    def count(self, name: str, default: int = 0) -> int:
-        """Return a whole number of 1 or more, or the default.
+    def count(self, name: str, default: int = 0, most: int | None = None) -> int:
+        """Return a whole number of 1 or more, up to ``most``, or the default.
 
         Raises:
             InvalidField: it is something else.
@@ -125,8 +125,9 @@ class Fields:
         value = self.any(name)
         if value is None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number of 1 or more")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most is not None and value > most):
+            wanted = "of 1 or more" if most is None else f"from 1 to {most}"
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number {wanted}")
         return value
 
     def texts(self, name: str, most: int) -> list[str]:

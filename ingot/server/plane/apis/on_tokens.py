@@ -13,6 +13,7 @@ from ingot.server.plane.apis import asking, tokens
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, Place, at_root, check_count, listed, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
+from ingot.steps.after import fill, span
 from ingot.steps.after.entities import AGGREGATIONS, Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.span import Span
@@ -71,7 +72,7 @@ async def answers(call: Call, served: Served) -> Any:
         pair.end()
         if empty := next((name for name in ("question", "context") if not item[name]), ""):
             raise InvalidField(f"{where}.{empty}", "is empty; send a text")
-    count = parameters.count("top_k", step.top_k)
+    count = parameters.count("top_k", step.top_k, span.MOST)
     tokenize = served.tokenize
     _same(
         parameters,
@@ -101,7 +102,7 @@ async def words(call: Call, served: Served) -> Any:
     """Return the words that fit best for the mask of a text; a list of these for several masks, or texts."""
     fields, parameters = _opened(call)
     texts = texts_of("inputs", fields.any("inputs"), served.steps.max_items)
-    count = parameters.count("top_k")
+    count = parameters.count("top_k", most=fill.MOST)
     if parameters.any("targets") is not None:
         raise InvalidField("parameters.targets", "is not for this server: search the answers of a larger top_k")
     _end(fields, parameters)
@@ -137,6 +138,11 @@ async def candidates(call: Call, served: Served) -> Any:
     entails = next((index for index, name in enumerate(names) if name.startswith("entail")), None)
     if step is None or entails is None or len(names) < 2:
         raise InvalidField("parameters.candidate_labels", "needs a model with the label entailment, which this has not")
+    longest, count = served.tokenize.max_characters, template.count("{}")
+    for index, label in enumerate(labels):
+        if (size := len(template) + count * (len(label) - 2)) > longest:
+            name = f"parameters.candidate_labels[{index}]"
+            raise InvalidField(name, f"makes a text of {size} characters, over the limit of {longest}; shorten it")
     pairs = [template.replace("{}", label) for label in labels]
     places = [single("inputs"), listed("parameters.candidate_labels")]
     choices = asking.function_of(served, "none", "parameters.candidate_labels")
