@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from ingot.tensors import Array, Signature
 from ingot.tensors.padding import scattered
 
 log = logging.getLogger(__name__)
+
+# Bytes of outputs that are joined in the event loop, in about a millisecond; more are joined in a thread.
+_JOINED_AT_ONCE: Final = 4 << 20
 
 # Finished requests stay in the heap until their time is up, unless they outnumber the others.
 _PURGE_ABOVE = 64
@@ -207,12 +210,22 @@ class Parts:
         if self._left:
             self.owner.queue_parts(self)
         else:
-            joined = self._joined()
-            self._forget()
-            self.settle(joined)
+            self._join_all([each for each in self._outcomes if each is not None])
 
-    def _joined(self) -> Outcome:
-        found = [outcome for outcome in self._outcomes if outcome is not None]
+    def _join_all(self, found: list[Mapping[str, Array]]) -> None:
+        self._forget()
+        if self._nbytes <= _JOINED_AT_ONCE or len(found) == 1:
+            self.settle(self._joined(found))
+            return
+        joining = asyncio.get_running_loop().run_in_executor(None, self._joined, found)
+        joining.add_done_callback(self._settle_joined)
+
+    def _settle_joined(self, joining: asyncio.Future[Outcome]) -> None:
+        if not joining.cancelled():  # the loop has ended
+            error = joining.exception()
+            self.settle(joining.result() if error is None else InternalError(f"joining outputs failed: {error}"))
+
+    def _joined(self, found: list[Mapping[str, Array]]) -> Outcome:
         if len(found) == 1:
             return found[0]
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.runtime import Latency, Limits, Outcome, Request, Scheduler
+from ingot.runtime.dispatch import pending
 from ingot.runtime.dispatch.dispatcher import Dispatcher
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.tensors import Array
-from ingot.tensors.padding import Padder
+from ingot.tensors.padding import Padder, scattered
 from tests.runtime.dispatch.test_padding import PADDINGS, SIGNATURE, masked_sum
 from tests.runtime.fake_engines import FunctionEngine
 
@@ -108,4 +110,24 @@ def test_a_part_that_fails_is_the_error_of_its_request_and_of_no_other() -> None
     assert "90 is too long" in str(failed)
     check([5, 40], right)
     assert (len(scheduler), scheduler.nbytes, made.in_flight) == (0, 0, 0)
+    made.close()
+
+
+@pytest.mark.source  # replaces a function of a compiled module
+def test_large_outputs_are_joined_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def joined(parts: Sequence[Array], positions: Sequence[Sequence[int]], axis: int) -> Array:
+        threads.append(threading.current_thread())
+        return scattered(parts, positions, axis)
+
+    monkeypatch.setattr(pending, "scattered", joined)
+    made, _ = served(FunctionEngine(masked_sum, SIGNATURE))
+    lengths = [3, 100] * 6000
+    small, large = ask(made, [3, 90], lengths)
+    check([3, 90], small)
+    check(lengths, large)
+    others = [thread for thread in threads if thread is not threading.main_thread()]
+    assert (len(threads), len(others)) == (4, 2)  # two outputs of each request
+    assert made.in_flight == 0
     made.close()
