@@ -141,7 +141,7 @@ class TestRawBytes:
         given: Any = {"json": body} if isinstance(body, dict) else {"content": body, "headers": {"content-type": kind}}
         return httpx.post(f"{server.http_url}/models/{name}", **given, trust_env=False)
 
-    @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", ""])
+    @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "", "application/x-www-form-urlencoded"])
     def test_a_file_is_the_body(self, server: RunningServer, kind: str) -> None:
         found = self.post(server, "quarters", picture("red", "black", "black", "blue"), kind).json()
         assert found == [

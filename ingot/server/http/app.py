@@ -239,8 +239,11 @@ async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
 
 
 def _is_file(media_type: str, body: bytes) -> bool:
-    """Return whether a body is a file: by its type, or without one if it cannot be a JSON object."""
-    if media_type:
+    """Return whether a body is a file: by its type, or without one if it cannot be a JSON object.
+
+    curl states the type of a form for any body that it is not told the type of.
+    """
+    if media_type and media_type != "application/x-www-form-urlencoded":
         return media_type.lower().startswith(schema.FILES)
     return not body.lstrip(_SPACE).startswith(b"{")
 
