@@ -241,7 +241,7 @@ async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
 def _is_file(media_type: str, body: bytes) -> bool:
     """Return whether a body is a file: by its type, or without one if it cannot be a JSON object.
 
-    curl states the type of a form for any body that it is not told the type of.
+    curl states the type of a form for any body unless the user names another.
     """
     if media_type and media_type != "application/x-www-form-urlencoded":
         return media_type.lower().startswith(schema.FILES)
