@@ -111,12 +111,26 @@ def _totals(items: Iterable[_Item]) -> list[AnswerChange]:
 def _items(raw: Values, one: Values, other: Values) -> Iterator[_Item]:
     count = len(next(iter(raw.values())))
     for index in range(count):
-        differences = {name: _difference(one[name][index], other[name][index]) for name in one if name in other}
+        pairs = {name: _unpadded(one, other, name, index) for name in one if name in other}
+        differences = {name: _difference(*pair) for name, pair in pairs.items()}
         words = [(_best(one[name][index]), _best(other[name][index])) for name in differences if _is_text(one, name)]
         before, after = next((pair for pair in words if pair[0] != pair[1]), ("", ""))
         largest = max((value for _, value in differences.values() if value is not None), default=0.0)
         shown = ", ".join(_shown(array[index]) for array in raw.values() if len(array) == count)
         yield _Item(differences, ChangedInput(input=shown, before=before, after=after, difference=largest))
+
+
+def _unpadded(one: Values, other: Values, name: str, index: int) -> tuple[Array, Array]:
+    """Return an answer to an item from both: other items of a request may pad the two to different lengths."""
+    left, right = one[name][index], other[name][index]
+    if np.shape(left) != np.shape(right) and _is_padded(one, name) and _is_padded(other, name):
+        return left[: one["count"][index]], right[: other["count"][index]]
+    return left, right
+
+
+def _is_padded(values: Values, name: str) -> bool:
+    array, counts = values[name], values.get("count")
+    return counts is not None and array.ndim > 1 and array.shape[1] == counts.max()
 
 
 def _is_text(values: Values, name: str) -> bool:
