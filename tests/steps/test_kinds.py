@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.steps import Steps, image_classification, text_classification
 from ingot.steps.after.classify import Classify
+from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.dense import Dense
+from ingot.steps.after.entities import Entities
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
 from ingot.steps.step import Step
@@ -169,6 +171,15 @@ class TestVectors:
     def test_normalization(self) -> None:
         found = run(Normalize(), {"embedding": np.array([[3, 4], [0, 0]], np.float32)})["embedding"]
         assert found.tolist() == pytest.approx(np.array([[0.6, 0.8], [0, 0]]))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("step", [Entities(labels=("O", "A", "B")), Ctc(tokens=("<pad>", "a", "b"))])
+def test_each_class_of_a_token_or_frame_needs_a_name(step: Step, count: int, tokenizer: bytes) -> None:
+    """Also of a graph whose classes are known only once it has run."""
+    values = {"logits": np.zeros((1, 5, count), np.float32), "text": texts("a film")}
+    with pytest.raises(InvalidArgument, match=f"has 3 .* but 'logits' has {count}"):
+        run(step, values, {"tokenizer.json": tokenizer})
 
 
 class TestClassify:

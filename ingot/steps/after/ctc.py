@@ -57,8 +57,10 @@ class Ctc(Step):
 
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
-        if spec is None or len(spec.shape) != 3 or not isinstance(count := spec.shape[2], int):
-            return
+        if spec is not None and len(spec.shape) == 3 and isinstance(count := spec.shape[2], int):
+            self._fit(count)
+
+    def _fit(self, count: int) -> None:
         if count != len(self.tokens):
             raise InvalidArgument(
                 f"step 'ctc' has {len(self.tokens)} tokens, but '{self.logits}' has {count}; give one text for each"
@@ -66,6 +68,7 @@ class Ctc(Step):
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:
+            self._fit(values[self.logits].shape[2])
             best = values[self.logits].argmax(-1)  # [n, frames]
             texts = np.empty(len(best), object)
             texts[:] = [self._text(row[:size]).encode() for row, size in zip(best, self._sizes(values), strict=True)]

@@ -9,9 +9,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from ingot.errors import InvalidArgument
 from ingot.steps import tokenizer
-from ingot.steps.after.classify import softmax
+from ingot.steps.after.classify import fit, softmax
 from ingot.steps.step import Apply, Files, Step, Values, choices_of, padded, texts_of
 from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array, TensorSpec
@@ -72,11 +71,8 @@ class Entities(Step):
 
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
-        if spec is not None and isinstance(classes := spec.shape[-1], int) and classes != len(self.labels):
-            raise InvalidArgument(
-                f"step 'entities' has {len(self.labels)} labels, but '{self.logits}' has {classes} classes; give one "
-                "label for each class"
-            )
+        if spec is not None and len(spec.shape) == 3 and isinstance(classes := spec.shape[2], int):
+            fit(self.kind, self.labels, self.logits, classes)
 
     def open(self, files: Files) -> Apply:
         own = tokenizer.load(files(self.file), self.file)
@@ -85,6 +81,7 @@ class Entities(Step):
             texts = texts_of(self.text, values[self.text])
             chosen = choices_of(self.choice, values, self.aggregation, AGGREGATIONS, len(texts))
             scores = softmax(values[self.logits].astype(np.float32, copy=False))
+            fit(self.kind, self.labels, self.logits, scores.shape[2])
             rows = []
             for index, (text, strategy) in enumerate(zip(texts, chosen, strict=True)):
                 each = (values[name][index] for name in (self.ids, "offsets", "special"))
