@@ -22,6 +22,7 @@ from ingot import QuantConfig
 from ingot.cli.main import app
 from ingot.config import ServerConfig
 from ingot.errors import CLASSES
+from ingot.export.tasks.folder import Task
 from ingot.protocol import json_codec
 from ingot.quant.config import ENGINES, RECIPES, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
@@ -31,6 +32,8 @@ from ingot.server.http.app import create_app
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.operations import OPERATIONS
 from ingot.serving import Repository
+from ingot.steps.declared import TASKS
+from ingot.steps.pipeline import AnyStep
 from scripts import reference_text, settings_table
 from tests.support import ROOT
 
@@ -158,6 +161,21 @@ def test_every_generated_part_is_made_or_says_where_it_is() -> None:
         parts = re.findall(r"<!-- generate: \w+ -->\n(.*?)<!-- end -->", page, re.DOTALL)
         assert page.count("<!-- generate: ") == len(parts)
         assert all(part.strip() for part in parts)
+
+
+def test_every_kind_of_step_and_every_task_is_documented() -> None:
+    format_ = (ROOT / "docs" / "reference" / "archive-format.md").read_text()
+    kinds = [kind.model_fields["kind"].default for kind in get_args(get_args(AnyStep)[0])]
+    assert [kind for kind in kinds if f"`{kind}`" not in format_ or f"``{kind}``" not in str(ingot.steps.__doc__)] == []
+    assert [task for task in TASKS if f"`{task}`" not in DOCS] == []
+    assert {*TASKS} == {*get_args(Task)} - {"auto", "none"}
+
+
+def test_every_row_of_a_table_is_below_a_header() -> None:
+    begins = re.compile(r"\n\n(\|.*)\n(.*)")
+    tables = [(page.name, *found) for page in PAGES for found in begins.findall(page.read_text())]
+    assert len(tables) > 40
+    assert [(name, first) for name, first, second in tables if not re.fullmatch(r"[|\-: ]+", second)] == []
 
 
 def test_the_glossary_explains_a_term_once() -> None:
