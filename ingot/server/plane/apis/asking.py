@@ -29,8 +29,8 @@ QUESTIONS = "question-answering"
 MASKS = "fill-mask"
 VECTORS = "feature-extraction"
 ON_TEXTS = (EMBEDDING, RANKING, CLASSIFICATION, ENTITIES, QUESTIONS, MASKS, VECTORS)
-# Names and scores that the event loop puts together itself.
-_AT_ONCE = 1 << 10
+AT_ONCE = 1 << 10
+"""Parts of an answer, such as names and scores, that the event loop puts together itself."""
 
 
 class Served(NamedTuple):
@@ -281,7 +281,7 @@ async def labelled(served: Served, answer: Answer, count: int = 0) -> list[list[
     if step is None or not {step.label, step.score} <= answer.values.keys():
         raise InvalidField("model", f"is '{served.model.name}', which has no names of classes")
     names, scores = (answer.values[name][:, : count or None] for name in (step.label, step.score))
-    return await compression.run(partial(_labelled, names, scores), in_thread=scores.size > _AT_ONCE)
+    return await compression.run(partial(_labelled, names, scores), in_thread=scores.size > AT_ONCE)
 
 
 def _labelled(names: Array, scores: Array) -> list[list[dict[str, object]]]:

@@ -12,7 +12,7 @@ import numpy as np
 from ingot.errors import IngotError, InvalidField, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.server.net import compression
-from ingot.server.plane.apis.asking import Served
+from ingot.server.plane.apis.asking import AT_ONCE, Served
 from ingot.server.plane.apis.fields import Fields, check_count, in_fields, listed, single
 from ingot.server.plane.handlers import Call
 from ingot.steps import ItemStep
@@ -20,8 +20,6 @@ from ingot.tensors import Array
 
 Rows = list[Any]
 """The answer to each file."""
-# Boxes and classes that the event loop puts together itself.
-_AT_ONCE = 1 << 10
 # Classes that transformers' pipelines return unless asked for more or fewer.
 _CLASSES = 5
 
@@ -71,7 +69,7 @@ async def answer(call: Call, served: Served) -> Any:
         values = (await call.plane.infer(request, "http")).arrays
     except IngotError as error:
         raise in_fields(error, {step.reads[0]: place}) from error
-    many = sum(array.size for array in values.values()) > _AT_ONCE or "mask" in values
+    many = sum(array.size for array in values.values()) > AT_ONCE or "mask" in values
     rows = await compression.run(partial(form.rows, values, count), in_thread=many)
     return rows if isinstance(given, list) else rows[0]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import InvalidField, quoted
+from ingot.server.net import compression
 from ingot.server.plane.apis import asking, tokens
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, Place, at_root, check_count, listed, place_of, single, texts_of
@@ -42,7 +43,7 @@ async def entities(call: Call, served: Served) -> Any:
     _end(fields, parameters)
     choices = {step.choice: (_text(wanted), "parameters.aggregation_strategy")}
     values = (await asking.ask(call, served, texts, places=[place_of(call.content, "inputs")], choices=choices)).values
-    rows = _rows(values, ("entity", "score", "word", "start", "end", "index"))
+    rows = await _rows(values, ("entity", "score", "word", "start", "end", "index"))
     label = "entity" if wanted == "none" else "entity_group"
     found = [[_entity(item, label) for item in row if item["entity"] not in (ignored or ())] for row in rows]
     return found[0] if isinstance(call.content["inputs"], str) else found
@@ -86,7 +87,7 @@ async def answers(call: Call, served: Served) -> Any:
     choices = {step.choice: (np.array([count], np.int32), "parameters.top_k")}
     places = [_of_pair(name, alone=alone) for name in ("question", "context")]
     values = (await asking.ask(call, served, questions, contexts, places=places, choices=choices)).values
-    rows = [row or [_NO_ANSWER] for row in _rows(values, ("answer", "score", "start", "end"))]
+    rows = [row or [_NO_ANSWER] for row in await _rows(values, ("answer", "score", "start", "end"))]
     found = [row[0] if count == 1 else row for row in rows]
     return found[0] if alone else found
 
@@ -108,11 +109,8 @@ async def words(call: Call, served: Served) -> Any:
     _end(fields, parameters)
     choices = {_step(served, Fill).choice: (np.array([count], np.int32), "parameters.top_k")} if count else {}
     values = (await asking.ask(call, served, texts, places=[place_of(call.content, "inputs")], choices=choices)).values
-    names = ("score", "token", "token_str", "sequence")
-    found = []
-    for row, masks in enumerate(values["count"].tolist()):
-        each = [_items({name: values[name][row, mask] for name in names}) for mask in range(masks)]
-        found.append(each[0] if masks == 1 else each)
+    masks = await _rows(values, ("score", "token", "token_str", "sequence"))
+    found = [row[0] if len(row) == 1 else row for row in masks]
     return found[0] if isinstance(call.content["inputs"], str) else found
 
 
@@ -193,13 +191,21 @@ def _text(value: str) -> Array:
     return np.array([value.encode()], object)
 
 
-def _rows(values: Mapping[str, Array], names: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Return the answers of each item as objects, without padding."""
-    counts = values["count"].tolist()
-    return [_items({name: values[name][row, :count] for name in names}) for row, count in enumerate(counts)]
+async def _rows(values: Mapping[str, Array], names: Sequence[str]) -> list[list[Any]]:
+    """Return the answers of each item as objects, without padding; lists of these for those of each mask."""
+    counts, columns = values["count"].tolist(), {name: values[name] for name in names}
+
+    def rows() -> list[list[Any]]:
+        return [_items({name: each[row, :count] for name, each in columns.items()}) for row, count in enumerate(counts)]
+
+    return await compression.run(rows, in_thread=columns[names[0]].size > asking.AT_ONCE)
 
 
-def _items(columns: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _items(columns: Mapping[str, Array]) -> list[Any]:
+    """Return an object for each element of arrays of one dimension; of more, lists of these."""
+    first = next(iter(columns.values()))
+    if first.ndim > 1:
+        return [_items({name: array[index] for name, array in columns.items()}) for index in range(len(first))]
     plain = (
         [item.decode(errors="replace") if isinstance(item, bytes) else item for item in array.tolist()]
         for array in columns.values()

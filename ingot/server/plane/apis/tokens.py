@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.errors import IngotError, InvalidField, NotFound
 from ingot.protocol.requests import InferRequest, Template
+from ingot.server.net import compression
 from ingot.server.plane.apis import asking, tei
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, check_count, in_fields, place_of, single
@@ -17,6 +18,9 @@ from ingot.server.plane.handlers import Call
 from ingot.steps import OpenedSteps
 from ingot.steps.after.pool import Pool
 from ingot.tensors import Array
+
+# Elements of vectors that the event loop copies itself.
+_AT_ONCE = 1 << 18
 
 
 async def embed_all(call: Call) -> list[Array]:
@@ -53,7 +57,11 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
     model = served.model
     request = InferRequest(Template(model.name, model.version), tensors, "", None, call.client)
     vectors = (await call.plane.infer(request, "http")).arrays[pool.tokens]
-    return [row[mask == 1].astype(np.float32) for row, mask in zip(vectors, values[pool.mask], strict=True)]
+    return await compression.run(partial(_unpadded, vectors, values[pool.mask]), in_thread=vectors.size > _AT_ONCE)
+
+
+def _unpadded(vectors: Array, masks: Array) -> list[Array]:
+    return [row[mask == 1].astype(np.float32) for row, mask in zip(vectors, masks, strict=True)]
 
 
 async def tokenize(call: Call) -> list[list[dict[str, Any]]]:
