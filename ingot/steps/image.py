@@ -15,10 +15,9 @@ from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
 from ingot.steps.images.presets import IMAGENET, classifier
 from ingot.steps.pipeline import AnyStep, Steps
 from ingot.steps.step import Step
-from ingot.steps.text import Described
+from ingot.steps.text import BATCH, Described
 from ingot.tensors import DType, TensorSpec
 
-_BATCH = "batch"
 _MOST_ITEMS = 256
 
 _After = TypeVar("_After", bound=Step)
@@ -58,7 +57,7 @@ def image_classification(
     if operations is None:
         operations = classifier(size, mean, std, resize=resize, filter=filter)
     image, after = _steps(Classify, labels, operations, options)
-    shape = (_BATCH, after.count)
+    shape = (BATCH, after.count)
     answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
     return _described("image-classification", image, (after,), answers)
 
@@ -102,14 +101,14 @@ def object_detection(
         operations = classifier(size, mean, std, filter=filter)
     image, after = _steps(Boxes, labels, operations, options)
     _whole(image)
-    row = (_BATCH, "boxes")
+    row = (BATCH, "boxes")
     answers = (
         TensorSpec(after.label, DType.BYTES, row),
         TensorSpec(after.score, DType.FP32, row),
         TensorSpec(after.box, DType.FP32, (*row, 4)),
-        TensorSpec(after.count, DType.INT32, (_BATCH,)),
+        TensorSpec(after.count, DType.INT32, (BATCH,)),
     )
-    return _described("object-detection", image, (after,), answers, (TensorSpec(after.given, DType.FP32, (_BATCH,)),))
+    return _described("object-detection", image, (after,), answers, (TensorSpec(after.given, DType.FP32, (BATCH,)),))
 
 
 def image_segmentation(
@@ -144,11 +143,11 @@ def image_segmentation(
         operations = classifier(size, mean, std, filter=filter)
     image, after = _steps(Masks, labels, operations, options)
     _whole(image)
-    row = (_BATCH, "labels")
+    row = (BATCH, "labels")
     answers = (
         TensorSpec(after.label, DType.BYTES, row),
         TensorSpec(after.mask, DType.BYTES, row),
-        TensorSpec(after.count, DType.INT32, (_BATCH,)),
+        TensorSpec(after.count, DType.INT32, (BATCH,)),
     )
     return _described("image-segmentation", image, (after,), answers)
 
@@ -182,7 +181,7 @@ def image_feature_extraction(
     if unknown := options.keys() - Image.model_fields.keys():
         raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {', '.join(Image.model_fields)}")
     image = Image(operations=tuple(operations), **options)
-    answer = TensorSpec(output, DType.FP32, (_BATCH, *shape))
+    answer = TensorSpec(output, DType.FP32, (BATCH, *shape))
     return _described("image-feature-extraction", image, (), (answer,))
 
 
@@ -196,7 +195,7 @@ def _steps(
         known = ", ".join(dict.fromkeys((*Image.model_fields, *kind.model_fields)))
         raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {known}")
     if not issubclass(kind, Classify):
-        before.setdefault("size", others.get("size", "original_size"))
+        before.setdefault("size", "original_size")
     return Image(operations=tuple(operations), **before), kind.model_validate({**others, "labels": tuple(labels)})
 
 
@@ -219,7 +218,7 @@ def _described(
 ) -> Described:
     steps = Steps(
         task=task,
-        inputs=(TensorSpec(image.image, DType.BYTES, (_BATCH,)), *optional),
+        inputs=(TensorSpec(image.image, DType.BYTES, (BATCH,)), *optional),
         optional=tuple(spec.name for spec in optional),
         outputs=tuple(answers),
         before=(image,),

@@ -10,10 +10,9 @@ from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
 from ingot.steps.pipeline import AnyStep, Steps
 from ingot.steps.sounds.audio import Audio
-from ingot.steps.text import Described
+from ingot.steps.text import BATCH, Described
 from ingot.tensors import DType, TensorSpec
 
-_BATCH = "batch"
 _MOST_ITEMS = 64
 
 
@@ -35,7 +34,7 @@ def audio_classification(labels: Sequence[str], *, rate: int, **options: Any) ->
     """
     audio, options = _split(options, Classify, "a classifier of sounds")
     classify = Classify(labels=tuple(labels), **options)
-    shape = (_BATCH, classify.count)
+    shape = (BATCH, classify.count)
     answers = (TensorSpec(classify.label, DType.BYTES, shape), TensorSpec(classify.score, DType.FP32, shape))
     return _described("audio-classification", Audio(rate=rate, **audio), classify, answers)
 
@@ -57,7 +56,7 @@ def speech_recognition(tokens: Sequence[str], *, rate: int, **options: Any) -> D
     if audio.get("mask"):
         audio.setdefault("sizes", "sizes")
     ctc = Ctc(tokens=tuple(tokens), sizes=audio.get("sizes", ""), **options)
-    answers = (TensorSpec(ctc.text, DType.BYTES, (_BATCH,)),)
+    answers = (TensorSpec(ctc.text, DType.BYTES, (BATCH,)),)
     return _described("automatic-speech-recognition", Audio(rate=rate, **audio), ctc, answers)
 
 
@@ -71,10 +70,10 @@ def _split(options: Mapping[str, Any], after: type[AnyStep], what: str) -> tuple
 
 
 def _described(task: str, audio: Audio, after: Classify | Ctc, answers: Sequence[TensorSpec]) -> Described:
-    counts = (TensorSpec(audio.seconds, DType.FP32, (_BATCH,)), TensorSpec(audio.cut, DType.FP32, (_BATCH,)))
+    counts = (TensorSpec(audio.seconds, DType.FP32, (BATCH,)), TensorSpec(audio.cut, DType.FP32, (BATCH,)))
     steps = Steps(
         task=task,
-        inputs=(TensorSpec(audio.audio, DType.BYTES, (_BATCH,)),),
+        inputs=(TensorSpec(audio.audio, DType.BYTES, (BATCH,)),),
         outputs=(*answers, *counts),
         before=(audio,),
         after=(after,),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.steps.after.classify import Classify
+from ingot.steps.after.classify import Classify, Function
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Mode, Pool
 from ingot.steps.pipeline import AnyStep, Steps
@@ -61,7 +61,7 @@ def text_classification(
     tokenizer: str | Path | bytes,
     labels: Sequence[str],
     *,
-    function: Literal["softmax", "sigmoid", "none"] = "softmax",
+    function: Function = "softmax",
     top_k: int = 0,
     logits: str = "logits",
     pair: Literal["", "optional", "required"] = "optional",
@@ -99,7 +99,7 @@ def text_ranking(
     tokenizer: str | Path | bytes,
     *,
     classes: int = 1,
-    function: Literal["softmax", "sigmoid", "none"] | None = None,
+    function: Function | None = None,
     logits: str = "logits",
     **options: Any,
 ) -> Described:

@@ -15,6 +15,11 @@ from ingot.errors import InvalidArchive, InvalidArgument, missing_package
 
 # Bytes of a file. The largest of the models on Hugging Face's hub have some 35 MB.
 _LARGEST = 64 << 20
+CLEANED = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
+    (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+"""What transformers' ``clean_up_tokenization`` replaces, one after the other."""
 # Characters that no vocabulary has: for these a tokenizer needs its unknown token, or bytes.
 _STRANGE = "\U0010fffd \ue000 \u0b72"
 
@@ -124,9 +129,6 @@ def load(content: bytes, name: str) -> Tokenizer:
 
 
 def _cleaned(text: str) -> str:
-    for mark in (".", "?", "!", ","):
-        text = text.replace(f" {mark}", mark)
-    text = text.replace(" ' ", "'")
-    for end in ("n't", "'m", "'s", "'ve", "'re"):
-        text = text.replace(f" {end}", end)
+    for old, new in CLEANED:
+        text = text.replace(old, new)
     return text

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ingot import foreign
 from ingot.errors import InvalidArgument
-from ingot.steps import Described
+from ingot.steps import Described, Values
 
 Task = Literal[
     "auto",
@@ -82,6 +84,17 @@ class Folder:
     def needs(self, task: Task, what: str) -> InvalidArgument:
         """Return the error for a task that the folder's model is not for."""
         return InvalidArgument(f"task {task} needs {what}; {self.path} has {self.architecture or 'no model'}")
+
+
+def labels_of(config: Any) -> list[str]:
+    """Return the names of a model's classes, in the order of its logits."""
+    return [str(config.id2label[index]) for index in range(config.num_labels)]
+
+
+def classes_of(rows: Sequence[Sequence[Mapping[str, Any]]]) -> Values:
+    """Return the answers of a pipeline that names all classes of each item, best first."""
+    label = np.array([[item["label"].encode() for item in row] for row in rows], object)
+    return {"label": label, "score": np.array([[item["score"] for item in row] for row in rows], np.float32)}
 
 
 def read_json(path: Path) -> dict[str, Any]:

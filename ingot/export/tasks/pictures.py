@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from ingot import foreign
 from ingot.errors import InvalidArgument, missing_package
 from ingot.export.program import quiet
 from ingot.export.proof import texts
-from ingot.export.tasks.folder import Folder, Found
+from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, image_classification
+from ingot.steps.after.classify import Function
 from ingot.steps.images.operations import CenterCrop, Operation, Pad, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
@@ -54,7 +55,7 @@ def describe(module: Any, folder: Path) -> Described:
     config = module.config
     # As transformers' pipeline chooses it.
     several = config.problem_type == "multi_label_classification" or config.num_labels == 1
-    function: Literal["softmax", "sigmoid", "none"] = "sigmoid" if several else "softmax"
+    function: Function = "sigmoid" if several else "softmax"
     if config.problem_type == "regression":
         function = "none"
     described = image_classification(
@@ -68,15 +69,9 @@ def _answer(processor: Processor) -> Answer:
         rows = processor.pipeline("ImageClassificationPipeline", module)(
             processor.upright(values), top_k=module.config.num_labels
         )
-        label = np.array([[item["label"].encode() for item in row] for row in rows], object)
-        return {"label": label, "score": np.array([[item["score"] for item in row] for row in rows], np.float32)}
+        return classes_of(rows)
 
     return answer
-
-
-def labels_of(config: Any) -> list[str]:
-    """Return the names of a model's classes, in the order of its logits."""
-    return [str(config.id2label[index]) for index in range(config.num_labels)]
 
 
 class Processor:

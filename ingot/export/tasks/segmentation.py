@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import Unsupported
-from ingot.export.tasks.folder import Folder, Found
-from ingot.export.tasks.pictures import FILE, Answer, Processor, labels_of
+from ingot.export.tasks.folder import Folder, Found, labels_of
+from ingot.export.tasks.pictures import FILE, Answer, Processor
 from ingot.steps import Described, Values, image_segmentation
 from ingot.steps.after.masks import png
 

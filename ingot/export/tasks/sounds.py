@@ -14,23 +14,19 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.program import quiet
 from ingot.export.proof.texts import as_bytes
 from ingot.export.source.sounds import least_samples
-from ingot.export.tasks.folder import Folder, Found
+from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, audio_classification, speech_recognition
 from ingot.steps.after.ctc import Convolution
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.extractors import Extraction, extraction_of
 from ingot.steps.sounds.synthesis import synthesized
+from ingot.steps.tokenizer import CLEANED
 from ingot.tensors import Array
 
 # Files that have a feature extractor: of it alone, or of a processor.
 _FILES = ("preprocessor_config.json", "processor_config.json")
 # Sounds whose values are compared, and those whose answers are.
 _HARD, _SAMPLES = 60, 50
-# What transformers' clean_up_tokenization replaces.
-_CLEANED = (
-    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
-    (" 've", "'ve"), (" 're", "'re"),
-)  # fmt: skip
 
 
 def find_classifier(folder: Folder, *, named: bool) -> Found | None:
@@ -67,7 +63,7 @@ def _architectures(mapping: str) -> Iterable[str]:
 def _classify(module: Any, folder: Path) -> Described:
     extractor, name = _extractor(folder)
     config, extraction = module.config, extraction_of(extractor)
-    labels = [str(config.id2label[index]) for index in range(config.num_labels)]
+    labels = labels_of(config)
     # As transformers' pipeline chooses it, which has softmax for a single class too.
     functions = {"regression": "none", "multi_label_classification": "sigmoid"}
     function: Any = functions.get(config.problem_type, "softmax")
@@ -79,9 +75,7 @@ def _classify(module: Any, folder: Path) -> Described:
 
         kind: Any = transformers.AudioClassificationPipeline
         pipeline = kind(model=module, feature_extractor=extractor, device="cpu")
-        found = [pipeline(samples, top_k=config.num_labels) for samples in rows]
-        label = np.array([[item["label"].encode() for item in row] for row in found], object)
-        return {"label": label, "score": np.array([[item["score"] for item in row] for row in found], np.float32)}
+        return classes_of([pipeline(samples, top_k=config.num_labels) for samples in rows])
 
     return _with_original(described, Audio(**options), extractor, extraction, answer)
 
@@ -97,7 +91,7 @@ def _recognize(module: Any, folder: Path) -> Described:
         delimiter=str(tokenizer.word_delimiter_token),
         space=str(tokenizer.replace_word_delimiter_char),
         lower=bool(tokenizer.do_lower_case),
-        replaced=_CLEANED if tokenizer.clean_up_tokenization_spaces else (),
+        replaced=CLEANED if tokenizer.clean_up_tokenization_spaces else (),
         convolutions=convolutions if extraction.masked else (),
         **options,
     )

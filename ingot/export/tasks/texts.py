@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 
 from ingot.errors import InvalidArgument
-from ingot.export.tasks.folder import Folder, Found
+from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Values, text_classification, text_ranking
-from ingot.tensors import Array
+from ingot.steps.after.classify import Function
 
 _FUNCTIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _MODEL = "a model ...ForSequenceClassification"
@@ -57,8 +56,8 @@ def _activation(folder: Folder) -> str | None:
 
 def _classify(module: Any, folder: Path) -> Described:
     tokenizer, config = FolderTokenizer(folder, module), module.config
-    labels = [str(config.id2label[index]) for index in range(config.num_labels)]
-    function: Literal["softmax", "sigmoid", "none"] = "softmax"
+    labels = labels_of(config)
+    function: Function = "softmax"
     if config.problem_type == "regression":
         function = "none"
     elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
@@ -75,8 +74,7 @@ def _classify(module: Any, folder: Path) -> Described:
             truncation=True,
             max_length=tokenizer.max_length,
         )
-        label: Array = np.array([[item["label"].encode() for item in row] for row in rows], dtype=np.dtype(object))
-        return {"label": label, "score": np.array([[item["score"] for item in row] for row in rows], np.float32)}
+        return classes_of(rows)
 
     described = text_classification(tokenizer.content, labels, function=function, **tokenizer.options)
     return replace(described, original=tokenizer.original(answer, "optional"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.proof import texts
-from ingot.export.tasks.folder import Folder, Found
+from ingot.export.tasks.folder import Folder, Found, labels_of
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Values, feature_extraction, fill_mask, token_classification
 from ingot.steps.after.entities import AGGREGATIONS
@@ -53,7 +53,7 @@ def find_vectors(folder: Folder, *, named: bool) -> Found | None:
 
 def _entities(module: Any, folder: Path) -> Described:
     tokenizer, config = FolderTokenizer(folder, module), module.config
-    labels = [str(config.id2label[index]) for index in range(config.num_labels)]
+    labels = labels_of(config)
 
     def answer(module: Any, values: Values) -> Values:
         import transformers

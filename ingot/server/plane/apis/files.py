@@ -16,6 +16,7 @@ from ingot.server.plane.apis.asking import AT_ONCE, Served
 from ingot.server.plane.apis.fields import Fields, check_count, in_fields, listed, single
 from ingot.server.plane.handlers import Call
 from ingot.steps import ItemStep
+from ingot.steps.after.classify import FUNCTIONS
 from ingot.tensors import Array
 
 Rows = list[Any]
@@ -93,7 +94,7 @@ def _form(served: Served) -> _Form:
 def _declared_function(parameters: Fields, served: Served) -> dict[str, Array]:
     """Refuse another function than that of the model's steps."""
     declared = "none" if served.classify is None else served.classify.function
-    wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
+    wanted = parameters.text("function_to_apply", declared, [*FUNCTIONS])
     if wanted != declared:
         raise InvalidField("parameters.function_to_apply", f"is '{wanted}'; the model's steps apply {declared}")
     return {}

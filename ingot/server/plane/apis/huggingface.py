@@ -12,6 +12,7 @@ from ingot.server.plane.apis import asking, files, on_tokens, tei
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, at_root, place_of, texts_of
 from ingot.server.plane.handlers import Call
+from ingot.steps.after.classify import FUNCTIONS
 
 
 async def answer(call: Call) -> Any:
@@ -52,7 +53,7 @@ async def _classes(call: Call, served: Served) -> list[list[dict[str, Any]]]:
     texts = texts_of("inputs", fields.any("inputs"), served.steps.max_items)
     count = parameters.count("top_k")
     declared = "none" if served.classify is None else served.classify.function
-    wanted = parameters.text("function_to_apply", declared, ("softmax", "sigmoid", "none"))
+    wanted = parameters.text("function_to_apply", declared, [*FUNCTIONS])
     choices = asking.function_of(served, wanted, "parameters.function_to_apply")
     parameters.end()
     fields.end()

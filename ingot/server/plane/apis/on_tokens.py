@@ -15,6 +15,7 @@ from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, Place, at_root, check_count, listed, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps.after import fill, span
+from ingot.steps.after.classify import softmax
 from ingot.steps.after.entities import AGGREGATIONS, Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.span import Span
@@ -148,8 +149,7 @@ async def candidates(call: Call, served: Served) -> Any:
     logits = _in_order(values, step.label, step.score, step.labels)
     against = len(names) - 1 if entails == 0 else 0
     compared = logits[:, [against, entails]] if several else logits[:, entails][None]
-    powers = np.exp(compared - compared.max(-1, keepdims=True))
-    scores = powers / powers.sum(-1, keepdims=True)
+    scores = softmax(compared)
     found = scores[:, 1] if several else scores[0]
     order = np.argsort(-found, kind="stable").tolist()
     return [{"label": labels[index], "score": float(found[index])} for index in order]
