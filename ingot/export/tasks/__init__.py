@@ -87,7 +87,7 @@ def of_folder(path: Path, task: Task = "auto") -> Described:
 
 
 def _outline(path: Path) -> Any:
-    """Return the model of a folder's configuration, without weights."""
+    """Return the model of a folder's configuration, without weights, of the class that tasks look at."""
     import torch
     import transformers
 
@@ -96,7 +96,8 @@ def _outline(path: Path) -> Any:
 
     with foreign.reported_as(InvalidArgument, unread), quiet(), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        model: Any = transformers.AutoModel
-        outline = model.from_config(config)
+        model: Any = getattr(transformers, Folder(path).architecture, None)
+        auto: Any = transformers.AutoModel
+        outline: Any = model._from_config(config) if hasattr(model, "_from_config") else auto.from_config(config)
     outline.config = config
     return outline

@@ -174,3 +174,9 @@ def test_a_declared_task_needs_its_processor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DetrForObjectDetection"]}))
     with pytest.raises(InvalidArgument, match=r"preprocessor_config\.json"):
         tasks.find(tmp_path, "object-detection")
+
+
+def test_steps_of_a_folder_serve_a_graph_from_elsewhere(tmp_path: Path) -> None:
+    for save, last in ((detectors.segformer, "masks"), (detectors.yolos, "boxes")):
+        described = tasks.of_folder(save(tmp_path / last))
+        assert described.steps.after[-1].kind == last
