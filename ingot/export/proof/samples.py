@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ingot.errors import InvalidArgument
 from ingot.export.proof import texts
 from ingot.steps import OpenedSteps, Values
 from ingot.steps.after.fill import Fill
@@ -27,6 +30,8 @@ def made(opened: OpenedSteps, example: Values, count: int) -> list[dict[str, Arr
                 step.pair,
                 required=step.pair not in opened.config.optional,
             )
+            if step.overflow == "refuse":
+                found = [kept for one in found if (kept := _accepted(opened, one))]
         elif isinstance(step, Image):
             height, width = example[step.pixels].shape[-2:] if step.pixels in example else (224, 224)
             files = [next(drawn(1, seed=seed, sizes=((width, height),))) for seed in range(count)]
@@ -39,6 +44,20 @@ def made(opened: OpenedSteps, example: Values, count: int) -> list[dict[str, Arr
     return sets
 
 
+def _accepted(opened: OpenedSteps, values: Values) -> dict[str, Array]:
+    """Return the items that the steps do not refuse, such as texts that are not too long; nothing if there are none."""
+
+    def accepts(index: int) -> bool:
+        try:
+            opened.prepare({name: array[index : index + 1] for name, array in values.items()})
+        except InvalidArgument:
+            return False
+        return True
+
+    chosen = np.array([accepts(index) for index in range(len(next(iter(values.values()))))])
+    return {name: array[chosen] for name, array in values.items()} if chosen.any() else {}
+
+
 def _mask(opened: OpenedSteps) -> str:
     """Return the token of a missing word, if the steps need one in each text."""
     fill = next((step for step in opened.config.after if isinstance(step, Fill)), None)
@@ -47,6 +66,7 @@ def _mask(opened: OpenedSteps) -> str:
 
 
 def _sounds(step: Audio, example: Values, count: int) -> list[bytes]:
-    """Return sounds of the length of the graph's example, which a graph with a fixed length needs."""
-    taken = example[step.values].shape[1] if not step.operations and step.values in example else 0
-    return [*synthesized(count, seconds=max(taken, step.least) / step.rate or 1, rate=step.rate)]
+    """Return sounds of the length of the graph's example, if it has samples; of a second, if it has frames."""
+    given = example.get(step.values)
+    size = given.shape[1] if given is not None and given.ndim == 2 else int(step.rate * min(1, step.limits.seconds))
+    return [*synthesized(count, seconds=max(size, step.least) / step.rate, rate=step.rate)]

@@ -97,7 +97,11 @@ def _recorded(
     which, what = ("after", "their answers") if samples else ("before and after", "them")
     context.journal.note(
         f"the steps {which} the graph are as declared; no original confirms {what}"
-        + ("" if goldens else "; no golden holds their answers, as the scores of all samples are too close")
+        + (
+            ""
+            if goldens
+            else "; no golden holds their answers, as the steps refuse all samples or scores are too close"
+        )
     )
     return replace(proved, goldens=(*proved.goldens, *goldens))
 

@@ -20,7 +20,7 @@ from ingot.export.proof import texts
 from ingot.export.tasks import questions
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
-from ingot.steps import fill_mask
+from ingot.steps import feature_extraction, fill_mask
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 
@@ -197,3 +197,10 @@ def test_declared_steps_of_missing_words() -> None:
     archive = export_model(net, inputs=INPUTS, output_names=["logits"], pad="seq", steps=steps, name="net")
     [golden] = [case for case in archive.variant().goldens() if case.raw]
     assert golden.answers["count"].tolist() == [1, 1, 1]
+
+
+def test_declared_steps_that_refuse_long_texts_run_on_short_ones() -> None:
+    steps = feature_extraction(bert.tokenizer_file(), 5, output="logits", max_length=16, overflow="refuse")
+    archive = export_model(Scores(5), inputs=INPUTS, output_names=["logits"], pad="seq", steps=steps, name="net")
+    [golden] = [case for case in archive.variant().goldens() if case.raw]
+    assert golden.answers["tokens"].max() <= 16
