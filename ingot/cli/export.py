@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive, ServingDefaults
     from ingot.steps import Described
 
-# As in ingot.export.pipeline, which imports more than --help needs.
+# As in ingot.export.pipeline and ingot.export.tasks, which import more than --help needs.
 Target = Literal["onnx", "aoti", "pt2"]
 Device = Literal["cpu", "cuda"]
 Task = Literal[
@@ -41,6 +41,8 @@ Task = Literal[
     "object-detection",
     "image-segmentation",
     "image-feature-extraction",
+    "audio-classification",
+    "automatic-speech-recognition",
 ]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
@@ -333,7 +335,7 @@ def export(
                 target=conversion.target,
                 partition=conversion.partition,
                 device=conversion.device,
-                pad=interface.pad or (_padding(described) if found is not None and not inputs else ()),
+                pad=interface.pad or (_padding(found, described) if found is not None and not inputs else ()),
                 tensor_parallel=division,
                 serving=defaults,
                 steps=described,
@@ -354,11 +356,13 @@ def export(
         _show(archive, out, "" if found is None else found.why)
 
 
-def _padding(described: Described | None) -> str | tuple[()]:
+def _padding(found: Found, described: Described | None) -> str | tuple[()]:
     """Return the padding along which requests of texts of different lengths share a batch; none for other tasks."""
-    [step] = described.steps.before[:1] if described is not None else [None]
-    if step is not None and step.kind != "tokenize":
+    from ingot.steps.declared import ON_FILES
+
+    if found.task in ON_FILES:
         return ()
+    [step] = described.steps.before[:1] if described is not None else [None]
     pad_id = getattr(step, "pad_id", 0)
     return f"seq:input_ids={pad_id}" if pad_id else "seq"
 

@@ -33,7 +33,7 @@ def read_steps(path: Path) -> Described:
     task = content.pop("task", None)
     if task not in TASKS:
         raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
-    if task not in _ON_FILES:
+    if task not in ON_FILES:
         if not isinstance(content.get("tokenizer"), str):
             raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
         content["tokenizer"] = path.parent / content["tokenizer"]
@@ -59,7 +59,7 @@ TASKS: Mapping[str, Callable[..., Described]] = {
     "automatic-speech-recognition": speech_recognition,
 }
 """The tasks, as Hugging Face names them."""
-_ON_FILES = (
+ON_FILES = (
     "image-classification",
     "object-detection",
     "image-segmentation",
@@ -67,3 +67,4 @@ _ON_FILES = (
     "audio-classification",
     "automatic-speech-recognition",
 )
+"""The tasks on pictures and sounds, which have no tokenizer."""

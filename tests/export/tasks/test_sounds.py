@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
+from torch import nn
 
+from ingot.cli import export as command
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.export import tasks
+from ingot.export import export_model, tasks
 from ingot.export.source.defaults import of
 from ingot.model_store import Archive
+from ingot.steps import audio_classification
+from ingot.steps.sounds.operations import Normalize
 from tests.steps import speech
 from tests.support import RunIngot, succeeded
 
@@ -127,3 +133,28 @@ def test_inputs_reach_from_two_frames_to_the_longest_sound(tmp_path: Path) -> No
     module = transformers.Wav2Vec2ForCTC.from_pretrained(folder)
     length = "batch,samples=185..960000"
     assert of(module).inputs == (f"input_values:float32[{length}]", f"attention_mask:int64[{length}]=0..1")
+
+
+class Loudness(nn.Module):
+    """Two logits of samples, of which it needs 400."""
+
+    def forward(self, input_values: torch.Tensor) -> torch.Tensor:
+        level = input_values.abs().unfold(1, 400, 400).mean((1, 2))
+        return torch.stack([level, 0.5 - level], 1)
+
+
+def test_declared_steps_run_on_sounds_that_the_graph_accepts() -> None:
+    steps = audio_classification(["loud", "low"], rate=16_000, operations=(Normalize(),))
+    inputs = "input_values:float32[batch,samples=400..160000:400]"
+    archive = export_model(Loudness(), inputs=inputs, output_names=["logits"], steps=steps, name="net")
+    assert any(case.raw for case in archive.variant().goldens())
+
+
+def test_the_command_knows_each_task() -> None:
+    assert get_args(command.Task) == get_args(tasks.Task)
+
+
+def test_sounds_are_not_padded_as_texts_are_if_they_have_no_steps(tmp_path: Path) -> None:
+    found = tasks.find(speech.classifier(tmp_path / "net"))
+    assert found is not None
+    assert command._padding(found, None) == ()
