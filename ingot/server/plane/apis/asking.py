@@ -160,13 +160,21 @@ async def ask(
         values = (await call.plane.infer(request, "http")).arrays
     except IngotError as error:
         raise in_fields(error, named | {name: single(field) for name, field in others.items()}) from error
-    if truncate is False and (cut := values.get("cut_tokens")) is not None and cut.any():
-        index = int(cut.argmax())
-        raise InvalidField(
-            "truncate",
-            f"is false, and '{named[tokenize.text](index)}' has {int(cut[index])} tokens too many; send a shorter text",
-        )
+    if truncate is False:
+        refuse_cut(values, named[tokenize.text])
     return Answer(values)
+
+
+def refuse_cut(values: Mapping[str, Array], place: Place) -> None:
+    """Refuse texts that were cut.
+
+    Raises:
+        InvalidField: there is one; it names the place of the first of those that lost most.
+    """
+    if (cut := values.get("cut_tokens")) is not None and cut.any():
+        index = int(cut.argmax())
+        text = f"is false, and '{place(index)}' has {int(cut[index])} tokens too many; send a shorter text"
+        raise InvalidField("truncate", text)
 
 
 def raw_inputs(

@@ -51,9 +51,8 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
         return values, steps.tensors(values)
 
     values, tensors = await _aside(call, served, prepared, raw)
-    if truncate is False and (cut := values["cut_tokens"]).any():
-        place = place_of(call.content, "inputs")(int(cut.argmax()))
-        raise InvalidField("truncate", f"is false, and '{place}' has {int(cut.max())} tokens too many; send less")
+    if truncate is False:
+        asking.refuse_cut(values, place_of(call.content, "inputs"))
     model = served.model
     request = InferRequest(Template(model.name, model.version), tensors, "", None, call.client)
     vectors = (await call.plane.infer(request, "http")).arrays[pool.tokens]
