@@ -8,6 +8,8 @@ import os
 import signal
 from collections.abc import Iterator
 from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +79,25 @@ def test_processes_start_with_items_and_end_without() -> None:
         assert opened.running == 2
         wait_until(lambda: opened.running == 0)
         assert np.array_equal(opened.apply(values)["pixel_values"], first)
+
+
+def test_each_process_ends_at_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, timers, closed = [0.0], list[Any](), list[str]()
+
+    def timer(seconds: float, function: Any) -> Any:
+        timers.append((seconds, function))
+        return SimpleNamespace(start=lambda: None, cancel=lambda: None)
+
+    monkeypatch.setattr(step_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(step_processes, "Timer", timer)
+    processes: Any = StepProcesses(STEP, 2, None, 60, idle=300)
+    processes._engines = [SimpleNamespace(close=lambda name=name: closed.append(name)) for name in "ab"]
+    for now[0], engine in zip((0.0, 100.0), processes._engines, strict=True):
+        processes._return(engine)
+    for now[0] in (300.0, 400.0):
+        timers[-1][1]()
+    assert closed == ["a", "b"]
+    assert [seconds for seconds, _ in timers] == [300, 100]
 
 
 def test_values_and_errors_are_those_of_the_step(processes: StepProcesses) -> None:

@@ -133,9 +133,10 @@ class StepProcesses:
             self._watch()
 
     def _watch(self) -> None:
-        """Look for processes without items after a while."""
-        if self._timer is None:
-            self._timer = Timer(self._idle_seconds, lambda: self._end(time.monotonic() - self._idle_seconds))
+        """End the process that has been longest without items once it is time, and then the others."""
+        if self._timer is None and self._idle:
+            left = min(since for _, since in self._idle) + self._idle_seconds - time.monotonic()
+            self._timer = Timer(max(0.0, left), lambda: self._end(time.monotonic() - self._idle_seconds))
             self._timer.daemon = True
             self._timer.start()
 
@@ -148,8 +149,7 @@ class StepProcesses:
             ended = [engine for engine, since in self._idle if since <= before]
             self._idle = [(engine, since) for engine, since in self._idle if since > before]
             self._engines = [engine for engine in self._engines if engine not in ended]
-            if self._engines:
-                self._watch()
+            self._watch()
         for engine in ended:
             engine.close()
 
