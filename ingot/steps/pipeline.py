@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InternalError, InvalidArgument
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
@@ -79,7 +79,7 @@ class Steps(BaseModel):
     outputs: tuple[TensorSpec, ...] = Field(max_length=_MOST_TENSORS)
     before: tuple[AnyStep, ...] = Field(max_length=_MOST_STEPS)
     after: tuple[AnyStep, ...] = Field((), max_length=_MOST_STEPS)
-    max_items: int = Field(2048, ge=1)
+    max_items: int = Field(2048, ge=1, le=1 << 20)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ class OpenedSteps:
         self._shared = {name for step in (*config.before, *config.after) for name in step.shared}
         self._required = [name for name in self._specs if name not in config.optional]
         self._lengths = next((step.lengths for step in config.before if step.lengths), "")
-        self._outputs = [spec.name for spec in config.outputs]
+        self._answers = {spec.name: spec for spec in config.outputs}
 
     def check(self, values: Values) -> int:
         """Check the raw inputs of a request, without looking at each item; return the number of items.
@@ -284,9 +284,12 @@ class OpenedSteps:
             values: what :meth:`prepare` returned.
             outputs: the graph's.
             times: as for :meth:`prepare`.
+
+        Raises:
+            InternalError: an answer is not what the archive declares, as clients would read it.
         """
         found = _run(self._after, {**values, **outputs}, times)
-        return {name: found[name] for name in self._outputs}
+        return {name: _declared(spec, found[name]) for name, spec in self._answers.items()}
 
     def comparable(self, answers: Values) -> Values:
         """Return answers in a form that machines reproduce but for rounding, such as shares of pixels for PNG files."""
@@ -303,6 +306,17 @@ class OpenedSteps:
         self.check(values)
         prepared = self.prepare(values)
         return self.finish(prepared, run(self.tensors(prepared)))
+
+
+def _declared(spec: TensorSpec, array: Array) -> Array:
+    """Return an answer, if it has the type and the sizes that the archive declares."""
+    declared = len(spec.shape) == array.ndim and all(
+        size == wanted or isinstance(wanted, str) for size, wanted in zip(array.shape, spec.shape, strict=True)
+    )
+    if not declared or DType.of(array) is not spec.dtype:
+        kind = f"{DType.of(array).value} of shape {list(array.shape)}"
+        raise InternalError(f"the answer '{spec.name}' is {kind}, but the archive declares {spec}; export it again")
+    return array
 
 
 def _run(steps: Iterable[tuple[str, Apply]], values: Values, times: list[StepTime] | None) -> Values:

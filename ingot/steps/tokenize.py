@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -46,14 +46,14 @@ class Tokenize(Step):
     file: str = "tokenizer.json"
     text: str = "text"
     pair: str = ""
-    prompts: Mapping[str, str] = Field(default_factory=dict)
+    prompts: Mapping[str, Annotated[str, Field(max_length=10_000)]] = Field(default_factory=dict)
     prompt: str = "prompt_name"
     default_prompt: str = ""
     lower: bool = False
     max_length: int = Field(512, ge=1, le=1 << 20)
     overflow: Literal["cut", "refuse"] = "cut"
-    max_characters: int = Field(100_000, ge=1)
-    max_total_characters: int = Field(2_000_000, ge=1)
+    max_characters: int = Field(100_000, ge=1, le=1 << 24)
+    max_total_characters: int = Field(2_000_000, ge=1, le=1 << 28)
     pad_id: int = Field(0, ge=0)
     pad_type: int = Field(0, ge=0)
     padding_side: Literal["right", "left"] = "right"

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import ingot
 from ingot import Client
-from ingot.errors import InvalidArchive, InvalidArgument
+from ingot.errors import IngotError, InvalidArchive, InvalidArgument
 from ingot.model_store import Archive, BlobFolder
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import manifest
@@ -84,12 +85,31 @@ def test_operations(change: Change, message: str, tmp_path: Path) -> None:
         (lambda steps: steps["inputs"][0].update(name="words"), "step 'tokenize' needs 'text', which is not among"),
         (lambda steps: steps["after"][0].update(labels=["A", "B", "C"]), "3 labels, but 'logits' has 2 classes"),
         (lambda steps: steps["after"][0].update(labels=["a label"] * 1_000_000), "over the 4 MiB limit"),
+        (lambda steps: first(steps, max_characters=1 << 40), "max_characters': Input should be less than or equal to"),
+        (lambda steps: first(steps, prompts={"a": "a" * 20_000}), "String should have at most 10000 characters"),
+        (lambda steps: steps.update(max_items=1 << 40), "max_items': Input should be less than or equal to"),
         (lambda steps: steps["after"][0].update(logits="nothing"), "step 'classify' needs 'nothing', which is not"),
     ],
 )  # fmt: skip
 def test_texts(change: Change, message: str, tmp_path: Path) -> None:
     with pytest.raises((InvalidArchive, InvalidArgument), match=message):
         serve(changed(test_steps.make(tmp_path), change), tmp_path)
+
+
+@pytest.mark.parametrize("declared", [{"dtype": "INT32"}, {"shape": ["batch", 7]}, {"shape": ["batch"]}])
+def test_answers_that_are_not_as_declared(declared: dict[str, Any], tmp_path: Path) -> None:
+    """A client would read the floats of a score as whole numbers."""
+    hostile = changed(test_steps.make(tmp_path), lambda steps: steps["outputs"][1].update(declared))
+    with pytest.raises(IngotError, match=r"the answer 'score' is FP32 of shape \[\d+, 2\], but the archive declares"):
+        serve(hostile, tmp_path)
+
+
+def test_a_task_that_the_steps_do_not_have(tmp_path: Path) -> None:
+    changed(test_steps.make(tmp_path), lambda steps: steps.update(task="fill-mask")).save(tmp_path / "length.ingot")
+    with ingot.serve(str(tmp_path / "length.ingot"), http_port=0, grpc_port=0) as running:
+        answer = httpx.post(f"{running.http_url}/models/length", json={"inputs": "a"})
+    assert answer.status_code == 400
+    assert "whose task is fill-mask, but whose steps have no 'fill'" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

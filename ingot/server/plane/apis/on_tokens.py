@@ -103,12 +103,13 @@ def _of_pair(name: str, *, alone: bool) -> Place:
 async def words(call: Call, served: Served) -> Any:
     """Return the words that fit best for the mask of a text; a list of these for several masks, or texts."""
     fields, parameters = _opened(call)
+    step = _step(served, Fill)
     texts = texts_of("inputs", fields.any("inputs"), served.steps.max_items)
     count = parameters.count("top_k", most=fill.MOST)
     if parameters.any("targets") is not None:
         raise InvalidField("parameters.targets", "is not for this server: search the answers of a larger top_k")
     _end(fields, parameters)
-    choices = {_step(served, Fill).choice: (np.array([count], np.int32), "parameters.top_k")} if count else {}
+    choices = {step.choice: (np.array([count], np.int32), "parameters.top_k")} if count else {}
     values = (await asking.ask(call, served, texts, places=[place_of(call.content, "inputs")], choices=choices)).values
     masks = await _rows(values, ("score", "token", "token_str", "sequence"))
     found = [row[0] if len(row) == 1 else row for row in masks]
@@ -184,7 +185,11 @@ def _same(parameters: Fields, **declared: object) -> None:
 
 
 def _step(served: Served, kind: type[Any]) -> Any:
-    return next(step for step in served.steps.after if isinstance(step, kind))
+    found = next((step for step in served.steps.after if isinstance(step, kind)), None)
+    if found is None:
+        task, name = served.steps.task, kind.__name__.lower()
+        raise InvalidField("model", f"is '{served.model.name}', whose task is {task}, but whose steps have no '{name}'")
+    return found
 
 
 def _text(value: str) -> Array:
