@@ -172,6 +172,14 @@ class TestAnswers:
             with pytest.raises(InvalidArgument, match="unknown input 'input_ids'; the model's raw inputs are 'text'"):
                 client.infer("length", {**inputs, "text": texts("a")})
 
+    def test_a_name_that_neither_the_steps_nor_the_graph_have(self, stepped: RunningServer) -> None:
+        for url in (stepped.http_url, stepped.grpc_url):
+            with (
+                Client(url) as client,
+                pytest.raises(InvalidArgument, match="unknown input 'txt'; the model's raw inputs are 'text'"),
+            ):
+                client.infer("length", {"txt": texts("a")})
+
     def test_pairs_and_cut_texts(self, stepped: RunningServer) -> None:
         found = stepped.infer("length", {"text": texts("a", "a " * 20), "text_pair": texts("good", "bad")})
         assert found["tokens"].tolist() == [5, 16]

@@ -63,6 +63,7 @@ class Stepped:
         self._clients: dict[Hashable, tuple[int, int]] = {}  # waiting requests and their bytes
         self._quiet = asyncio.Event()
         self._seconds = {kind: metrics.step_seconds.labels(name, version, kind) for kind in steps.kinds}
+        self._tensors = frozenset(spec.name for spec in steps.signature.inputs)
         self._cut = metrics.cut_tokens.labels(name, version)
         self._durations = {kind: Duration() for kind in steps.kinds}
 
@@ -78,6 +79,8 @@ class Stepped:
             Unavailable: too many raw requests wait.
         """
         if not self.steps.config.takes(request.inputs):
+            if request.inputs and self._tensors.isdisjoint(request.inputs):
+                self.steps.check(request.inputs)  # whose error lists the raw inputs
             return accepts.submit(request)
         self.steps.check(request.inputs)
         nbytes = sum(size_of(array) for array in request.inputs.values())
