@@ -54,7 +54,7 @@ def _entities(outputs: Mapping[str, Array]) -> list[str]:
     for index, place in _places(outputs):
         label, word, score, start, end = (outputs[name][index, place] for name in _ENTITY)
         lines.append(f"{_of(outputs, index)}{_text(label):12} {score:.3f}   {_text(word)}   [{start}:{end}]")
-    return lines
+    return lines or ["no entities"]
 
 
 def _answers(outputs: Mapping[str, Array]) -> list[str]:
@@ -63,7 +63,7 @@ def _answers(outputs: Mapping[str, Array]) -> list[str]:
     for index, place in _places(outputs):
         answer, score, start, end = (outputs[name][index, place] for name in _ANSWER)
         lines.append(f"{_of(outputs, index)}{score:.3f}   {_text(answer)}   [{start}:{end}]")
-    return lines
+    return lines or ["no answers"]
 
 
 def _words(outputs: Mapping[str, Array]) -> list[str]:

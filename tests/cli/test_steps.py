@@ -6,10 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import ingot
+from ingot.cli import answers
 from ingot.cli.serve import curl
 from ingot.cli.steps import described
 from ingot.model_store import Archive
@@ -74,6 +76,15 @@ def test_the_command_that_serve_prints_sends_raw_inputs(folder: Path, require_to
     assert answers["colour"][0]["label"] == "blue"
     assert answers["table"]["outputs"][0]["shape"] == [1, 4]
     assert [item["name"] for item in answers["ranker"]["outputs"]] == ["score", "tokens", "cut_tokens"]
+
+
+def test_texts_without_entities_or_answers_are_told() -> None:
+    none: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {"count": np.zeros(1, np.int32)}
+    rows = {name: np.empty((1, 0), object) for name in ("entity", "word", "answer", "score", "start", "end", "index")}
+    entity = {name: rows[name] for name in rows if name != "answer"}
+    answer = {name: rows[name] for name in ("answer", "score", "start", "end")}
+    assert answers.lines_of({**none, **entity}) == ["no entities"]
+    assert answers.lines_of({**none, **answer}) == ["no answers"]
 
 
 def run(command: str, folder: Path) -> bytes:
