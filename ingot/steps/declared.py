@@ -9,9 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, quoted
+from ingot.steps.described import Described
 from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
 from ingot.steps.sound import audio_classification, speech_recognition
-from ingot.steps.text import Described, embedding, text_classification, text_ranking
+from ingot.steps.text import embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
 
 

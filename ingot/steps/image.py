@@ -9,18 +9,16 @@ from ingot.errors import InvalidArgument
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.masks import MOST_LOGITS, Masks
+from ingot.steps.described import BATCH, Described, best_classes, described, split
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
 from ingot.steps.images.presets import IMAGENET, classifier
-from ingot.steps.pipeline import AnyStep, Steps
-from ingot.steps.step import Step
-from ingot.steps.text import BATCH, Described
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 256
 
-_After = TypeVar("_After", bound=Step)
+_After = TypeVar("_After", Classify, Boxes, Masks)
 
 
 def image_classification(
@@ -56,10 +54,9 @@ def image_classification(
     """
     if operations is None:
         operations = classifier(size, mean, std, resize=resize, filter=filter)
-    image, after = _steps(Classify, labels, operations, options)
-    shape = (BATCH, after.count)
-    answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
-    return _described("image-classification", image, (after,), answers)
+    task = "image-classification"
+    image, after = _steps(task, Classify, labels, operations, options)
+    return _described(task, image, after, best_classes(after))
 
 
 def object_detection(
@@ -99,7 +96,8 @@ def object_detection(
     """
     if operations is None:
         operations = classifier(size, mean, std, filter=filter)
-    image, after = _steps(Boxes, labels, operations, options)
+    task = "object-detection"
+    image, after = _steps(task, Boxes, labels, operations, options)
     _whole(image)
     row = (BATCH, "boxes")
     answers = (
@@ -108,7 +106,7 @@ def object_detection(
         TensorSpec(after.box, DType.FP32, (*row, 4)),
         TensorSpec(after.count, DType.INT32, (BATCH,)),
     )
-    return _described("object-detection", image, (after,), answers, (TensorSpec(after.given, DType.FP32, (BATCH,)),))
+    return _described(task, image, after, answers, (TensorSpec(after.given, DType.FP32, (BATCH,)),))
 
 
 def image_segmentation(
@@ -141,7 +139,8 @@ def image_segmentation(
     options = {"limits": Limits(pixels=most), **options}
     if operations is None:
         operations = classifier(size, mean, std, filter=filter)
-    image, after = _steps(Masks, labels, operations, options)
+    task = "image-segmentation"
+    image, after = _steps(task, Masks, labels, operations, options)
     _whole(image)
     row = (BATCH, "labels")
     answers = (
@@ -149,7 +148,7 @@ def image_segmentation(
         TensorSpec(after.mask, DType.BYTES, row),
         TensorSpec(after.count, DType.INT32, (BATCH,)),
     )
-    return _described("image-segmentation", image, (after,), answers)
+    return _described(task, image, after, answers)
 
 
 def image_feature_extraction(
@@ -178,22 +177,17 @@ def image_feature_extraction(
     """
     if operations is None:
         operations = classifier(size, mean, std)
-    if unknown := options.keys() - Image.model_fields.keys():
-        raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {', '.join(Image.model_fields)}")
-    image = Image(operations=tuple(operations), **options)
+    task = "image-feature-extraction"
+    fields, _ = split(task, options, Image)
     answer = TensorSpec(output, DType.FP32, (BATCH, *shape))
-    return _described("image-feature-extraction", image, (), (answer,))
+    return _described(task, Image(operations=tuple(operations), **fields), None, (answer,))
 
 
 def _steps(
-    kind: type[_After], labels: Sequence[str], operations: Sequence[Operation], options: Mapping[str, Any]
+    task: str, kind: type[_After], labels: Sequence[str], operations: Sequence[Operation], options: Mapping[str, Any]
 ) -> tuple[Image, _After]:
     """Return the steps before and after the graph, whose fields are options."""
-    before = {name: value for name, value in options.items() if name in Image.model_fields}
-    others = {name: value for name, value in options.items() if name not in Image.model_fields}
-    if unknown := others.keys() - kind.model_fields.keys():
-        known = ", ".join(dict.fromkeys((*Image.model_fields, *kind.model_fields)))
-        raise InvalidArgument(f"'{min(unknown)}' is not an option of these steps: {known}")
+    before, others = split(task, options, Image, kind)
     if not issubclass(kind, Classify):
         before.setdefault("size", "original_size")
     return Image(operations=tuple(operations), **before), kind.model_validate({**others, "labels": tuple(labels)})
@@ -212,17 +206,11 @@ def _whole(image: Image) -> None:
 def _described(
     task: str,
     image: Image,
-    after: Sequence[AnyStep],
+    after: Classify | Boxes | Masks | None,
     answers: Sequence[TensorSpec],
-    optional: Sequence[TensorSpec] = (),
+    choices: Sequence[TensorSpec] = (),
 ) -> Described:
-    steps = Steps(
-        task=task,
-        inputs=(TensorSpec(image.image, DType.BYTES, (BATCH,)), *optional),
-        optional=tuple(spec.name for spec in optional),
-        outputs=tuple(answers),
-        before=(image,),
-        after=tuple(after),
-        max_items=_MOST_ITEMS,
-    )
-    return Described(steps)
+    inputs = (TensorSpec(image.image, DType.BYTES, (BATCH,)), *choices)
+    optional = [spec.name for spec in choices]
+    last = (after,) if after else ()
+    return described(task, inputs, image, last, answers, optional=optional, max_items=_MOST_ITEMS)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
-from ingot.steps.pipeline import AnyStep, Steps
+from ingot.steps.described import BATCH, Described, best_classes, described, split
 from ingot.steps.sounds.audio import Audio
-from ingot.steps.text import BATCH, Described
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 64
@@ -32,11 +30,10 @@ def audio_classification(labels: Sequence[str], *, rate: int, **options: Any) ->
     Raises:
         InvalidArgument: an option is wrong.
     """
-    audio, options = _split(options, Classify, "a classifier of sounds")
+    task = "audio-classification"
+    audio, options = split(task, options, Audio, Classify)
     classify = Classify(labels=tuple(labels), **options)
-    shape = (BATCH, classify.count)
-    answers = (TensorSpec(classify.label, DType.BYTES, shape), TensorSpec(classify.score, DType.FP32, shape))
-    return _described("audio-classification", Audio(rate=rate, **audio), classify, answers)
+    return _described(task, Audio(rate=rate, **audio), classify, best_classes(classify))
 
 
 def speech_recognition(tokens: Sequence[str], *, rate: int, **options: Any) -> Described:
@@ -52,31 +49,16 @@ def speech_recognition(tokens: Sequence[str], *, rate: int, **options: Any) -> D
     Raises:
         InvalidArgument: an option is wrong.
     """
-    audio, options = _split(options, Ctc, "a recognizer of speech")
+    task = "automatic-speech-recognition"
+    audio, options = split(task, options, Audio, Ctc)
     if audio.get("mask"):
         audio.setdefault("sizes", "sizes")
     ctc = Ctc(tokens=tuple(tokens), sizes=audio.get("sizes", ""), **options)
     answers = (TensorSpec(ctc.text, DType.BYTES, (BATCH,)),)
-    return _described("automatic-speech-recognition", Audio(rate=rate, **audio), ctc, answers)
-
-
-def _split(options: Mapping[str, Any], after: type[AnyStep], what: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the step before the graph, and of the one after it."""
-    if unknown := options.keys() - Audio.model_fields.keys() - after.model_fields.keys():
-        known = ", ".join(dict.fromkeys((*Audio.model_fields, *after.model_fields)))
-        raise InvalidArgument(f"'{min(unknown)}' is not an option of {what}: {known}")
-    before = {name: value for name, value in options.items() if name in Audio.model_fields}
-    return before, {name: value for name, value in options.items() if name not in before}
+    return _described(task, Audio(rate=rate, **audio), ctc, answers)
 
 
 def _described(task: str, audio: Audio, after: Classify | Ctc, answers: Sequence[TensorSpec]) -> Described:
     counts = (TensorSpec(audio.seconds, DType.FP32, (BATCH,)), TensorSpec(audio.cut, DType.FP32, (BATCH,)))
-    steps = Steps(
-        task=task,
-        inputs=(TensorSpec(audio.audio, DType.BYTES, (BATCH,)),),
-        outputs=(*answers, *counts),
-        before=(audio,),
-        after=(after,),
-        max_items=_MOST_ITEMS,
-    )
-    return Described(steps)
+    inputs = (TensorSpec(audio.audio, DType.BYTES, (BATCH,)),)
+    return described(task, inputs, audio, (after,), (*answers, *counts), max_items=_MOST_ITEMS)

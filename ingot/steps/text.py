@@ -4,57 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import NotFound
 from ingot.steps.after.classify import Classify, Function
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Mode, Pool
-from ingot.steps.pipeline import AnyStep, Steps
-from ingot.steps.step import Values
+from ingot.steps.described import BATCH, Described, best_classes, described, split
+from ingot.steps.pipeline import AnyStep
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import DType, TensorSpec
 
-BATCH = "batch"
 _COUNTS = (TensorSpec("tokens", DType.INT32, (BATCH,)), TensorSpec("cut_tokens", DType.INT32, (BATCH,)))
-
-
-@dataclass(frozen=True)
-class Original:
-    """What steps must equal: another library's own work before and after the model.
-
-    Attributes:
-        name: of the library, with its version.
-        prepare: returns the graph's inputs of raw ones.
-        answer: returns the answers to raw inputs, given the module that is exported.
-        items: sets of raw inputs for which the graph's inputs are compared: hard cases.
-        samples: sets of raw inputs for which the answers are compared.
-        answers: whether they are compared: a module from elsewhere is not one that ``answer`` takes.
-        bound: the largest difference of the graph's inputs; 0 if they must be equal to the last bit.
-    """
-
-    name: str
-    prepare: Callable[[Values], Values]
-    answer: Callable[[Any, Values], Values]
-    items: Sequence[Values]
-    samples: Sequence[Values]
-    bound: float = 0
-    answers: bool = True
-
-
-@dataclass(frozen=True)
-class Described:
-    """Steps for an export, with the files that they need; without an ``original`` there is nothing to compare with.
-
-    ``inputs`` describes the tensors that they make, as the graph's inputs of an export that declares none.
-    """
-
-    steps: Steps
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    original: Original | None = None
-    inputs: tuple[str, ...] = ()
 
 
 def text_classification(
@@ -88,9 +50,8 @@ def text_classification(
     """
     choice = TensorSpec("function_to_apply", DType.BYTES, (BATCH,))
     after = Classify(logits=logits, function=function, labels=tuple(labels), top_k=top_k, choice=choice.name)
-    shape = (BATCH, after.count)
-    answers = (TensorSpec(after.label, DType.BYTES, shape), TensorSpec(after.score, DType.FP32, shape))
-    return described(
+    answers = best_classes(after)
+    return on_texts(
         "text-classification", tokenizer, lambda _: (after,), answers, options, pair=pair, choices=(choice,)
     )
 
@@ -114,7 +75,7 @@ def text_ranking(
     """
     after = Classify(logits=logits, function=function or ("sigmoid" if classes == 1 else "none"))
     answer = TensorSpec(after.score, DType.FP32, (BATCH,) if classes == 1 else (BATCH, classes))
-    return described("text-ranking", tokenizer, lambda _: (after,), (answer,), options, pair="required")
+    return on_texts("text-ranking", tokenizer, lambda _: (after,), (answer,), options, pair="required")
 
 
 def embedding(
@@ -144,10 +105,10 @@ def embedding(
     pool = Pool(modes=modes, tokens=tokens, mask=options.get("mask", "attention_mask"))
     after: list[AnyStep] = [pool, *further, *([Normalize()] if normalize else [])]
     answer = TensorSpec(pool.output, DType.FP32, (BATCH, size))
-    return described("sentence-similarity", tokenizer, lambda _: after, (answer,), options, files=files)
+    return on_texts("sentence-similarity", tokenizer, lambda _: after, (answer,), options, files=files)
 
 
-def described(
+def on_texts(
     task: str,
     tokenizer: str | Path | bytes,
     after: Callable[[Tokenize], Sequence[AnyStep]],
@@ -176,23 +137,21 @@ def described(
     """
     content = tokenizer if isinstance(tokenizer, bytes) else _content(Path(tokenizer))
     defaults = {} if isinstance(tokenizer, bytes) else _pads(content)
-    unknown = options.keys() - Tokenize.model_fields.keys()
-    if unknown:
-        raise InvalidArgument(f"'{min(unknown)}' is not an option of a tokenizer: {', '.join(Tokenize.model_fields)}")
+    fields, _ = split(task, options, Tokenize)
     second = {"pair": options.get("pair", "text_pair") if pair else ""}
-    before = Tokenize(**{**defaults, **options, **second})
+    before = Tokenize(**{**defaults, **fields, **second})
     prompt = [before.prompt] if before.prompts else []
     names = [before.text, *([before.pair] if pair else []), *prompt]
     optional = [*([before.pair] if pair == "optional" else []), *prompt, *(spec.name for spec in choices)]
-    steps = Steps(
-        task=task,
-        inputs=(*(TensorSpec(name, DType.BYTES, (BATCH,)) for name in names), *choices),
-        optional=tuple(optional),
-        outputs=(*answers, *_COUNTS),
-        before=(before,),
-        after=tuple(after(before)),
+    return described(
+        task,
+        (*(TensorSpec(name, DType.BYTES, (BATCH,)) for name in names), *choices),
+        before,
+        after(before),
+        (*answers, *_COUNTS),
+        optional=optional,
+        files={before.file: content, **(files or {})},
     )
-    return Described(steps, {before.file: content, **(files or {})})
 
 
 def _content(path: Path) -> bytes:

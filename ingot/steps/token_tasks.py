@@ -10,7 +10,8 @@ from ingot.steps.after.entities import Aggregation, Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.span import Span
 from ingot.steps.after.vectors import Vectors
-from ingot.steps.text import BATCH, Described, described
+from ingot.steps.described import BATCH, Described
+from ingot.steps.text import on_texts
 from ingot.tensors import DType, TensorSpec
 
 
@@ -64,7 +65,7 @@ def token_classification(
         TensorSpec("count", DType.INT32, (BATCH,)),
     )
     options = {"details": True, **options}
-    return described("token-classification", tokenizer, after, answers, options, choices=(choice,))
+    return on_texts("token-classification", tokenizer, after, answers, options, choices=(choice,))
 
 
 def question_answering(
@@ -122,7 +123,7 @@ def question_answering(
     )
     windows = {"max_length": max_length, "stride": min(max_length // 2, 128) if stride is None else stride}
     options = {"details": True, "text": "question", "pair": "context", **windows, **options}
-    return described("question-answering", tokenizer, after, answers, options, pair="required", choices=(choice,))
+    return on_texts("question-answering", tokenizer, after, answers, options, pair="required", choices=(choice,))
 
 
 def fill_mask(
@@ -171,7 +172,7 @@ def fill_mask(
         TensorSpec("sequence", DType.BYTES, rows),
         TensorSpec("count", DType.INT32, (BATCH,)),
     )
-    return described("fill-mask", tokenizer, after, answers, options, choices=(choice,))
+    return on_texts("fill-mask", tokenizer, after, answers, options, choices=(choice,))
 
 
 def feature_extraction(
@@ -190,6 +191,6 @@ def feature_extraction(
         InvalidArgument: an option is wrong.
     """
     answers = (TensorSpec("vectors", DType.FP32, (BATCH, "longest", size)),)
-    return described(
+    return on_texts(
         "feature-extraction", tokenizer, lambda before: (Vectors(tokens=output, mask=before.mask),), answers, options
     )

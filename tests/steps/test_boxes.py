@@ -122,5 +122,7 @@ def test_steps_are_declared_in_a_file(tmp_path: Any) -> None:
     assert described == object_detection(["cat"], size=64, function="sigmoid", overlap=0.5)
     assert described.steps.optional == ("threshold",)
     file.write_text('task = "object-detection"\nlabels = ["cat"]\ntop_p = 3')
-    with pytest.raises(InvalidArgument, match=r"'top_p' is not an option of these steps: kind, image, .*, top_k"):
+    with pytest.raises(
+        InvalidArgument, match=r"'top_p' is not an option of the task object-detection: kind, .*, top_k"
+    ):
         read_steps(file)

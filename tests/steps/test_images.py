@@ -239,7 +239,7 @@ def test_steps_are_declared_in_a_file(tmp_path: Path) -> None:
     assert steps.before == (Image(operations=presets.classifier(8, resize=9)),)
     assert steps.outputs[0].shape == ("batch", 1)
     file.write_text('task = "image-classification"\nlabels = ["cat"]\nsise = 8')
-    with pytest.raises(InvalidArgument, match="'sise' is not an option of these steps: kind, image"):
+    with pytest.raises(InvalidArgument, match="'sise' is not an option of the task image-classification: kind, image"):
         read_steps(file)
     file.write_text('task = "image-classification"\nlabels = ["cat"]\nsize = 8\nresize = 4')
     with pytest.raises(InvalidArgument, match="resize=4 is smaller than the size 8 x 8 that is cut out"):

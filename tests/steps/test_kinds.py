@@ -41,6 +41,11 @@ def _tokenizer() -> bytes:
     return tokenizer_file()
 
 
+def test_unknown_options_are_refused_by_name(tokenizer: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="'max_len' is not an option of the task text-classification: kind, file"):
+        text_classification(tokenizer, ["a"], max_len=3)
+
+
 class TestTokenize:
     def tokens(self, tokenizer: bytes, values: Mapping[str, Array], **options: Any) -> Mapping[str, Array]:
         return run(Tokenize(**options), values, {"tokenizer.json": tokenizer})

@@ -320,7 +320,7 @@ def test_steps_are_declared_in_a_file(tmp_path: Path) -> None:
     assert steps.after == (Ctc(tokens=("<pad>", "a"), sizes="sizes"),)
     assert Steps.model_validate_json(steps.model_dump_json()) == steps
     file.write_text('task = "audio-classification"\nlabels = ["bark"]\nrate = 16000\nrates = 8')
-    with pytest.raises(InvalidArgument, match="'rates' is not an option of a classifier of sounds"):
+    with pytest.raises(InvalidArgument, match="'rates' is not an option of the task audio-classification"):
         read_steps(file)
     file.write_text('task = "audio-classification"\nlabels = ["bark"]')
     with pytest.raises(InvalidArgument, match=r"does not describe the task audio-classification: .*'rate'"):
@@ -331,7 +331,7 @@ def test_steps_of_python() -> None:
     steps = audio_classification(["x", "y"], rate=RATE, values="sound", logits="scores").steps
     assert steps.before[0].writes == ("sound", "seconds", "cut_seconds")
     assert steps.after[0].reads == ("scores",)
-    with pytest.raises(InvalidArgument, match="'top_k' is not an option of a recognizer of speech"):
+    with pytest.raises(InvalidArgument, match="'top_k' is not an option of the task automatic-speech-recognition"):
         speech_recognition(["a"], rate=RATE, top_k=3)
 
 
