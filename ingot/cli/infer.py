@@ -138,20 +138,23 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             raw = {name: spec.dtype.value for name, spec in described.items()}
             dtypes = {spec["name"]: spec["datatype"] for spec in metadata.get("inputs", [])} | raw
         if raw.get(name) == "BYTES":
-            inputs[name] = _raw(value, file)
+            inputs[name] = _raw(name, value, file)
             continue
-        if name in raw and file is None and not value.startswith("["):
-            value = f"[{value}]"  # one for all items
         if file is not None:
             inputs[name] = _read(file)
             continue
         if name not in dtypes:
-            raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {', '.join(dtypes)}")
-        inputs[name] = _parse(name, value, dtypes[name])
+            tensors = [each for each in dtypes if each not in raw]
+            shown = f"{', '.join(raw)}, or the tensors {', '.join(tensors)}" if raw else ", ".join(tensors)
+            raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {shown}")
+        example = "[[1,2]]"
+        if name in raw and not value.startswith("["):
+            value, example = f"[{value}]", "3"  # one for all items
+        inputs[name] = _parse(name, value, dtypes[name], example)
     return inputs
 
 
-def _raw(value: str, file: Path | None) -> Array:
+def _raw(name: str, value: str, file: Path | None) -> Array:
     """Return one item: a text, or the content of a file; or several, as a JSON list of texts."""
     import numpy as np
 
@@ -162,13 +165,20 @@ def _raw(value: str, file: Path | None) -> Array:
         except OSError as error:
             raise NotFound(f"there is no readable file {file}") from error
     else:
+        if len(value) < 256 and "\0" not in value and Path(value).is_file():
+            note(f"note: '{value}' was sent as a text; write {name}=@{value} for the content of that file")
         try:
             found = json.loads(value)
         except (ValueError, RecursionError):
             found = None
-        listed = isinstance(found, list) and all(isinstance(item, str) for item in found)
+        texts = found if isinstance(found, list) else [value]
+        if not all(isinstance(item, str) for item in texts):
+            raise InvalidArgument(
+                f"the list of input '{name}' has an element that is not a text; write {name}='[\"a\", \"b\"]', and a "
+                "text that looks like a list as a list of one"
+            )
         try:
-            items = [item.encode() for item in (found if listed else [value])]
+            items = [item.encode() for item in texts]
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"a text is not valid Unicode: {error}") from error
     array = np.empty(len(items), object)
@@ -217,7 +227,7 @@ def _read(path: Path) -> Array:
     return array
 
 
-def _parse(name: str, text: str, datatype: str) -> Array:
+def _parse(name: str, text: str, datatype: str, example: str) -> Array:
     from ingot.protocol import arguments, json_data
 
     dtype = arguments.datatype(name, datatype)
@@ -225,7 +235,7 @@ def _parse(name: str, text: str, datatype: str) -> Array:
         return json_data.from_json(name, dtype, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(
-            f"the value of input '{name}' is not JSON: {error}; write {name}=[[1,2]], or {name}=@FILE for a .npy file"
+            f"the value of input '{name}' is not JSON: {error}; write {name}={example}, or {name}=@FILE for a .npy file"
         ) from error
 
 

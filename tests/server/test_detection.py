@@ -19,7 +19,7 @@ from ingot.errors import InvalidArgument
 from ingot.steps import image_segmentation, object_detection
 from tests import onnx_models
 from tests.server import test_image_steps as colours
-from tests.support import RunIngot, succeeded
+from tests.support import RunIngot, refused, succeeded
 
 LABELS = ["red", "green", "blue"]
 
@@ -132,6 +132,8 @@ def test_the_command_prints_a_table(server: RunningServer, run_ingot: RunIngot, 
     ]
     more = run_ingot("infer", server.http_url, "quarters", "--input", "image=@street.png", "--input", "threshold=2")
     assert succeeded(more).strip() == "no boxes"
+    wrong = run_ingot("infer", server.http_url, "quarters", "--input", "image=@street.png", "--input", "threshold=low")
+    assert "write threshold=3, or threshold=@FILE" in refused(wrong)
     masks = run_ingot("infer", server.http_url, "pixels", "--input", "image=@street.png")
     assert "a mask of 40 x 20 pixels" in succeeded(masks)
 

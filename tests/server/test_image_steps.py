@@ -118,6 +118,8 @@ def test_the_command_sends_a_file(server: RunningServer, run_ingot: RunIngot, tm
     assert "there is no readable file" in refused(
         run_ingot("infer", server.http_url, "colour", "--input", "image=@twig.png")
     )
+    named = run_ingot("infer", server.http_url, "colour", "--input", "image=leaf.png")
+    assert "write image=@leaf.png for the content of that file" in named.stderr
 
 
 def test_time_is_counted_and_the_task_is_shown(server: RunningServer) -> None:

@@ -212,7 +212,12 @@ class TestAnswers:
         of_file = run_ingot("infer", stepped.http_url, "length", "--input", "text=@film.txt")
         assert succeeded(of_file) == "  LONG 0.622   SHORT 0.378\n"
         unknown = run_ingot("infer", stepped.http_url, "length", "--input", "txt=a")
-        assert "unknown input 'txt'; the model's inputs are input_ids, attention_mask, text" in refused(unknown)
+        assert (
+            "the model's inputs are text, text_pair, function_to_apply, or the tensors input_ids, attention_mask"
+            in refused(unknown)
+        )
+        mixed = run_ingot("infer", stepped.http_url, "length", "--input", 'text=["a", 1]')
+        assert "the list of input 'text' has an element that is not a text" in refused(mixed)
 
 
 class TestDescription:
