@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from ingot.errors import InvalidArgument, quoted
@@ -143,11 +142,3 @@ def largest_of(name: str, values: Values, default: int, most: int) -> int:
     if (wrong := numbers[(numbers < 1) | (numbers > most)]).size:
         raise InvalidArgument(f"input '{name}' is {int(wrong[0])}; send a number from 1 to {most}")
     return int(numbers.max())
-
-
-def padded(rows: Sequence[Sequence[Any]], fill: Any, dtype: Any) -> Array:
-    """Return rows of different lengths as one array, filled up to the longest."""
-    found = np.full((len(rows), max(map(len, rows), default=0)), fill, dtype)
-    for index, row in enumerate(rows):
-        found[index, : len(row)] = row
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ingot.export.tasks.pictures import FILE, Answer, Processor
 from ingot.steps import Described, Values, object_detection
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.images.operations import Pad
+from ingot.steps.ragged import columns
 
 _MASK = "pixel_mask"
 _QUERIES = {"function": "softmax", "background": True}
@@ -75,13 +77,13 @@ def _answer(processor: Processor, described: Described) -> Answer:
         thresholds = values.get("threshold", np.full(len(values["image"]), default))
         pairs = zip(processor.upright(values), thresholds.tolist(), strict=True)
         rows = [pipeline(picture, threshold=threshold) for picture, threshold in pairs]
-        shape = len(rows), max(map(len, rows))
-        label, score = np.full(shape, b"", object), np.zeros(shape, np.float32)
-        box = np.zeros((*shape, 4), np.float32)
-        for index, row in enumerate(rows):
-            for place, item in enumerate(row):
-                where = index, place
-                label[where], score[where], box[where] = item["label"].encode(), item["score"], item["box"]
-        return {"label": label, "score": score, "box": box, "count": np.array([*map(len, rows)], np.int32)}
+        return columns(
+            rows,
+            {
+                "label": (lambda item: item["label"].encode(), object),
+                "score": (itemgetter("score"), np.float32),
+                "box": (itemgetter("box"), np.dtype((np.float32, 4))),
+            },
+        )
 
     return answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ingot.export.proof import texts
 from ingot.export.tasks.folder import Folder, Found
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Original, Values, question_answering
-from ingot.steps.step import padded
+from ingot.steps.ragged import columns
 from ingot.tensors import Array
 
 # Tokens of a row, and those that two rows of a context share, at most: as the pipeline has them.
@@ -78,15 +79,17 @@ class _Rule:
 
     def answer(self, module: Any, values: Values) -> Values:
         """Return the best answers, the longest of which have 15 tokens."""
-        columns = [[item.decode() for item in values[name].tolist()] for name in ("question", "context")]
-        rows = [self._best(module, question, context, 1) for question, context in zip(*columns, strict=True)]
-        return {
-            "answer": padded([[item["answer"].encode() for item in row] for row in rows], b"", object),
-            "score": padded([[item["score"] for item in row] for row in rows], 0, np.float32),
-            "start": padded([[item["start"] for item in row] for row in rows], -1, np.int32),
-            "end": padded([[item["end"] for item in row] for row in rows], -1, np.int32),
-            "count": np.array([len(row) for row in rows], np.int32),
-        }
+        pairs = [[item.decode() for item in values[name].tolist()] for name in ("question", "context")]
+        rows = [self._best(module, question, context, 1) for question, context in zip(*pairs, strict=True)]
+        return columns(
+            rows,
+            {
+                "answer": (lambda item: item["answer"].encode(), object),
+                "score": (itemgetter("score"), np.float32),
+                "start": (itemgetter("start"), np.int32),
+                "end": (itemgetter("end"), np.int32),
+            },
+        )
 
     def _best(self, module: Any, question: str, context: str, count: int) -> list[dict[str, Any]]:
         from transformers.pipelines.document_question_answering import select_starts_ends

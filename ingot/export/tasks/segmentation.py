@@ -13,6 +13,7 @@ from ingot.export.tasks.folder import Folder, Found, labels_of
 from ingot.export.tasks.pictures import FILE, Answer, Processor
 from ingot.steps import Described, Values, image_segmentation
 from ingot.steps.after.masks import png
+from ingot.steps.ragged import columns
 
 _SEMANTIC = "ForSemanticSegmentation"
 # Segmentations into instances, whose masks no step makes.
@@ -51,12 +52,12 @@ def _answer(processor: Processor) -> Answer:
     def answer(module: Any, values: Values) -> Values:
         pipeline = processor.pipeline("ImageSegmentationPipeline", module)
         rows = [pipeline(picture) for picture in processor.upright(values)]
-        shape = len(rows), max(map(len, rows))
-        label, mask = np.full(shape, b"", object), np.full(shape, b"", object)
-        for index, row in enumerate(rows):
-            for place, item in enumerate(row):
-                label[index, place] = item["label"].encode()
-                mask[index, place] = png(np.asarray(item["mask"]) > 0)
-        return {"label": label, "mask": mask, "count": np.array([*map(len, rows)], np.int32)}
+        return columns(
+            rows,
+            {
+                "label": (lambda item: item["label"].encode(), object),
+                "mask": (lambda item: png(np.asarray(item["mask"]) > 0), object),
+            },
+        )
 
     return answer

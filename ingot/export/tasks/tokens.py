@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ingot.export.tasks.folder import Folder, Found, labels_of
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Values, feature_extraction, fill_mask, token_classification
 from ingot.steps.after.entities import AGGREGATIONS
-from ingot.steps.step import padded
+from ingot.steps.ragged import columns, padded
 from ingot.tensors import Array
 
 # Samples of each strategy but the usual one.
@@ -66,15 +67,17 @@ def _entities(module: Any, folder: Path) -> Described:
                 pipeline(text, aggregation_strategy=strategy)
                 for text, strategy in _pairs(values, "aggregation_strategy")
             ]
-        return {
-            "entity": _bytes(rows, lambda item: item.get("entity", item.get("entity_group"))),
-            "word": _bytes(rows, lambda item: item["word"]),
-            "score": padded([[item["score"] for item in row] for row in rows], 0, np.float32),
-            "start": padded([[item["start"] for item in row] for row in rows], -1, np.int32),
-            "end": padded([[item["end"] for item in row] for row in rows], -1, np.int32),
-            "index": padded([[item.get("index", -1) for item in row] for row in rows], -1, np.int32),
-            "count": np.array([len(row) for row in rows], np.int32),
-        }
+        return columns(
+            rows,
+            {
+                "entity": (lambda item: _encoded(item.get("entity", item.get("entity_group"))), object),
+                "word": (lambda item: _encoded(item["word"]), object),
+                "score": (itemgetter("score"), np.float32),
+                "start": (itemgetter("start"), np.int32),
+                "end": (itemgetter("end"), np.int32),
+                "index": (lambda item: item.get("index", -1), np.int32),
+            },
+        )
 
     unknown = tokenizer.own.unk_token_id
     described = token_classification(
@@ -94,8 +97,8 @@ def _pairs(values: Values, *names: str) -> Iterator[tuple[str, ...]]:
     return zip(*columns, strict=True)
 
 
-def _bytes(rows: Sequence[Sequence[Mapping[str, Any]]], get: Any) -> Array:
-    return padded([[str(get(item)).encode() for item in row] for row in rows], b"", object)
+def _encoded(text: object) -> bytes:
+    return str(text).encode()
 
 
 def _fill(module: Any, folder: Path) -> Described:
@@ -115,19 +118,18 @@ def _fill(module: Any, folder: Path) -> Described:
         cut = {"truncation": True, "max_length": tokenizer.max_length}
         found = [pipeline(text, tokenizer_kwargs=cut) for (text,) in _pairs(values)]
         rows = [row if isinstance(row[0], list) else [row] for row in found]
-        shape = len(rows), max(map(len, rows)), max(len(masks[0]) for masks in rows)
-        answers: dict[str, Array] = {"token": np.full(shape, -1, np.int64), "score": np.zeros(shape, np.float32)}
-        answers |= {name: np.full(shape, b"", object) for name in ("token_str", "sequence")}
-        for index, masks in enumerate(rows):
-            for which, items in enumerate(masks):
-                for name, array in answers.items():
-                    each = [item[name] for item in items]
-                    array[index, which] = [text.encode() for text in each] if array.dtype == object else each
-        return {**answers, "count": np.array([len(row) for row in rows], np.int32)}
+        number = len(rows[0][0])
+        parts = {"token": np.int64, "token_str": object, "score": np.float32, "sequence": object}
+        return columns(rows, {name: (_of_words(name), np.dtype((dtype, number))) for name, dtype in parts.items()})
 
     described = fill_mask(tokenizer.content, own.mask_token_id, clean_up=tokenizer.clean_up, **tokenizer.options)
     samples = [{"text": texts.as_array(_masked(own.mask_token, count))} for count in (1, 2)]
     return replace(described, original=tokenizer.original(answer, samples=samples))
+
+
+def _of_words(name: str) -> Callable[[Sequence[Mapping[str, Any]]], list[Any]]:
+    """Return the function that returns a part of each word of a mask."""
+    return lambda words: [_encoded(item[name]) if isinstance(item[name], str) else item[name] for item in words]
 
 
 def _masked(mask: str, count: int) -> list[str]:
@@ -153,10 +155,7 @@ def _vectors(module: Any, folder: Path) -> Described:
         pipeline = made(model=module, tokenizer=tokenizer.own, device="cpu")
         cut = {"truncation": True, "max_length": tokenizer.max_length}
         rows = [np.array(pipeline(text, tokenize_kwargs=cut)[0], np.float32) for (text,) in _pairs(values)]
-        found = np.zeros((len(rows), max(map(len, rows)), size), np.float32)
-        for index, row in enumerate(rows):
-            found[index, : len(row)] = row
-        return {"vectors": found}
+        return {"vectors": padded(rows, np.dtype((np.float32, size)))}
 
     described = feature_extraction(tokenizer.content, size, **tokenizer.options)
     return replace(described, original=tokenizer.original(answer))

@@ -10,18 +10,20 @@ from pydantic import Field, PositiveFloat
 
 from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import FUNCTIONS, Function, fit
+from ingot.steps.ragged import counts, padded
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array, TensorSpec
 
 # Boxes of each picture of a golden case, at most.
 _BEST = 5
+_CORNERS = np.dtype((np.float32, 4))
 
 
 class Boxes(Step):
     """Choose the boxes of each picture whose scores are above a threshold, and move them to the original picture.
 
     Answers have k columns, as many as the picture of the request with the most boxes has; behind a row's ``count``
-    they are empty or zero.
+    they are padded as :func:`~ingot.steps.ragged.padded` says.
 
     Attributes:
         logits: the classes of each query, float[n, queries, classes].
@@ -115,7 +117,12 @@ class Boxes(Step):
             boxes = self._corners(values[self.boxes].astype(np.float32, copy=False), values[self.size])
             thresholds = self._thresholds(len(scores), values)
             rows = [self._row(*each) for each in zip(scores, boxes, thresholds, strict=True)]
-            return self._padded(rows, names)
+            return {
+                self.label: names[padded([row.label for row in rows], np.intp)],  # the last name is that of padding
+                self.score: padded([row.score for row in rows], np.float32),
+                self.box: padded([row.box for row in rows], _CORNERS),
+                self.count: counts([row.label for row in rows]),
+            }
 
         return apply
 
@@ -147,16 +154,6 @@ class Boxes(Step):
         row = _Row(label, scores[query, label], boxes[query])
         row = row.at(row.score > threshold)
         return row.at(kept(row, self.overlap, self.max_boxes)) if self.overlap else row
-
-    def _padded(self, rows: Sequence[_Row], names: Array) -> Values:
-        counts = np.array([len(row.label) for row in rows], np.int32)
-        shape = len(rows), int(counts.max())
-        label, score = np.full(shape, len(names) - 1), np.zeros(shape, np.float32)
-        box = np.zeros((*shape, 4), np.float32)
-        for index, row in enumerate(rows):
-            place = index, slice(counts[index])
-            label[place], score[place], box[place] = row
-        return {self.label: names[label], self.score: score, self.box: box, self.count: counts}
 
 
 class _Row(NamedTuple):

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from ingot.steps import tokenizer
 from ingot.steps.after.classify import fit, softmax
-from ingot.steps.step import Apply, Files, Step, Values, choices_of, padded, texts_of
+from ingot.steps.ragged import columns
+from ingot.steps.step import Apply, Files, Step, Values, choices_of, texts_of
 from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array, TensorSpec
 
@@ -183,18 +184,17 @@ def _tag(label: str) -> str:
 
 
 def _arrays(rows: Sequence[Sequence[_Entity]]) -> dict[str, Array]:
-    columns: dict[str, tuple[Callable[[_Entity], object], object, object]] = {
-        "entity": (lambda each: each.label.encode(), b"", object),
-        "score": (lambda each: each.score, 0, np.float32),
-        "word": (lambda each: each.word.encode(errors="replace"), b"", object),
-        "start": (lambda each: each.start, -1, np.int32),
-        "end": (lambda each: each.end, -1, np.int32),
-        "index": (lambda each: each.index, -1, np.int32),
-    }
-    found = {
-        name: padded([[*map(get, row)] for row in rows], fill, kind) for name, (get, fill, kind) in columns.items()
-    }
-    return {**found, "count": np.array([len(row) for row in rows], np.int32)}
+    return columns(
+        rows,
+        {
+            "entity": (lambda each: each.label.encode(), object),
+            "score": (lambda each: each.score, np.float32),
+            "word": (lambda each: each.word.encode(errors="replace"), object),
+            "start": (lambda each: each.start, np.int32),
+            "end": (lambda each: each.end, np.int32),
+            "index": (lambda each: each.index, np.int32),
+        },
+    )
 
 
 _Aggregated = Callable[[Tokenizer, _Labels, Iterable[_Token]], list[_Entity]]

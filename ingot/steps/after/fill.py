@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -10,6 +11,7 @@ from pydantic import Field
 from ingot.errors import InvalidArgument
 from ingot.steps import tokenizer
 from ingot.steps.after.classify import softmax
+from ingot.steps.ragged import columns, padded
 from ingot.steps.step import Apply, Files, Step, Values, largest_of
 from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array
@@ -86,21 +88,20 @@ class Fill(Step):
             rows, places = np.nonzero(masked)
             scores = softmax(logits[rows, places].astype(np.float32, copy=False))
             best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-            best_scores = np.take_along_axis(scores, best, 1)
-            shape = len(ids), int(counts.max()), count
-            found = {"token": np.full(shape, -1, np.int64), "score": np.zeros(shape, np.float32)}
-            found |= {name: np.full(shape, b"", object) for name in ("token_str", "sequence")}
-            order = np.concatenate([np.arange(number) for number in counts])  # of the masks of each text
-            found["token"][rows, order], found["score"][rows, order] = best, best_scores
-            words = own.decode(best.reshape(-1, 1).tolist(), skip_special=False, clean_up=self.clean_up)
-            found["token_str"][rows, order] = _bytes(words, best.shape)
-            for row, place, which, tokens in zip(rows, places.tolist(), order, best, strict=True):
-                found["sequence"][row, which] = _bytes(
-                    self._filled(own, ids[row], place, tokens, counts[row]), (count,)
-                )
-            return {**found, "count": counts.astype(np.int32)}
+            chances = np.take_along_axis(scores, best, 1)
+            found = [
+                self._words(own, ids[row], place, counts[row], *each)
+                for row, place, *each in zip(rows, places.tolist(), best, chances, strict=True)
+            ]
+            return {**_by_text(found, counts, count), "count": counts.astype(np.int32)}
 
         return apply
+
+    def _words(self, own: Tokenizer, ids: Array, place: int, masks: int, tokens: Array, scores: Array) -> list[_Word]:
+        """Return the words of one mask."""
+        words = own.decode(tokens[:, None].tolist(), skip_special=False, clean_up=self.clean_up)
+        texts = self._filled(own, ids, place, tokens, masks)
+        return [*map(_Word, tokens.tolist(), words, scores.tolist(), texts)]
 
     def _filled(self, own: Tokenizer, ids: Array, place: int, tokens: Array, masks: int) -> list[str]:
         """Return the text with each of the tokens in one place."""
@@ -117,7 +118,25 @@ class Fill(Step):
         return f"element {index} of input '{self.text}' has no {mask}{where}; put {mask} where a word is missing"
 
 
-def _bytes(texts: list[str], shape: tuple[int, ...]) -> Array:
-    found = np.empty(len(texts), object)
-    found[:] = [text.encode(errors="replace") for text in texts]
-    return found.reshape(shape)
+class _Word(NamedTuple):
+    token: int
+    text: str
+    score: float
+    filled: str
+
+
+def _by_text(masks: Sequence[Sequence[_Word]], counts: Array, most: int) -> dict[str, Array]:
+    """Return the words of the masks, of which each text has ``counts``, as arrays [n, masks, most]."""
+    found = columns(
+        masks,
+        {
+            "token": (lambda each: each.token, np.int64),
+            "token_str": (lambda each: each.text.encode(errors="replace"), object),
+            "score": (lambda each: each.score, np.float32),
+            "sequence": (lambda each: each.filled.encode(errors="replace"), object),
+        },
+        "words",
+    )
+    del found["words"]
+    ends = np.cumsum(counts)[:-1]
+    return {name: padded(np.split(each, ends), np.dtype((each.dtype, most))) for name, each in found.items()}

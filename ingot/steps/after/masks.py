@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from ingot.errors import TooLarge
 from ingot.steps.after.classify import fit
+from ingot.steps.ragged import columns
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array, TensorSpec
 
@@ -30,7 +32,7 @@ class Masks(Step):
     """Resize logits to the original picture, choose the best class of each pixel, and return a mask for each class.
 
     Answers have k columns, as many as the picture of the request with the most classes has; behind a row's ``count``
-    they are empty.
+    they are padded as :func:`~ingot.steps.ragged.padded` says.
 
     Attributes:
         logits: float[n, classes, height, width].
@@ -75,8 +77,9 @@ class Masks(Step):
                     f"the pictures of the request have {total} pixels times classes, over the limit of {MOST_LOGITS}; "
                     "divide the request, or send smaller pictures"
                 )
-            rows = [dict(self._row(*each)) for each in zip(logits, values[self.size].tolist(), strict=True)]
-            return self._padded(rows)
+            rows = [[*self._row(*each)] for each in zip(logits, values[self.size].tolist(), strict=True)]
+            parts = {self.label: (itemgetter(0), object), self.mask: (itemgetter(1), object)}
+            return columns(rows, parts, self.count)
 
         return apply
 
@@ -85,13 +88,6 @@ class Masks(Step):
         classes = best_classes(logits, size[0], size[1])
         for index in np.flatnonzero(np.bincount(classes.reshape(-1), minlength=len(self.labels))):
             yield self.labels[index].encode(), png(classes == index)
-
-    def _padded(self, rows: Sequence[Mapping[bytes, bytes]]) -> Values:
-        shape = len(rows), max(map(len, rows))
-        label, mask = np.full(shape, b"", object), np.full(shape, b"", object)
-        for index, row in enumerate(rows):
-            label[index, : len(row)], mask[index, : len(row)] = [*row], [*row.values()]
-        return {self.label: label, self.mask: mask, self.count: np.array([*map(len, rows)], np.int32)}
 
     def comparable(self, answers: Values) -> Values:
         """Return the part of the pixels that each class has in each cell of a grid, float32[n, classes, 4, 4].

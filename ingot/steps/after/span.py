@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from ingot.steps.step import Apply, Files, Step, Values, largest_of, padded, texts_of
+from ingot.steps.ragged import columns
+from ingot.steps.step import Apply, Files, Step, Values, largest_of, texts_of
 from ingot.tensors import Array
 
 # Answers of a request, at most.
@@ -136,10 +137,12 @@ def _probabilities(logits: Array, allowed: Array) -> Array:
 
 
 def _arrays(rows: list[list[_Answer]]) -> dict[str, Array]:
-    return {
-        "answer": padded([[each.text.encode() for each in row] for row in rows], b"", object),
-        "score": padded([[each.score for each in row] for row in rows], 0, np.float32),
-        "start": padded([[each.start for each in row] for row in rows], -1, np.int32),
-        "end": padded([[each.end for each in row] for row in rows], -1, np.int32),
-        "count": np.array([len(row) for row in rows], np.int32),
-    }
+    return columns(
+        rows,
+        {
+            "answer": (lambda each: each.text.encode(), object),
+            "score": (lambda each: each.score, np.float32),
+            "start": (lambda each: each.start, np.int32),
+            "end": (lambda each: each.end, np.int32),
+        },
+    )

@@ -7,15 +7,15 @@ import numpy as np
 from ingot.model_store import Golden
 from ingot.quant.measure.answers import agreement
 from ingot.steps import Values
-from ingot.steps.step import padded
+from ingot.steps.ragged import counts, padded
 
 
 def entities(*rows: list[bytes]) -> Values:
     """Return the entities of each text, padded to the most of a text."""
     return {
-        "entity": padded(rows, b"", object),
-        "start": padded([[3] * len(row) for row in rows], -1, np.int32),
-        "count": np.array([len(row) for row in rows], np.int32),
+        "entity": padded(rows, object),
+        "start": padded([[3] * len(row) for row in rows], np.int32),
+        "count": counts(rows),
     }
 
 
