@@ -67,11 +67,11 @@ def _answers(outputs: Mapping[str, Array]) -> list[str]:
 
 
 def _words(outputs: Mapping[str, Array]) -> list[str]:
-    """Return a line with the words of each mask, best first."""
+    """Return a line with the words of each mask, best first; padding has the token -1."""
     lines = []
     for index, place in _places(outputs):
-        words, scores = outputs["token_str"][index, place].tolist(), outputs["score"][index, place].tolist()
-        best = "   ".join(f"{_text(word)} {score:.3f}" for word, score in zip(words, scores, strict=True))
+        row = zip(*(outputs[name][index, place].tolist() for name in _WORD), strict=True)
+        best = "   ".join(f"{_text(word)} {score:.3f}" for token, word, score in row if token >= 0)
         lines.append(f"{_of(outputs, index)}{best}")
     return lines
 
@@ -102,6 +102,7 @@ def _text(value: bytes | str) -> str:
 
 
 _ENTITY, _ANSWER = ("entity", "word", "score", "start", "end"), ("answer", "score", "start", "end")
+_WORD = ("token", "token_str", "score")
 # The outputs that a form has, and its lines.
 _FORMS: tuple[tuple[set[str], Lines], ...] = (
     ({"label", "score", "box", "count"}, _boxes),
@@ -109,6 +110,6 @@ _FORMS: tuple[tuple[set[str], Lines], ...] = (
     ({"label", "score"}, _classes),
     ({*_ENTITY, "count"}, _entities),
     ({*_ANSWER, "count"}, _answers),
-    ({"token_str", "score", "count"}, _words),
+    ({*_WORD, "count"}, _words),
     ({"text", "seconds"}, _transcripts),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from ingot.errors import InvalidArgument, quoted
@@ -130,15 +131,13 @@ def choices_of(name: str, values: Values, default: str, known: Sequence[str], co
     return found * count if len(found) == 1 else found
 
 
-def largest_of(name: str, values: Values, default: int, most: int) -> int:
-    """Return the largest number in an optional input; ``default`` if the request leaves it out.
+def numbers_of(name: str, values: Values, default: int, most: int, count: int) -> Array:
+    """Return the number in an optional input for each of ``count`` items; ``default`` if the request leaves it out.
 
     Raises:
         InvalidArgument: a number is below 1 or above ``most``.
     """
-    if name not in values:
-        return default
-    numbers = values[name]
+    numbers = values.get(name, np.array([default]))
     if (wrong := numbers[(numbers < 1) | (numbers > most)]).size:
         raise InvalidArgument(f"input '{name}' is {int(wrong[0])}; send a number from 1 to {most}")
-    return int(numbers.max())
+    return np.broadcast_to(numbers, count)

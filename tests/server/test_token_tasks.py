@@ -29,6 +29,7 @@ from tests.server import test_apis
 from tests.server.test_apis import IDS, MASK, SHAPE, TABLE, TYPES, mean, post
 from tests.server.test_steps import texts
 from tests.steps.bert import tokenizer_file, vocabulary
+from tests.support import RunIngot, succeeded
 
 WORDS = vocabulary()
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
@@ -162,6 +163,28 @@ class TestTensors:
             server.infer("entities", {"text": texts("we"), "aggregation_strategy": texts("all")})
         with pytest.raises(InvalidArgument, match="input 'top_k' is 101; send a number from 1 to 100"):
             server.infer("masks", {"text": texts("[MASK]"), "top_k": np.array([101], np.int32)})
+
+    def test_each_item_has_its_own_number_of_answers(self, server: RunningServer) -> None:
+        limits = np.array([1, 3], np.int32)
+        context = "not a fine film"
+        found = server.infer(
+            "questions", {"question": texts("a", "a"), "context": texts(context, context), "top_k": limits}
+        )
+        assert found["count"].tolist() == [1, 3]
+        assert found["start"].shape == (2, 3)
+        assert found["start"][0, 1:].tolist() == [-1, -1]
+        assert found["answer"][0, 0] == found["answer"][1, 0]
+        found = server.infer("masks", {"text": texts("a [MASK]", "[MASK] and [MASK]"), "top_k": limits})
+        assert found["count"].tolist() == [1, 2]
+        assert (found["token"] >= 0).sum(2).tolist() == [[1, 0], [3, 3]]
+        assert found["sequence"][0, 0].tolist() == [b"a film", b"", b""]
+
+    def test_lines_show_the_words_that_each_text_asked_for(self, server: RunningServer, run_ingot: RunIngot) -> None:
+        inputs = ("--input", 'text=["a [MASK]", "[MASK]"]', "--input", "top_k=[1, 2]")
+        first, second = succeeded(run_ingot("infer", server.http_url, "masks", *inputs)).splitlines()
+        assert first.split()[:2] == ["0:", "film"]
+        assert len(first.split()) == 3
+        assert second.split()[1::2] == ["film", "story"]
 
     def test_texts_without_a_mask(self, server: RunningServer) -> None:
         with pytest.raises(InvalidArgument, match=r"element 1 of input 'text' has no \[MASK\]; put \[MASK\] where"):

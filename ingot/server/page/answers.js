@@ -199,10 +199,11 @@ function span(item) {
 
 // The words of each missing one, and the text with the best.
 function filled(item) {
-  const {shape: [, masks, size]} = item.outputs.score, found = item.outputs.count ? item.outputs.count.data[item.index] : masks;
-  const [tokens, scores, texts] = [item.texts("token_str"), item.of("score"), item.texts("sequence")];
-  return Array.from({length: found}, (_, mask) => mask * size).flatMap((at) =>
-    [make("p", {class: "transcript"}, texts[at]), bars(tokens.slice(at, at + size), scores.slice(at, at + size))]);
+  const {shape: [, masks, widest]} = item.outputs.score, found = item.outputs.count ? item.outputs.count.data[item.index] : masks;
+  const [tokens, scores, texts, ids] = [item.texts("token_str"), item.of("score"), item.texts("sequence"), item.of("token")];
+  const size = (at) => ids.slice(at, at + widest).filter((id) => id >= 0).length; // others are padding
+  return Array.from({length: found}, (_, mask) => mask * widest).flatMap((at) =>
+    [make("p", {class: "transcript"}, texts[at]), bars(tokens.slice(at, at + size(at)), scores.slice(at, at + size(at)))]);
 }
 
 const transcript = (item) => item.texts("text").map((text) => make("p", {class: "transcript"}, text || "no words found"));

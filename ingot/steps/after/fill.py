@@ -12,7 +12,7 @@ from ingot.errors import InvalidArgument
 from ingot.steps import tokenizer
 from ingot.steps.after.classify import softmax
 from ingot.steps.ragged import columns, padded
-from ingot.steps.step import Apply, Files, Step, Values, largest_of
+from ingot.steps.step import Apply, Files, Step, Values, numbers_of
 from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array
 
@@ -25,8 +25,8 @@ _MOST_TOKENS = 1 << 22
 class Fill(Step):
     """Fill each mask by the rule of transformers' FillMaskPipeline.
 
-    Arrays are [n, masks, k], padded to the most masks of a text in the request; ``count`` int32[n] is the number of
-    each text.
+    Arrays are [n, masks, k], padded to the most masks of a text in the request, and to the most words that a text asks
+    for; ``count`` int32[n] is the number of each text's masks.
 
     Attributes:
         file: the tokenizer, which makes texts of tokens.
@@ -36,7 +36,7 @@ class Fill(Step):
         text: the input with the texts, for messages.
         ids: the ids of tokens.
         mask: 1 for each token that is not padding.
-        choice: the optional input with the number of words, up to 100.
+        choice: the optional input with the number of words, up to 100, for each text or for all.
         top_k: words of requests that name no number, best first.
         clean_up: whether blanks before punctuation are removed from texts.
     """
@@ -79,21 +79,23 @@ class Fill(Step):
             counts = masked.sum(1)
             if (empty := np.flatnonzero(counts == 0)).size:
                 raise InvalidArgument(self._no_mask(own, int(empty[0]), values))
-            count = min(largest_of(self.choice, values, self.top_k, MOST), logits.shape[-1])
-            if (tokens := int(counts.sum()) * count * ids.shape[1]) > _MOST_TOKENS:
+            limits = numbers_of(self.choice, values, self.top_k, MOST, len(ids)).clip(max=logits.shape[-1])
+            most = int(limits.max())
+            if (tokens := int(counts @ limits) * ids.shape[1]) > _MOST_TOKENS:
                 raise InvalidArgument(
-                    f"input '{self.text}' has {counts.sum()} masks, whose {count} words each make texts of {tokens} "
-                    f"tokens in all, over the limit of {_MOST_TOKENS}; send fewer texts, or a smaller {self.choice}"
+                    f"input '{self.text}' has {counts.sum()} masks, whose words, {most} each at most, make texts of "
+                    f"{tokens} tokens in all, over the limit of {_MOST_TOKENS}; send fewer texts, or a smaller "
+                    f"{self.choice}"
                 )
             rows, places = np.nonzero(masked)
             scores = softmax(logits[rows, places].astype(np.float32, copy=False))
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :most]
             chances = np.take_along_axis(scores, best, 1)
             found = [
-                self._words(own, ids[row], place, counts[row], *each)
+                self._words(own, ids[row], place, counts[row], *(part[: limits[row]] for part in each))
                 for row, place, *each in zip(rows, places.tolist(), best, chances, strict=True)
             ]
-            return {**_by_text(found, counts, count), "count": counts.astype(np.int32)}
+            return {**_by_text(found, counts, most), "count": counts.astype(np.int32)}
 
         return apply
 

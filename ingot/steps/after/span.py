@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from ingot.steps.ragged import columns
-from ingot.steps.step import Apply, Files, Step, Values, largest_of, texts_of
+from ingot.steps.step import Apply, Files, Step, Values, numbers_of, texts_of
 from ingot.tensors import Array
 
 # Answers of a request, at most.
@@ -29,7 +29,7 @@ class Span(Step):
         last: likewise, the last.
         context: the input with the texts that have the answers.
         ids: the ids of tokens.
-        choice: the optional input with the number of answers, up to 100.
+        choice: the optional input with the number of answers, up to 100, for each question or for all.
         top_k: answers of requests that name no number, best first.
         max_answer_len: tokens of an answer, at most.
         words: whether answers are extended to whole words.
@@ -63,11 +63,12 @@ class Span(Step):
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:
             contexts = texts_of(self.context, values[self.context])
-            count = largest_of(self.choice, values, self.top_k, MOST)
+            limits = numbers_of(self.choice, values, self.top_k, MOST, len(contexts)).tolist()
             found: list[list[_Answer]] = [[] for _ in contexts]
             for row, item in enumerate(values["item"].tolist()):
-                self._add(found[item], contexts[item], self._window(values, row), count)
-            return _arrays([sorted(each, key=lambda answer: -answer.score)[:count] for each in found])
+                self._add(found[item], contexts[item], self._window(values, row), limits[item])
+            best = (sorted(each, key=lambda answer: -answer.score) for each in found)
+            return _arrays([each[:limit] for each, limit in zip(best, limits, strict=True)])
 
         return apply
 
