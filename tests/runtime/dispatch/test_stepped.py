@@ -62,7 +62,9 @@ class Case:
 
         def last(values: Values) -> Values:
             self.threads.append(threading.current_thread().name)
-            return dict.fromkeys(("label", "score", "tokens", "cut_tokens"), values["logits"])
+            logits = values["logits"]
+            labels, counts = np.full(logits.shape, b"A", object), np.zeros(len(logits), np.int32)
+            return {"label": labels, "score": logits, "tokens": counts, "cut_tokens": counts}
 
         config = text_classification(tokenizer_file(), ["A", "B"]).steps
         steps = OpenedSteps(config, SIGNATURE, (("tokenize", first),), (("classify", last),))
