@@ -147,13 +147,20 @@ class Metrics:
         )
         self.step_seconds = Histograms(
             "ingot_step_seconds",
-            "One step before or after the graph, such as `tokenize`, for one request of raw inputs",
+            "One step before or after the graph, such as `tokenize`, for one request of raw inputs, "
+            "`/tokenize` or `/decode`",
             (*_MODEL, "step"),
             buckets=_SECONDS,
             registry=registry,
         )
         self.cut_tokens = Counts(
             "ingot_cut_tokens", "Tokens that were cut from texts longer than the model accepts", _MODEL, registry
+        )
+        self.cut_seconds = Counter(
+            "ingot_cut_seconds",
+            "Seconds that were cut from the ends of sounds longer than the model hears",
+            _MODEL,
+            registry=registry,
         )
         self.encode_seconds = Histograms(
             "ingot_encode_seconds",

@@ -20,7 +20,7 @@ from ingot.runtime.dispatch.pending import Accepts, Submitted
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
-from ingot.runtime.dispatch.stepped import Stepped
+from ingot.runtime.dispatch.stepped import Aside, Stepped
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.assembly import Assembly
@@ -33,7 +33,7 @@ from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.runtime.settings.labels import read_labels
 from ingot.runtime.settings.repeat import Repeat
 from ingot.runtime.settings.settings import Settings
-from ingot.steps import OpenedSteps, Steps
+from ingot.steps import Steps
 from ingot.tensors import Array, Signature
 
 T = TypeVar("T")
@@ -367,7 +367,7 @@ class Model:
             return loaded.stepped.submit_to(request, loaded.dispatcher)
         return loaded.dispatcher.submit(request)
 
-    async def with_steps(self, work: Callable[[OpenedSteps], T], nbytes: int, client: Hashable) -> T:
+    async def with_steps(self, work: Aside[T], nbytes: int, client: Hashable) -> T:
         """Return the result of work with the steps of a model that is ready; see :meth:`Stepped.aside`.
 
         Raises:

@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.errors import InternalError, InvalidArgument
+from ingot.errors import InternalError, InvalidArgument, NotFound
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
@@ -49,6 +49,7 @@ AnyStep = Annotated[
 """All kinds; a new one is added here."""
 StepTime = tuple[str, float, float]
 """The kind of a step, and when it began and ended, in seconds of ``time.perf_counter``."""
+T = TypeVar("T")
 Run = Callable[[Values], Values]
 """Runs the graph: its outputs from its inputs."""
 
@@ -256,6 +257,23 @@ class OpenedSteps:
     def tokenizing(self) -> Tokenizing | None:
         """The step that reads texts; None without one."""
         return next((step for _, step in self._before if isinstance(step, Tokenizing)), None)
+
+    def tokenized(self, work: Callable[[Tokenizing], T], times: list[StepTime]) -> T:
+        """Return the result of other work of the step that reads texts.
+
+        Args:
+            work: the function.
+            times: gets the time of the work as that of the step.
+
+        Raises:
+            NotFound: no step reads texts.
+        """
+        if (step := self.tokenizing) is None:
+            raise NotFound("the model's steps have no tokenizer")
+        began = time.perf_counter()
+        found = work(step)
+        times.append(("tokenize", began, time.perf_counter()))
+        return found
 
     def prepare(self, values: Values, times: list[StepTime] | None = None) -> Values:
         """Run the steps before the graph; return all values so far.

@@ -53,6 +53,11 @@ class Step(BaseModel):
         """The value with 1 for each element of a row, and 0 for padding behind them, [n, longest]; empty without."""
         return ""
 
+    @property
+    def cuts(self) -> Mapping[str, str]:
+        """The values that say how much of each item was cut, by their unit: ``tokens`` or ``seconds``."""
+        return {}
+
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         """Check that the step fits the graph's outputs; ``known`` has None for values of steps.
 

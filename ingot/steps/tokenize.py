@@ -95,6 +95,10 @@ class Tokenize(Step):
         return (self.ids, self.mask, self.types, "tokens", "cut_tokens", *places, *items)
 
     @property
+    def cuts(self) -> Mapping[str, str]:
+        return {"tokens": "cut_tokens"}
+
+    @property
     def lengths(self) -> str:
         return self.mask if self.padding_side == "right" else ""
 

@@ -19,6 +19,7 @@ from ingot.errors import InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Golden, Provenance, Serving, add_variant
 from ingot.model_store.format import manifest
 from ingot.steps import Described, Values, audio_classification, speech_recognition
+from ingot.steps.sounds.operations import Fit
 from ingot.tensors import Array, DType, Signature, TensorSpec
 from tests import onnx_models
 from tests.support import RunIngot, run_python, succeeded
@@ -109,7 +110,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     bursts = speech_recognition(
         ["A", "-"], rate=RATE, blank="-", mask="mask", convolutions=((FRAME, FRAME, 0),), limits={"seconds": 2}
     )
-    return [make("level", levels, folder, sound(0.5)), make("bursts", bursts, folder, sound(0.5, 0, 0.5))]
+    short = audio_classification(LEVELS, rate=RATE, operations=[Fit(size=RATE // 10)])
+    models = ("level", levels, sound(0.5)), ("bursts", bursts, sound(0.5, 0, 0.5)), ("short", short, sound(0.5))
+    return [make(name, described, folder, example) for name, described, example in models]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +196,19 @@ def test_time_is_counted_and_the_task_is_shown(server: RunningServer) -> None:
     assert properties["task"] == "automatic-speech-recognition"
     assert properties["raw_inputs"] == "audio:string[batch]"
     assert properties["raw_files"] == '{"audio": "audio/*"}'
+
+
+def test_cut_seconds_are_counted(server: RunningServer) -> None:
+    def read() -> dict[str, float]:
+        lines = httpx.get(f"{server.http_url}/metrics", trust_env=False).text.splitlines()
+        return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("ingot_cut_")}
+
+    name = 'ingot_cut_seconds_total{model="short",version="1"}'
+    before = read()
+    assert not any(each.startswith("ingot_cut_tokens_total") for each in before)
+    found = server.infer("short", {"audio": files(sound(0.5, 0, 0), sound(0.5))})
+    assert found["cut_seconds"].tolist() == pytest.approx([0.2, 0])
+    assert read()[name] - before[name] == pytest.approx(0.2)
 
 
 @pytest.mark.matrix

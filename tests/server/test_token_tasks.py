@@ -333,6 +333,30 @@ class TestTextEmbeddingsInference:
         assert both == ["[CLS] a films [SEP]", "a"]
 
     @pytest.mark.parametrize(
+        ("path", "content", "cut"),
+        [
+            ("table/embed_all", {"inputs": ["a " * 30, "a"]}, 16),
+            ("vectors/embed_all", {"inputs": ["a " * 30, "a"]}, 16),
+            ("masks/tokenize", {"inputs": "a " * 30}, 0),
+            ("masks/decode", {"ids": [1]}, 0),
+        ],
+    )
+    def test_time_and_cut_tokens_are_counted(
+        self, server: RunningServer, path: str, content: dict[str, Any], cut: int
+    ) -> None:
+        def read(name: str, labels: str = "") -> float:
+            name = f'{name}{{model="{path.split("/")[0]}"{labels},version="1"}} '
+            lines = httpx.get(f"{server.http_url}/metrics", trust_env=False).text.splitlines()
+            return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
+
+        def counts() -> tuple[float, float]:
+            return read("ingot_step_seconds_count", ',step="tokenize"'), read("ingot_cut_tokens_total")
+
+        times, tokens = counts()
+        assert post(server, f"/models/{path}", **content).status_code == 200
+        assert counts() == (times + 1, tokens + cut)
+
+    @pytest.mark.parametrize(
         ("path", "content", "part"),
         [
             ("/models/table/embed_all", {"inputs": "a " * 30, "truncate": False}, "'inputs' has 16 tokens too many"),

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from prometheus_client import Counter
+
 from ingot.errors import DeadlineExceeded, IngotError, InternalError
 from ingot.faults import attempt, public_error
 from ingot.protocol.context import CONTEXT, RequestContext
@@ -15,7 +17,7 @@ from ingot.runtime.dispatch.fair_threads import FairThreads
 from ingot.runtime.dispatch.pending import Accepts, Expiry, Submitted
 from ingot.runtime.dispatch.statistics import Duration
 from ingot.runtime.machine.devices import cpu_count
-from ingot.runtime.metrics import Metrics
+from ingot.runtime.metrics import Counts, Metrics
 from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
 from ingot.runtime.scheduling.scheduler import Limits, check_room
 from ingot.steps import OpenedSteps, StepTime, Values
@@ -29,6 +31,7 @@ finishing = ThreadPoolExecutor(2, "ingot-last-steps")
 _AT_ONCE = 1 << 12
 
 T = TypeVar("T")
+Aside = Callable[[OpenedSteps, list[StepTime]], tuple[T, Values]]
 _Prepared = tuple[Values, dict[str, Array]]
 """All values so far, and the graph's inputs among them."""
 
@@ -64,7 +67,12 @@ class Stepped:
         self._quiet = asyncio.Event()
         self._seconds = {kind: metrics.step_seconds.labels(name, version, kind) for kind in steps.kinds}
         self._tensors = frozenset(spec.name for spec in steps.signature.inputs)
-        self._cut = metrics.cut_tokens.labels(name, version)
+        metric: dict[str, Counts | Counter] = {"tokens": metrics.cut_tokens, "seconds": metrics.cut_seconds}
+        self._cuts = {
+            value: metric[unit].labels(name, version)
+            for step in steps.config.before
+            for unit, value in step.cuts.items()
+        }
         self._durations = {kind: Duration() for kind in steps.kinds}
 
     def submit(self, request: Request) -> Submitted:
@@ -97,11 +105,11 @@ class Stepped:
         """Number of requests that wait for the steps before the graph, and of other work in their threads."""
         return len(self._waiting) + self._aside
 
-    async def aside(self, work: Callable[[OpenedSteps], T], nbytes: int, client: Hashable) -> T:
+    async def aside(self, work: Aside[T], nbytes: int, client: Hashable) -> T:
         """Return the result of other work than requests with the steps, in the threads of those before the graph.
 
         Args:
-            work: the function.
+            work: the function, which notes the times of steps, and also returns the values that steps made.
             nbytes: what it reads, for the limits of the queue.
             client: whose work it is.
 
@@ -114,7 +122,8 @@ class Stepped:
         self._open += 1
         self._count(client, 1, nbytes)
         try:
-            done = preparing.submit(self.name, lambda: attempt(self.failure, work, self.steps))
+            times: list[StepTime] = []
+            done = preparing.submit(self.name, lambda: attempt(self.failure, work, self.steps, times))
             found = await asyncio.wrap_future(done)
         finally:
             self._aside -= 1
@@ -122,7 +131,9 @@ class Stepped:
             self.over()
         if isinstance(found, IngotError):
             raise found
-        return found
+        result, values = found
+        self.count(times, CONTEXT.get(), values)
+        return result
 
     def fail(self, error: IngotError) -> None:
         """Answer the requests that wait for the steps before the graph with an error: the graph cannot run."""
@@ -153,14 +164,15 @@ class Stepped:
             self._quiet.set()
 
     def count(self, times: list[StepTime], context: RequestContext | None, values: Values | None = None) -> None:
-        """Count the seconds of steps, note them for a trace, and count the tokens that were cut."""
+        """Count the seconds of steps, note them for a trace, and count the tokens or seconds that were cut."""
         for kind, began, ended in times:
             self._seconds[kind].observe(ended - began)
             self._durations[kind].add(ended - began)
         if context is not None:
             context.steps = (*(context.steps if values is None else ()), *times)
-        if values is not None and (cut := values.get("cut_tokens")) is not None and (total := int(cut.sum())):
-            self._cut.value += total
+        for name, count in self._cuts.items():
+            if values is not None and name in values:
+                count.inc(values[name].sum().item())
 
     @property
     def described(self) -> dict[str, dict[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -72,6 +72,10 @@ class Audio(ItemStep):
     @property
     def writes(self) -> tuple[str, ...]:
         return tuple(name for name in (self.values, self.mask, self.sizes, self.seconds, self.cut) if name)
+
+    @property
+    def cuts(self) -> Mapping[str, str]:
+        return {"seconds": self.cut}
 
     @property
     def memory_mb(self) -> int:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ingot.errors import IngotError, InvalidField, NotFound
+from ingot.errors import IngotError, InvalidField
 from ingot.protocol.requests import InferRequest, Template
 from ingot.server.net import compression
 from ingot.server.plane.apis import asking, tei
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, check_count, in_fields, place_of, single
 from ingot.server.plane.handlers import Call
-from ingot.steps import OpenedSteps
+from ingot.steps import OpenedSteps, StepTime, Values
 from ingot.steps.after.pool import Pool
+from ingot.steps.tokenize import Tokenizing
 from ingot.tensors import Array
 
 # Elements of vectors that the event loop copies itself.
 _AT_ONCE = 1 << 18
+
+T = TypeVar("T")
 
 
 async def embed_all(call: Call) -> list[Array]:
@@ -45,10 +48,10 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
     if pool is None:
         raise InvalidField("inputs", f"have no vectors of tokens in model '{served.model.name}'")
 
-    def prepared(steps: OpenedSteps) -> tuple[Mapping[str, Array], dict[str, Array]]:
+    def prepared(steps: OpenedSteps, times: list[StepTime]) -> tuple[tuple[Values, dict[str, Array]], Values]:
         steps.check(raw)
-        values = steps.prepare(raw)
-        return values, steps.tensors(values)
+        values = steps.prepare(raw, times)
+        return (values, steps.tensors(values)), values
 
     values, tensors = await _aside(call, served, prepared, raw)
     if truncate is False:
@@ -71,14 +74,11 @@ async def tokenize(call: Call) -> list[list[dict[str, Any]]]:
     prompt = fields.text("prompt_name", "")
     fields.end()
     raw = asking.raw_inputs(served, texts, prompt=prompt)
-    found: list[list[dict[str, Any]]] = await _aside(call, served, partial(_tokens, raw, special is not False), raw)
+    found: list[list[dict[str, Any]]] = await _tokenized(call, served, partial(_tokens, raw, special is not False), raw)
     return found
 
 
-def _tokens(raw: Mapping[str, Array], special: bool, steps: OpenedSteps) -> list[list[dict[str, Any]]]:
-    step = steps.tokenizing
-    if step is None:
-        raise NotFound("the model's steps have no tokenizer")
+def _tokens(raw: Mapping[str, Array], special: bool, step: Tokenizing) -> list[list[dict[str, Any]]]:
     return [
         [
             {
@@ -104,13 +104,10 @@ async def decode(call: Call) -> list[str]:
     fields.end()
     rows = _ids(given, served.steps.max_items)
 
-    def decoded(steps: OpenedSteps) -> list[str]:
-        step = steps.tokenizing
-        if step is None:
-            raise NotFound("the model's steps have no tokenizer")
+    def decoded(step: Tokenizing) -> list[str]:
         return step.tokenizer.decode(rows, skip_special=skip is not False)
 
-    found: list[str] = await _aside(call, served, decoded, {"ids": np.zeros(sum(map(len, rows)), np.int64)})
+    found: list[str] = await _tokenized(call, served, decoded, {"ids": np.zeros(sum(map(len, rows)), np.int64)})
     return found
 
 
@@ -122,6 +119,11 @@ def _ids(given: Any, most: int) -> list[list[int]]:
     if wrong := [number for row in rows for number in row if not 0 <= number < 1 << 32]:
         raise InvalidField("ids", f"has {wrong[0]}; ids are from 0 to {(1 << 32) - 1}")
     return rows
+
+
+async def _tokenized(call: Call, served: Served, work: Callable[[Tokenizing], T], read: Mapping[str, Array]) -> T:
+    found: T = await _aside(call, served, lambda steps, times: (steps.tokenized(work, times), {}), read)
+    return found
 
 
 async def _aside(call: Call, served: Served, work: Any, read: Mapping[str, Array]) -> Any:
