@@ -158,11 +158,13 @@ class Tokenizing:
 
     Raises:
         InvalidArgument: rows have no room, or no token has the id of padding.
+        InvalidArchive: the tokenizer may make too much of a text.
     """
 
     def __init__(self, step: Tokenize, own: Tokenizer):
         self._step = step
         self.tokenizer = own
+        own.check_growth(step.max_characters)
         special = own.special(pair=bool(step.pair))
         if step.max_length <= special:  # below this number the package cuts nothing, silently
             raise InvalidArgument(

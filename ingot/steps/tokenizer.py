@@ -12,9 +12,12 @@ from weakref import WeakValueDictionary
 
 from ingot import foreign
 from ingot.errors import InvalidArchive, InvalidArgument, missing_package
+from ingot.steps.growth import growth
 
 # Bytes of a file. The largest of the models on Hugging Face's hub have some 35 MB.
 _LARGEST = 64 << 20
+# Characters that a normalizer may make of one text. Each may be a token, which takes some hundred bytes.
+_MOST_NORMALIZED = 1 << 22
 CLEANED = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
     (" 've", "'ve"), (" 're", "'re"),
@@ -53,7 +56,10 @@ class Tokenizer:
             self.whole: Any = self._kind.from_str(content.decode())
             self.whole.no_truncation()
             self.whole.no_padding()
-            self.subword_prefix = json.loads(content)["model"].get("continuing_subword_prefix") or ""
+            declared = json.loads(content)
+            self.subword_prefix = declared["model"].get("continuing_subword_prefix") or ""
+            self._growths = {name: growth(declared.get(name)) for name in ("normalizer", "decoder")}
+        self.check_growth(len(_STRANGE))
         with foreign.reported_as(InvalidArchive, self._incomplete):
             self.whole.encode(_STRANGE)
 
@@ -62,6 +68,20 @@ class Tokenizer:
             f"the tokenizer '{self.name}' cannot encode what its vocabulary lacks: {foreign.typed(error)}; give it the "
             "token of unknown words, and export the model again"
         )
+
+    def check_growth(self, characters: int) -> None:
+        """Refuse a tokenizer that may make too much of texts with so many characters: the package ends the process.
+
+        Raises:
+            InvalidArchive: its normalizer or decoder may.
+        """
+        for name, (factor, worst) in self._growths.items():
+            if factor > 1 and factor * characters > _MOST_NORMALIZED:
+                raise InvalidArchive(
+                    f"the {name} of '{self.name}' may make {factor:.3g} characters of one, most by {worst}; for texts "
+                    f"of {characters} characters the most are {_MOST_NORMALIZED / characters:.3g}: lower "
+                    f"max_characters of step 'tokenize', or change the {name}"
+                )
 
     def cutting(
         self,

@@ -138,6 +138,41 @@ def test_a_huge_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         serve(test_steps.make(tmp_path, tokenizer=huge), tmp_path)
 
 
+def replaces(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+LETTERS = replaces({"String": "a"}, "a" * 100)
+BYTES = {"type": "ByteLevel"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([LETTERS] * 4, r"the normalizer of 'tokenizer\.json' may make 1e\+08 characters of one, most by Replace"),
+        ([{"type": "Sequence", "normalizers": [LETTERS] * 2}], "for texts of 100000 characters the most are 41.9"),
+        ([replaces({"Regex": "b*"}, "a" * 300)], "may make 301 characters of one"),
+        ([{"type": "Prepend", "prepend": "a" * 300}], "most by Prepend a"),
+        ([BYTES] * 20, "most by ByteLevel"),
+        ([replaces({"String": "a"}, "\ufdfa"), {"type": "NFKC"}], "may make 324 characters"),
+    ],
+)
+def test_a_normalizer_that_makes_long_texts_of_letters(
+    parts: list[dict[str, Any]], message: str, tmp_path: Path
+) -> None:
+    """The package ends the process where memory ends."""
+    grown = {**json.loads(tokenizer_file()), "normalizer": {"type": "Sequence", "normalizers": parts}}
+    hostile = test_steps.make(tmp_path, tokenizer=json.dumps(grown).encode(), tested=False)
+    with pytest.raises(InvalidArchive, match=message):
+        serve(changed(hostile, lambda steps: first(steps, max_characters=100_000)), tmp_path)
+
+
+def test_a_decoder_that_makes_long_texts_of_letters(tmp_path: Path) -> None:
+    grown = {**json.loads(tokenizer_file()), "decoder": {"type": "Sequence", "decoders": [LETTERS] * 4}}
+    with pytest.raises(InvalidArchive, match=r"the decoder of .* may make"):
+        serve(test_steps.make(tmp_path, tokenizer=json.dumps(grown).encode(), tested=False), tmp_path)
+
+
 def test_an_expression_that_backtracks_without_end(tmp_path: Path) -> None:
     """The package gives up after some tries: the text is refused, as a golden when the archive is loaded."""
     slow = json.loads(tokenizer_file())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
@@ -18,6 +19,7 @@ from ingot.steps.after.dense import Dense
 from ingot.steps.after.entities import Entities
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
+from ingot.steps.growth import growth
 from ingot.steps.step import Step
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -121,6 +123,15 @@ class TestTokenize:
     def test_a_damaged_tokenizer(self) -> None:
         with pytest.raises(InvalidArchive, match=r"the tokenizer 'tokenizer\.json' cannot be read"):
             run(Tokenize(), {}, {"tokenizer.json": b"{}"})
+
+    def test_growth_counts_the_strings_of_a_map(self) -> None:
+        """Sentencepiece's maps write U+FDFA, a phrase of 18 characters, out."""
+        strings = b"\0".join(each.encode() for each in ("a", "\ufdfa", "bc"))
+        content = b64encode((4).to_bytes(4, "little") + b"\1\2\3\4" + strings).decode()
+        precompiled = {"type": "Precompiled", "precompiled_charsmap": content}
+        spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
+        declared = {"type": "Sequence", "normalizers": [{"type": "NFKD"}, precompiled, spaces]}
+        assert growth(declared) == (18.0, "Precompiled")
 
     def test_a_default_prompt_that_there_is_not(self) -> None:
         with pytest.raises(ValidationError, match="'x' is not among the prompts"):
