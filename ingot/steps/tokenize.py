@@ -134,6 +134,8 @@ class Tokenize(Step):
 
 PLACES = ("offsets", "words", "sequences", "special")
 """The values that ``details`` adds."""
+MOST_TOKENS = 1 << 17
+"""Tokens of which a request may ask for the texts, or send the ids."""
 # Characters that are encoded at once: a token takes some hundred bytes until only its ids are kept.
 _AT_ONCE = 1 << 16
 
@@ -209,14 +211,22 @@ class Tokenizing:
         """Return each text, after its prompt, with the package's encoding of it, which is not cut.
 
         Raises:
-            InvalidArgument: as for a call.
+            InvalidArgument: as for a call, or there are more than :data:`MOST_TOKENS` in all.
         """
         texts = self.checked(self._step.text, values[self._step.text])
         if self._step.prompts:
             texts = self._prompted(texts, values.get(self._step.prompt))
         failure = f"the model's tokenizer cannot encode input '{self._step.text}'; send another text"
-        with foreign.reported_as(InvalidArgument, failure, keep=MemoryError):
-            return list(zip(texts, self.tokenizer.whole.encode_batch(texts, add_special_tokens=special), strict=True))
+        found: list[Any] = []
+        total = 0
+        for _, chunk in _chunks(texts):
+            with foreign.reported_as(InvalidArgument, failure, keep=MemoryError):
+                found += self.tokenizer.whole.encode_batch(chunk, add_special_tokens=special)
+            if (total := total + sum(map(len, found[-len(chunk) :]))) > MOST_TOKENS:
+                raise InvalidArgument(
+                    f"input '{self._step.text}' has more than {MOST_TOKENS} tokens in all; divide the request"
+                )
+        return list(zip(texts, found, strict=True))
 
     def _rows(self, first: int, rows: Sequence[Any]) -> list[_Row]:
         encodings = self._encoded(self._cutting, rows)

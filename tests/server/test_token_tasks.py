@@ -367,6 +367,22 @@ class TestTextEmbeddingsInference:
             ("/models/masks/decode", {"ids": ["a"]}, "list of whole numbers"),
             ("/models/masks/decode", {"ids": [-1]}, "ids are from 0"),
             ("/models/masks/decode", {"ids": [[1]] * 2049}, "over the limit of 2048"),
+            (
+                "/models/masks/decode",
+                {"ids": [1] * ((1 << 17) + 1)},
+                "has 131073 tokens in all, over the limit of 131072",
+            ),
+            ("/models/masks/tokenize", {"inputs": ["a " * 40_000] * 4}, "'inputs' has more than 131072 tokens in all"),
+            (
+                "/models/vectors/embed_all",
+                {"inputs": ["a " * 20] * 2048},
+                "has 32768 tokens in all, over the limit of 16384",
+            ),
+            (
+                "/models/table/embed_all",
+                {"inputs": ["a " * 20] * 2048},
+                "has 32768 tokens in all, over the limit of 16384",
+            ),
             ("/models/masks/decode", {}, "list of whole numbers"),
         ],
     )

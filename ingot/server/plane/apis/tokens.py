@@ -17,9 +17,11 @@ from ingot.server.plane.apis.fields import Fields, check_count, in_fields, place
 from ingot.server.plane.handlers import Call
 from ingot.steps import OpenedSteps, StepTime, Values
 from ingot.steps.after.pool import Pool
-from ingot.steps.tokenize import Tokenizing
+from ingot.steps.tokenize import MOST_TOKENS, Tokenizing
 from ingot.tensors import Array
 
+# Tokens of a request whose vectors are answered: JSON has some 4 KB for each.
+_MOST_VECTORS = 1 << 14
 # Elements of vectors that the event loop copies itself.
 _AT_ONCE = 1 << 18
 
@@ -38,6 +40,7 @@ async def embed_all(call: Call) -> list[Array]:
             call, served, texts, prompt=prompt, truncate=truncate, places=[place_of(call.content, "inputs")]
         )
         vectors, counts = answer.values[served.output], answer.values["tokens"]
+        _check_tokens("inputs", int(counts.sum()), _MOST_VECTORS)
         return [row[:count] for row, count in zip(vectors, counts.tolist(), strict=True)]
     return await _unpooled(call, served, asking.raw_inputs(served, texts, prompt=prompt), truncate)
 
@@ -51,6 +54,7 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
     def prepared(steps: OpenedSteps, times: list[StepTime]) -> tuple[tuple[Values, dict[str, Array]], Values]:
         steps.check(raw)
         values = steps.prepare(raw, times)
+        _check_tokens("inputs", int(values["tokens"].sum()), _MOST_VECTORS)
         return (values, steps.tensors(values)), values
 
     values, tensors = await _aside(call, served, prepared, raw)
@@ -60,6 +64,16 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
     request = InferRequest(Template(model.name, model.version), tensors, "", None, call.client)
     vectors = (await call.plane.infer(request, "http")).arrays[pool.tokens]
     return await compression.run(partial(_unpadded, vectors, values[pool.mask]), in_thread=vectors.size > _AT_ONCE)
+
+
+def _check_tokens(name: str, count: int, most: int) -> None:
+    """Refuse a request whose answer would take seconds and hundreds of megabytes.
+
+    Raises:
+        InvalidField: it has more than ``most`` tokens.
+    """
+    if count > most:
+        raise InvalidField(name, f"has {count} tokens in all, over the limit of {most}; divide the request")
 
 
 def _unpadded(vectors: Array, masks: Array) -> list[Array]:
@@ -118,6 +132,7 @@ def _ids(given: Any, most: int) -> list[list[int]]:
         raise InvalidField("ids", "must be a list of whole numbers, or a list of such lists")
     if wrong := [number for row in rows for number in row if not 0 <= number < 1 << 32]:
         raise InvalidField("ids", f"has {wrong[0]}; ids are from 0 to {(1 << 32) - 1}")
+    _check_tokens("ids", sum(map(len, rows)), MOST_TOKENS)
     return rows
 
 
