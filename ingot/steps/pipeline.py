@@ -223,7 +223,11 @@ class OpenedSteps:
         known = ", ".join(f"'{name}'" for name in self._specs)
         for name in values:
             if name not in self._specs:
-                raise InvalidArgument(f"unknown input '{name}'; the model's raw inputs are {known}")
+                tensors = ", ".join(f"'{tensor}'" for tensor in self._graph)
+                raise InvalidArgument(
+                    f"unknown input '{name}'; the model's raw inputs are {known}, and instead of all of these it takes "
+                    f"{tensors}"
+                )
         for name in self._required:
             if name not in values:
                 raise InvalidArgument(f"input '{name}' is missing; the model's raw inputs are {known}")
