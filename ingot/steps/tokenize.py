@@ -160,7 +160,7 @@ class Tokenizing:
 
     Raises:
         InvalidArgument: rows have no room, or no token has the id of padding.
-        InvalidArchive: the tokenizer may make too much of a text.
+        InvalidArchive: the tokenizer may make too much of a text, or its rows of more than each text once.
     """
 
     def __init__(self, step: Tokenize, own: Tokenizer):
@@ -173,6 +173,7 @@ class Tokenizing:
                 f"max_length of step 'tokenize' is {step.max_length}, but '{step.file}' puts {special} special tokens "
                 f"into each row; set it to {special + 1} or more"
             )
+        own.check_rows(pair=bool(step.pair))
         own.check_id("pad_id of step 'tokenize'", step.pad_id)
         windows = {} if step.stride is None else {"strategy": "only_second", "stride": step.stride}
         self._cutting: Any = own.cutting(step.max_length, side=step.truncation_side, **windows)  # type: ignore[arg-type]

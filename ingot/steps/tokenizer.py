@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -100,6 +101,22 @@ class Tokenizer:
         """Return how many special tokens each row has."""
         count: int = self.whole.num_special_tokens_to_add(pair)
         return count
+
+    def check_rows(self, *, pair: bool) -> None:
+        """Refuse a tokenizer that repeats a text in its row, which cutting does not count.
+
+        Raises:
+            InvalidArchive: it does.
+        """
+        for texts in (("a",), ("a", "a"))[: 1 + pair]:
+            most = found = self.special(pair=len(texts) > 1) + len(texts)
+            with contextlib.suppress(InvalidArchive), foreign.reported_as(InvalidArchive, "has no token for this text"):
+                found = len(self.cutting(most).encode(*texts))
+            if found > most:
+                raise InvalidArchive(
+                    f"the tokenizer '{self.name}' cut at {most} tokens makes rows of {found}: its post-processor "
+                    "repeats a text, or adds other special tokens than it states; let it have each text once"
+                )
 
     def check_id(self, what: str, number: int) -> None:
         """Refuse an id that no token has.

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import tokenizers
 
 import ingot
 from ingot import Client
@@ -165,6 +166,20 @@ def test_a_normalizer_that_makes_long_texts_of_letters(
     hostile = test_steps.make(tmp_path, tokenizer=json.dumps(grown).encode(), tested=False)
     with pytest.raises(InvalidArchive, match=message):
         serve(changed(hostile, lambda steps: first(steps, max_characters=100_000)), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["single", "pair"])
+def test_a_post_processor_that_repeats_a_text(kind: str, tmp_path: Path) -> None:
+    """The package cuts each text before it is repeated, so rows are longer than ``max_length``."""
+    repeated = json.loads(tokenizer_file())
+    template = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]" if kind == "pair" else "$A $A $A",
+        pair="[CLS] $A $B $B [SEP]" if kind == "pair" else "[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    repeated["post_processor"] = json.loads(template.__getstate__())
+    with pytest.raises(InvalidArchive, match="its post-processor repeats a text"):
+        serve(test_steps.make(tmp_path, tokenizer=json.dumps(repeated).encode(), tested=False), tmp_path)
 
 
 def test_a_decoder_that_makes_long_texts_of_letters(tmp_path: Path) -> None:
