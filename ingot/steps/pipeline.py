@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -134,20 +134,35 @@ class Steps(BaseModel):
         """Check that the steps and the graph fit together.
 
         Raises:
-            InvalidArgument: a step or the graph needs a value that nothing before it makes, or a name is taken; all raw
-                inputs are optional; a classifier has more or fewer labels than the graph has logits.
+            InvalidArgument: a step or the graph needs a value that nothing before it makes; a name is taken or occurs
+                twice; all raw inputs are optional, or one that a step needs; a classifier has more or fewer labels than
+                the graph has logits.
         """
         raw, graph = [spec.name for spec in self.inputs], [spec.name for spec in signature.inputs]
         if taken := set(raw) & set(graph):
             raise InvalidArgument(f"'{taken.pop()}' is an input of the graph and of the steps; rename one of them")
         if set(raw) <= set(self.optional):
             raise InvalidArgument("the steps have no raw input that a request must have; make one of them required")
+        self._check_names(raw)
         known: dict[str, TensorSpec | None] = dict.fromkeys(raw)
         _walk(self.before, known)
         _need(graph, known, "the graph")
         known.update({spec.name: spec for spec in signature.outputs})
         _walk(self.after, known)
         _need([spec.name for spec in self.outputs], known, "the answer")
+
+    def _check_names(self, raw: Sequence[str]) -> None:
+        answers = [spec.name for spec in self.outputs]
+        for what, names in {"inputs": raw, "optional": self.optional, "outputs": answers}.items():
+            if len(set(names)) < len(names):
+                raise InvalidArgument(f"a name occurs twice in the steps' {what}: {', '.join(names)}")
+        if unknown := set(self.optional) - set(raw):
+            raise InvalidArgument(f"optional names '{min(unknown)}', which is not an input of the steps; remove it")
+        for step in self.before:
+            if missing := set(step.reads) & set(self.optional):
+                raise InvalidArgument(
+                    f"step '{step.kind}' needs '{min(missing)}', which requests may leave out; remove it from optional"
+                )
 
     def open(
         self, files: Files, signature: Signature, decoding: Callable[[ItemStep], Apply] | None = None

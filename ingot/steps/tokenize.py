@@ -54,8 +54,8 @@ class Tokenize(Step):
     overflow: Literal["cut", "refuse"] = "cut"
     max_characters: int = Field(100_000, ge=1, le=1 << 24)
     max_total_characters: int = Field(2_000_000, ge=1, le=1 << 28)
-    pad_id: int = Field(0, ge=0)
-    pad_type: int = Field(0, ge=0)
+    pad_id: int = Field(0, ge=0, lt=1 << 32)
+    pad_type: int = Field(0, ge=0, lt=1 << 31)
     padding_side: Literal["right", "left"] = "right"
     truncation_side: Literal["right", "left"] = "right"
     stride: int | None = Field(None, ge=0)

@@ -18,7 +18,7 @@ from ingot.model_store import Archive, BlobFolder
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import manifest
 from ingot.steps import audio_classification, tokenizer
-from tests.server import test_image_steps, test_sound_steps, test_steps
+from tests.server import test_apis, test_image_steps, test_sound_steps, test_steps
 from tests.steps.bert import tokenizer_file
 
 Change = Callable[[dict[str, Any]], object]
@@ -89,12 +89,22 @@ def test_operations(change: Change, message: str, tmp_path: Path) -> None:
         (lambda steps: first(steps, max_characters=1 << 40), "max_characters': Input should be less than or equal to"),
         (lambda steps: first(steps, prompts={"a": "a" * 20_000}), "String should have at most 10000 characters"),
         (lambda steps: steps.update(max_items=1 << 40), "max_items': Input should be less than or equal to"),
+        (lambda steps: first(steps, pad_type=10**18), "pad_type': Input should be less than"),
+        (lambda steps: steps.update(optional=["text_pair", "more"]), "optional names 'more', which is not an input"),
+        (lambda steps: steps["inputs"].append(steps["inputs"][0]), "occurs twice in the steps' inputs: text"),
+        (lambda steps: steps["outputs"].append(steps["outputs"][0]), "occurs twice in the steps' outputs: label"),
+        (lambda steps: first(steps, text="text_pair", pair="text"), "'tokenize' needs 'text_pair', which requests may"),
         (lambda steps: steps["after"][0].update(logits="nothing"), "step 'classify' needs 'nothing', which is not"),
     ],
 )  # fmt: skip
 def test_texts(change: Change, message: str, tmp_path: Path) -> None:
     with pytest.raises((InvalidArchive, InvalidArgument), match=message):
         serve(changed(test_steps.make(tmp_path), change), tmp_path)
+
+
+def test_a_mode_of_pooling_that_repeats(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArchive, match="a mode occurs twice; name each once"):
+        changed(test_apis.table(tmp_path), lambda steps: steps["after"][0].update(modes=["mean"] * 5000))
 
 
 @pytest.mark.parametrize("declared", [{"dtype": "INT32"}, {"shape": ["batch", 7]}, {"shape": ["batch"]}])

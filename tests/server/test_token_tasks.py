@@ -261,6 +261,8 @@ class TestHuggingFace:
             ("vectors", {"inputs": "a", "normalize": True}, "as the model makes them"),
             ("vectors", {"inputs": "a", "parameters": {"pooling": "mean"}}, "'parameters.pooling' is not a parameter"),
             ("vectors", {"inputs": "a", "parameters": 5}, "'parameters' is 5; it must be an object"),
+            ("vectors", {"inputs": "a", "parameters": ""}, "must be an object"),
+            ("vectors", {"inputs": "a", "parameters": []}, "must be an object"),
             ("entails", {"inputs": "a", "parameters": 5}, "'parameters' is 5; it must be an object"),
             ("vectors", {"inputs": "a", "parameters": {"prompt_name": "b"}}, "has no prompts"),
             # Refused before the text, or the template, is copied for each label: there would be gigabytes of them.

@@ -184,6 +184,14 @@ class TestVectors:
         with pytest.raises(InvalidArchive, match=r"'w\.npy' is not a \.npy file of a plain array"):
             run(Dense(weight="w.npy"), {}, {"w.npy": several.getvalue()})
 
+    def test_a_dense_layer_of_another_size(self) -> None:
+        file = BytesIO()
+        np.save(file, np.ones((2, 3), np.float32))
+        with pytest.raises(
+            InvalidArchive, match=r"'dense' gets 'embedding' of 4 values, but 'dense\.weight\.npy' has 3 col"
+        ):
+            run(Dense(), {"embedding": np.ones((1, 4), np.float32)}, {"dense.weight.npy": file.getvalue()})
+
     def test_normalization(self) -> None:
         found = run(Normalize(), {"embedding": np.array([[3, 4], [0, 0]], np.float32)})["embedding"]
         assert found.tolist() == pytest.approx(np.array([[0.6, 0.8], [0, 0]]))

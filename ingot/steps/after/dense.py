@@ -51,7 +51,13 @@ class Dense(Step):
         activate = ACTIVATIONS[self.activation]
 
         def apply(values: Values) -> Values:
-            return {self.value: activate(values[self.value] @ weight.T + bias)}
+            rows = values[self.value]
+            if rows.shape[-1] != weight.shape[1]:
+                raise InvalidArchive(
+                    f"step 'dense' gets '{self.value}' of {rows.shape[-1]} values, but '{self.weight}' has "
+                    f"{weight.shape[1]} columns; give the weight of this layer"
+                )
+            return {self.value: activate(rows @ weight.T + bias)}
 
         return apply
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array
@@ -29,6 +29,13 @@ class Pool(Step):
     tokens: str = "last_hidden_state"
     mask: str = "attention_mask"
     output: str = "embedding"
+
+    @field_validator("modes")
+    @classmethod
+    def _different(cls, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        if len(set(modes)) < len(modes):
+            raise ValueError("a mode occurs twice; name each once")
+        return modes
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -51,7 +51,8 @@ def at_root(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         InvalidField: the parameters are not an object, or one has another name or is at the root too.
     """
     found = dict(content)
-    parameters = found.pop("parameters", None) or {}
+    parameters = found.pop("parameters", None)
+    parameters = {} if parameters is None else parameters
     if not isinstance(parameters, dict):
         raise InvalidField("parameters", f"is {quoted(parameters)}; it must be an object")
     for name in parameters:
