@@ -13,7 +13,7 @@ import tokenizers
 
 import ingot
 from ingot import Client
-from ingot.errors import IngotError, InvalidArchive, InvalidArgument
+from ingot.errors import IngotError, InternalError, InvalidArchive, InvalidArgument
 from ingot.model_store import Archive, BlobFolder
 from ingot.model_store.blobs.blobs import read
 from ingot.model_store.format import manifest
@@ -105,6 +105,14 @@ def test_texts(change: Change, message: str, tmp_path: Path) -> None:
 def test_a_mode_of_pooling_that_repeats(tmp_path: Path) -> None:
     with pytest.raises(InvalidArchive, match="a mode occurs twice; name each once"):
         changed(test_apis.table(tmp_path), lambda steps: steps["after"][0].update(modes=["mean"] * 5000))
+
+
+def test_edited_steps_are_blamed_for_their_answers(tmp_path: Path) -> None:
+    edited = changed(test_steps.make(tmp_path), lambda steps: steps["after"][0].update(function="sigmoid"))
+    with pytest.raises(
+        InternalError, match=r"the steps after golden case 0 .*; the steps, or the packages that run them"
+    ):
+        serve(edited, tmp_path)
 
 
 @pytest.mark.parametrize("declared", [{"dtype": "INT32"}, {"shape": ["batch", 7]}, {"shape": ["batch"]}])

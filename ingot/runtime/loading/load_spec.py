@@ -45,6 +45,11 @@ from ingot.tensors.padding import Padding
 OpenEngine = Callable[[str, int], Engine]
 
 
+# What an answer that differs from a golden shows, of the graph and of steps, which read what the golden holds.
+_GRAPH = "the graph was changed since, or this machine or its engine computes something else"
+_STEPS = "the steps, or the packages that run them, compute something else than when the archive was made"
+
+
 @dataclass(frozen=True)
 class LoadSpec:
     """The description of a model to load, from a variant or a file.
@@ -306,10 +311,11 @@ class LoadSpec:
             if self.steps is not None and golden.raw:
                 values = self._prepared(self.steps, golden, case)
                 tensors = self.steps.tensors(values)
-                errors.append(self._compare(golden.inputs, tensors, model, f"the steps before golden case {case}"))
+                where = f"the steps before golden case {case}"
+                errors.append(self._compare(golden.inputs, tensors, model, where, _STEPS))
                 answers = self.steps.comparable(self.steps.finish(values, outputs))
                 expected = self.steps.comparable(golden.answers)
-                errors.append(self._compare(expected, answers, model, f"the steps after golden case {case}"))
+                errors.append(self._compare(expected, answers, model, f"the steps after golden case {case}", _STEPS))
         return max(errors)
 
     def _prepared(self, steps: OpenedSteps, golden: Golden, case: int) -> Values:
@@ -323,13 +329,19 @@ class LoadSpec:
         except (InvalidArgument, TooLarge) as error:
             raise InvalidArchive(f"the archive's steps refuse its own raw golden case {case}: {error}") from error
 
-    def _compare(self, expected: Mapping[str, Array], actual: Mapping[str, Array], model: str, where: str) -> float:
+    def _compare(
+        self,
+        expected: Mapping[str, Array],
+        actual: Mapping[str, Array],
+        model: str,
+        where: str,
+        cause: str = _GRAPH,
+    ) -> float:
         output, error = arrays.worst_error(expected, actual)
         if error > self.tolerance:
             raise InternalError(
                 f"model '{model}' does not reproduce its golden outputs: output '{output}' of {where} departs by "
-                f"{error:.2e}, tolerance {self.tolerance:.0e}; this machine or its engine computes something else, so "
-                "the model is not served"
+                f"{error:.2e}, tolerance {self.tolerance:.0e}; {cause}, so the model is not served"
             )
         return error
 
