@@ -77,6 +77,29 @@ def test_an_engine_process_is_measured_and_ended_with_its_server(tmp_path: Path,
     assert list(server._folders()) == []
 
 
+def test_threads_that_have_ended_are_measured(tmp_path: Path) -> None:
+    """FastAPI's functions run in threads that end when they idle."""
+    program = """if True:
+        import threading, time
+
+        def burn():
+            while time.thread_time() < 0.6:
+                pass
+
+        thread = threading.Thread(target=burn)
+        thread.start()
+        thread.join()
+        print("ended", flush=True)
+        time.sleep(60)
+    """
+    server = Process([sys.executable, "-c", program], {}, tmp_path / "log", core=None)
+    try:
+        wait_until(lambda: "ended" in (tmp_path / "log").read_text())
+        assert server.usage().cpu >= 0.6
+    finally:
+        server.close()
+
+
 def test_ports_that_are_found_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may hand out a port again as soon as it is released."""
     given, released = itertools.count(40_000), list[int]()
