@@ -97,7 +97,7 @@ def _outline(path: Path) -> Any:
     with foreign.reported_as(InvalidArgument, unread), quiet(), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model: Any = getattr(transformers, Folder(path).architecture, None)
-        auto: Any = transformers.AutoModel
-        outline: Any = model._from_config(config) if hasattr(model, "_from_config") else auto.from_config(config)
+        known = isinstance(model, type) and issubclass(model, transformers.PreTrainedModel)
+        outline: Any = model(config) if known else transformers.AutoModel.from_config(config)
     outline.config = config
     return outline
