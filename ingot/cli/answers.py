@@ -6,6 +6,8 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ingot.tasks import form_of
+
 if TYPE_CHECKING:
     from ingot.tensors import Array
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
 def lines_of(outputs: Mapping[str, Array]) -> list[str] | None:
     """Return lines with the answers to each item; None if the outputs have no form that is known here."""
-    return next((lines(outputs) for names, lines in _FORMS if names <= outputs.keys()), None)
+    lines = LINES.get(form_of(outputs))
+    return None if lines is None else lines(outputs)
 
 
 def _classes(outputs: Mapping[str, Array]) -> list[str]:
@@ -103,13 +106,13 @@ def _text(value: bytes | str) -> str:
 
 _ENTITY, _ANSWER = ("entity", "word", "score", "start", "end"), ("answer", "score", "start", "end")
 _WORD = ("token", "token_str", "score")
-# The outputs that a form has, and its lines.
-_FORMS: tuple[tuple[set[str], Lines], ...] = (
-    ({"label", "score", "box", "count"}, _boxes),
-    ({"label", "mask", "count"}, _masks),
-    ({"label", "score"}, _classes),
-    ({*_ENTITY, "count"}, _entities),
-    ({*_ANSWER, "count"}, _answers),
-    ({*_WORD, "count"}, _words),
-    ({"text", "seconds"}, _transcripts),
-)
+LINES: Mapping[str, Lines] = {
+    "boxes": _boxes,
+    "masks": _masks,
+    "classes": _classes,
+    "entities": _entities,
+    "spans": _answers,
+    "words": _words,
+    "transcripts": _transcripts,
+}
+"""The lines of each form of :data:`ingot.tasks.FORMS`."""

@@ -17,6 +17,7 @@ from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
 from ingot.errors import ExportError, IngotError, InvalidArgument, Unsupported
+from ingot.tasks import ON_TEXTS, Task
 
 if TYPE_CHECKING:
     from ingot.export.estimate.plan import Estimate
@@ -24,26 +25,9 @@ if TYPE_CHECKING:
     from ingot.model_store import Archive, ServingDefaults
     from ingot.steps import Described
 
-# As in ingot.export.pipeline and ingot.export.tasks, which import more than --help needs.
+# As in ingot.export.pipeline, which imports more than --help needs.
 Target = Literal["onnx", "aoti", "pt2"]
 Device = Literal["cpu", "cuda"]
-Task = Literal[
-    "auto",
-    "none",
-    "text-classification",
-    "text-ranking",
-    "sentence-similarity",
-    "token-classification",
-    "question-answering",
-    "fill-mask",
-    "feature-extraction",
-    "image-classification",
-    "object-detection",
-    "image-segmentation",
-    "image-feature-extraction",
-    "audio-classification",
-    "automatic-speech-recognition",
-]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
@@ -358,9 +342,7 @@ def export(
 
 def _padding(found: Found, described: Described | None) -> str | tuple[()]:
     """Return the padding along which requests of texts of different lengths share a batch; none for other tasks."""
-    from ingot.steps.declared import ON_FILES
-
-    if found.task in ON_FILES:
+    if found.task not in ON_TEXTS:
         return ()
     [step] = described.steps.before[:1] if described is not None else [None]
     pad_id = getattr(step, "pad_id", 0)

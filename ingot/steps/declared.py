@@ -14,6 +14,7 @@ from ingot.steps.image import image_classification, image_feature_extraction, im
 from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.text import embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
+from ingot.tasks import ON_TEXTS, Task
 
 
 def read_steps(path: Path) -> Described:
@@ -34,7 +35,7 @@ def read_steps(path: Path) -> Described:
     task = content.pop("task", None)
     if task not in TASKS:
         raise InvalidArgument(f"{path} has the task {quoted(task)}; write one of: {', '.join(TASKS)}")
-    if task not in ON_FILES:
+    if task in ON_TEXTS:
         if not isinstance(content.get("tokenizer"), str):
             raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
         content["tokenizer"] = path.parent / content["tokenizer"]
@@ -44,7 +45,7 @@ def read_steps(path: Path) -> Described:
         raise InvalidArgument(f"{path} does not describe the task {task}: {error}") from error
 
 
-TASKS: Mapping[str, Callable[..., Described]] = {
+TASKS: Mapping[Task, Callable[..., Described]] = {
     "text-classification": text_classification,
     "text-ranking": text_ranking,
     "sentence-similarity": embedding,
@@ -59,13 +60,4 @@ TASKS: Mapping[str, Callable[..., Described]] = {
     "audio-classification": audio_classification,
     "automatic-speech-recognition": speech_recognition,
 }
-"""The tasks, as Hugging Face names them."""
-ON_FILES = (
-    "image-classification",
-    "object-detection",
-    "image-segmentation",
-    "image-feature-extraction",
-    "audio-classification",
-    "automatic-speech-recognition",
-)
-"""The tasks on pictures and sounds, which have no tokenizer."""
+"""The function that describes each task of :mod:`ingot.tasks`."""

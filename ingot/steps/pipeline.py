@@ -27,6 +27,7 @@ from ingot.steps.item import ItemStep
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.step import Apply, Files, Values
 from ingot.steps.tokenize import Tokenize, Tokenizing
+from ingot.tasks import form_of
 from ingot.tensors import Array, DType, Signature, TensorSpec
 
 AnyStep = Annotated[
@@ -93,7 +94,7 @@ class Steps(BaseModel):
 
         ``raw_files`` has the media types of inputs that are files, and ``raw_options`` the inputs of which one element
         may stand for all items, with the values that each accepts, none for any; both as JSON. ``max_tokens`` is the
-        limit of a text.
+        limit of a text, and ``answer_form`` one of :data:`ingot.tasks.FORMS`.
         """
         needed = [spec for spec in self.inputs if spec.name not in self.optional]
         others = [spec for spec in self.inputs if spec.name in self.optional]
@@ -101,7 +102,8 @@ class Steps(BaseModel):
         listed = {name: "; ".join(map(str, specs)) for name, specs in tensors.items() if specs}
         limit = next((step.max_length for step in self.before if isinstance(step, Tokenize) and not step.stride), None)
         tokens = {} if limit is None else {"max_tokens": str(limit)}
-        return {"task": self.task, **listed, **self._described_inputs(), **tokens}
+        form = {"answer_form": self.answer_form} if self.answer_form else {}
+        return {"task": self.task, **listed, **self._described_inputs(), **tokens, **form}
 
     def _described_inputs(self) -> dict[str, str]:
         steps = (*self.before, *self.after)
@@ -115,6 +117,11 @@ class Steps(BaseModel):
             for key, each in found.items()
             if not self.names.isdisjoint(each)
         }
+
+    @property
+    def answer_form(self) -> str:
+        """The form of the answers, of :data:`ingot.tasks.FORMS`; empty if none fits."""
+        return form_of(spec.name for spec in self.outputs)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The tasks of folders of transformers and sentence-transformers: the steps of each, and the original to compare with.
 
-One file holds the tasks of one kind of input. A new task is a function that finds it in a folder, and an entry in the
-table here.
+One file holds the tasks of one kind of input. A new task is a name in :mod:`ingot.tasks`, a function that finds it in a
+folder, and an entry in the table here.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.export.program import quiet
 from ingot.export.tasks import detection, embedding, features, pictures, questions, segmentation, sounds, texts, tokens
-from ingot.export.tasks.folder import Folder, Found, Task
+from ingot.export.tasks.folder import Folder, Found
 from ingot.steps import Described
+from ingot.tasks import Task
 
 __all__ = ["Found", "Task", "find", "of_folder"]
 
@@ -25,7 +26,7 @@ class _Find(Protocol):
 
 
 # In the order in which a folder is tried.
-_FINDERS: Mapping[str, _Find] = {
+_FINDERS: Mapping[Task, _Find] = {
     "sentence-similarity": embedding.find_embedding,
     "image-classification": pictures.find_classifier,
     "object-detection": detection.find_detector,

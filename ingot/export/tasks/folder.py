@@ -7,31 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.steps import Described, Values
-
-Task = Literal[
-    "auto",
-    "none",
-    "text-classification",
-    "text-ranking",
-    "sentence-similarity",
-    "token-classification",
-    "question-answering",
-    "fill-mask",
-    "feature-extraction",
-    "image-classification",
-    "object-detection",
-    "image-segmentation",
-    "image-feature-extraction",
-    "audio-classification",
-    "automatic-speech-recognition",
-]
+from ingot.tasks import Task
 
 
 @dataclass(frozen=True)

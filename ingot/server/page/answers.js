@@ -9,12 +9,12 @@ const words = (bytes) => UTF8.decode(bytes);
 // Returns elements. Outputs have flat data, BYTES as Uint8Array; inputs have a list of values with text, or with bytes and bitmap.
 export async function drawn(outputs, inputs, properties) {
   const by = Object.fromEntries(outputs.map((each) => [each.name, each])), found = [];
-  const [needed, kind] = KINDS.map(([needs, kind]) => [needs(by, properties), kind]).find(([names]) => names) ?? [[], {}];
-  const left = outputs.filter(({name}) => ![...needed, ...COUNTS].includes(name));
-  if (kind.all) found.push(...kind.all(by, inputs, needed[0]));
+  const form = FORMS[properties.answer_form] ?? vectors(by, properties) ?? scores(by) ?? {reads: []};
+  const left = outputs.filter(({name}) => ![...form.reads, ...COUNTS].includes(name));
+  if (form.all) found.push(...form.all(by, inputs, form.reads[0]));
   for (let index = 0; index < (outputs[0]?.shape[0] ?? 0); index++) {
     const item = new Item(by, inputs, index);
-    const parts = [...(kind.each ? await kind.each(item) : []), ...others(item, left), ...lengths(item, properties)];
+    const parts = [...(form.each ? await form.each(item) : []), ...others(item, left), ...lengths(item, properties)];
     if (outputs[0].shape[0] > 1 && parts.length) parts.unshift(make("h4", {}, item.title));
     found.push(make("div", {class: "item"}, ...parts));
   }
@@ -241,22 +241,19 @@ function lengths({outputs, index}, {max_tokens: most}) {
     make("p", {class: "soft tokens"}, text, cut ? make("span", {class: "bad"}, `, ${cut} ${what} cut off`) : ""));
 }
 
-const needs = (...names) => (by) => (names.every((name) => by[name]) ? names : null);
 const vectors = (by, {task}) => {
   const found = /similarity|feature-extraction/.test(task) && Object.values(by).find(({shape, datatype}) => shape.length === 2 && datatype === "FP32");
-  return found ? [found.name] : null;
+  return found ? {all: similarities, reads: [found.name]} : null;
 };
-const scores = (by) => (by.score?.shape.length === 1 && by.score.shape[0] > 1 ? ["score"] : null);
+const scores = (by) => (by.score?.shape.length === 1 && by.score.shape[0] > 1 ? {all: ranking, reads: ["score"]} : null);
 
-// What draws an answer, by the outputs that it needs: each item by itself, or all together. The first that fits does.
-const KINDS = [
-  [needs("label", "score", "box"), {each: boxes}],
-  [(by) => (by.label && by.mask ? ["label", "mask", "score"] : null), {each: masks}],
-  [(by) => (by.entity && by.start && by.end ? ["entity", "word", "score", "start", "end", "index"] : null), {each: entities}],
-  [needs("answer", "score", "start", "end"), {each: span}],
-  [needs("token_str", "sequence", "score", "token"), {each: filled}],
-  [needs("label", "score"), {each: classes}],
-  [vectors, {all: similarities}],
-  [scores, {all: ranking}],
-  [needs("text"), {each: transcript}],
-];
+// What draws each form of ingot/tasks.py, item by item, and the outputs that it reads.
+const FORMS = {
+  boxes: {each: boxes, reads: ["label", "score", "box"]},
+  masks: {each: masks, reads: ["label", "mask", "score"]},
+  entities: {each: entities, reads: ["entity", "word", "score", "start", "end", "index"]},
+  spans: {each: span, reads: ["answer", "score", "start", "end"]},
+  words: {each: filled, reads: ["token_str", "sequence", "score", "token"]},
+  classes: {each: classes, reads: ["label", "score"]},
+  transcripts: {each: transcript, reads: ["text"]},
+};

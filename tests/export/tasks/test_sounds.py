@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -148,10 +147,6 @@ def test_declared_steps_run_on_sounds_that_the_graph_accepts() -> None:
     inputs = "input_values:float32[batch,samples=400..160000:400]"
     archive = export_model(Loudness(), inputs=inputs, output_names=["logits"], steps=steps, name="net")
     assert any(case.raw for case in archive.variant().goldens())
-
-
-def test_the_command_knows_each_task() -> None:
-    assert get_args(command.Task) == get_args(tasks.Task)
 
 
 def test_sounds_are_not_padded_as_texts_are_if_they_have_no_steps(tmp_path: Path) -> None:

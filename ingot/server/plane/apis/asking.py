@@ -24,11 +24,7 @@ from ingot.tensors import Array
 EMBEDDING = "sentence-similarity"
 RANKING = "text-ranking"
 CLASSIFICATION = "text-classification"
-ENTITIES = "token-classification"
-QUESTIONS = "question-answering"
-MASKS = "fill-mask"
 VECTORS = "feature-extraction"
-ON_TEXTS = (EMBEDDING, RANKING, CLASSIFICATION, ENTITIES, QUESTIONS, MASKS, VECTORS)
 AT_ONCE = 1 << 10
 """Parts of an answer, such as names and scores, that the event loop puts together itself."""
 

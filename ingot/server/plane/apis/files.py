@@ -84,11 +84,12 @@ def _files(given: object, most: int) -> list[bytes]:
 
 
 def _form(served: Served) -> _Form:
-    names = {spec.name for spec in served.steps.outputs}
-    for needed, form in _FORMS:
-        if needed <= names:
-            return form
-    raise InvalidField("model", f"is '{served.model.name}', whose task {served.steps.task} this API does not have")
+    steps = served.steps
+    if (form := FORMS.get(steps.answer_form)) is not None:
+        return form
+    if "last_hidden_state" in (spec.name for spec in steps.outputs):
+        return _Form(lambda values, count: [*values["last_hidden_state"].tolist()])
+    raise InvalidField("model", f"is '{served.model.name}', whose task {steps.task} this API does not have")
 
 
 def _declared_function(parameters: Fields, served: Served) -> dict[str, Array]:
@@ -162,11 +163,10 @@ def _text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-_FORMS: Sequence[tuple[set[str], _Form]] = (
-    ({"label", "mask", "count"}, _Form(_masks, _semantic)),
-    ({"label", "score", "box", "count"}, _Form(_boxes, _threshold)),
-    ({"label", "score"}, _Form(_classes, _declared_function, counted=True)),
-    ({"text"}, _Form(_transcripts)),
-    ({"last_hidden_state"}, _Form(lambda values, count: [*values["last_hidden_state"].tolist()])),
-)
-"""The outputs of a model, and the form of an answer from them; the first that fits."""
+FORMS: Mapping[str, _Form] = {
+    "masks": _Form(_masks, _semantic),
+    "boxes": _Form(_boxes, _threshold),
+    "classes": _Form(_classes, _declared_function, counted=True),
+    "transcripts": _Form(_transcripts),
+}
+"""How the answers of each form of :data:`ingot.tasks.FORMS` are read."""

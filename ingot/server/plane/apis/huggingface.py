@@ -13,6 +13,7 @@ from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, at_root, place_of, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps.after.classify import FUNCTIONS
+from ingot.tasks import ON_TEXTS
 
 
 async def answer(call: Call) -> Any:
@@ -26,8 +27,8 @@ async def answer(call: Call) -> Any:
         return await files.answer(call, asked)
     if isinstance(call.content.get("inputs"), bytes):
         raise InvalidField("inputs", f"are a file; model '{call.model}' reads texts: send JSON")
-    served = asking.chosen(call, *asking.ON_TEXTS)
-    if (form := on_tokens.FORMS.get(served.steps.task)) is not None:
+    served = asking.chosen(call, *ON_TEXTS)
+    if (form := on_tokens.TASKS.get(served.steps.task)) is not None:
         return await form(call, served)
     if served.steps.task == asking.EMBEDDING:
         return await _vectors(call)

@@ -218,10 +218,10 @@ def _items(columns: Mapping[str, Array]) -> list[Any]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True)]
 
 
-FORMS: Mapping[str, Callable[[Call, Served], Awaitable[Any]]] = {
-    asking.ENTITIES: entities,
-    asking.QUESTIONS: answers,
-    asking.MASKS: words,
-    asking.VECTORS: vectors,
+TASKS: Mapping[str, Callable[[Call, Served], Awaitable[Any]]] = {
+    "token-classification": entities,
+    "question-answering": answers,
+    "fill-mask": words,
+    "feature-extraction": vectors,
 }
-"""The forms of tasks."""
+"""The tasks whose requests have fields that others do not have."""

@@ -18,6 +18,7 @@ from ingot.server.plane.handlers import Call
 from ingot.steps import OpenedSteps, StepTime, Values
 from ingot.steps.after.pool import Pool
 from ingot.steps.tokenize import MOST_TOKENS, Tokenizing
+from ingot.tasks import ON_TEXTS
 from ingot.tensors import Array
 
 # Tokens of a request whose vectors are answered: JSON has some 4 KB for each.
@@ -83,7 +84,7 @@ def _unpadded(vectors: Array, masks: Array) -> list[Array]:
 async def tokenize(call: Call) -> list[list[dict[str, Any]]]:
     """Return the tokens of each text; texts are not cut."""
     fields = Fields(call.content)
-    served = asking.chosen(call, *asking.ON_TEXTS)
+    served = asking.chosen(call, *ON_TEXTS)
     texts, special = fields.texts("inputs", served.steps.max_items), fields.flag("add_special_tokens")
     prompt = fields.text("prompt_name", "")
     fields.end()
@@ -113,7 +114,7 @@ def _tokens(raw: Mapping[str, Array], special: bool, step: Tokenizing) -> list[l
 async def decode(call: Call) -> list[str]:
     """Return the text of each list of ids."""
     fields = Fields(call.content)
-    served = asking.chosen(call, *asking.ON_TEXTS)
+    served = asking.chosen(call, *ON_TEXTS)
     given, skip = fields.any("ids"), fields.flag("skip_special_tokens")
     fields.end()
     rows = _ids(given, served.steps.max_items)

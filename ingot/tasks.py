@@ -1,0 +1,54 @@
+"""The tasks that steps are known for, and the forms of their answers.
+
+A new task is a name here, its function in :data:`ingot.steps.declared.TASKS` and, if folders of transformers describe
+it, its finder in :mod:`ingot.export.tasks`. A new form is an entry here and what draws it in three places:
+in ``server/plane/apis`` for ``POST /models/NAME``, in ``cli/answers.py`` as lines, and in ``server/page/answers.js``. A
+test names what is missing. This module imports nothing else of Ingot, so that ``--help`` and clients stay fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+OnTexts = Literal[
+    "text-classification",
+    "text-ranking",
+    "sentence-similarity",
+    "token-classification",
+    "question-answering",
+    "fill-mask",
+    "feature-extraction",
+]
+OnFiles = Literal[
+    "image-classification",
+    "object-detection",
+    "image-segmentation",
+    "image-feature-extraction",
+    "audio-classification",
+    "automatic-speech-recognition",
+]
+Task = Literal["auto", "none", OnTexts, OnFiles]
+"""What an export is asked for: a task as Hugging Face names it, ``auto`` to find it, or ``none``."""
+ON_TEXTS: Final[tuple[OnTexts, ...]] = get_args(OnTexts)
+"""Tasks on texts, which have a tokenizer."""
+
+FORMS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "boxes": frozenset({"label", "score", "box", "count"}),
+        "masks": frozenset({"label", "mask", "count"}),
+        "entities": frozenset({"entity", "word", "score", "start", "end", "count"}),
+        "spans": frozenset({"answer", "score", "start", "end", "count"}),
+        "words": frozenset({"token", "token_str", "score", "sequence", "count"}),
+        "classes": frozenset({"label", "score"}),
+        "transcripts": frozenset({"text", "seconds"}),
+    }
+)
+"""The forms of answers, each with the outputs that it needs. The first that fits is the form of a model's answers."""
+
+
+def form_of(outputs: Iterable[str]) -> str:
+    """Return the form of answers with these outputs; empty if none fits, as for vectors."""
+    names = frozenset(outputs)
+    return next((form for form, needed in FORMS.items() if needed <= names), "")
