@@ -99,6 +99,7 @@ def _outline(path: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model: Any = getattr(transformers, Folder(path).architecture, None)
         known = isinstance(model, type) and issubclass(model, transformers.PreTrainedModel)
-        outline: Any = model(config) if known else transformers.AutoModel.from_config(config)
+        auto: Any = transformers.AutoModel
+        outline: Any = model(config) if known else auto.from_config(config)
     outline.config = config
     return outline
