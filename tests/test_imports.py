@@ -35,6 +35,7 @@ FLOORS = {
     "steps": 3,
     "demo": 3,
     "addresses": 0,
+    "tasks": 0,
     "faultlog": 1,
     "foreign": 1,
     "report": 1,
