@@ -22,9 +22,9 @@ from typing import Any
 
 from ingot.errors import IngotError
 from ingot.export.program import quiet
-from ingot.export.proof import texts
 from ingot.export.tasks.tokenizer import serialized
 from ingot.steps import Values
+from ingot.steps import sample_texts as texts
 from ingot.steps.tokenize import Tokenize
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "tokenizers.md"

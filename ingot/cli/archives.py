@@ -103,12 +103,11 @@ def _replayed(archive: Archive, name: str | None) -> Iterator[Replay]:
         InvalidArchive: an answer differs.
         Unsupported: a variant cannot be run here.
     """
-    from ingot.quant.measure.comparison import unpacked
     from ingot.runtime.loading.replay import replay
 
     for variant in archive.variants if name is None else [archive.variant(name)]:
         if name is not None or not variant.executable:
-            yield replay(unpacked(variant))
+            yield replay(variant.unpacked())
 
 
 def describe(archive: Archive) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +17,9 @@ from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say
 
 if TYPE_CHECKING:
+    from ingot.model_store import Variant
     from ingot.model_store.diff import Diff
+    from ingot.steps import Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +181,10 @@ def diff(
         check_apart(report, **{"first archive": first.name, "second archive": second.name})
     from ingot.model_store.diff import diff as run
     from ingot.model_store.diff import view
-    from ingot.quant.measure.stages import compare_steps
 
     with progress("Opening") as step:
         archives, variants = (first.open(), second.open()), (first.variant, second.variant)
-        found = run(*archives, variants=variants, labels=(before, after), progress=step, compare_steps=compare_steps)
+        found = run(*archives, variants=variants, labels=(before, after), progress=step, open_graph=_graph)
     if report is not None:
         put(report, _shown(found, report.suffix, tensors))
         note(f"wrote the differences to {report}")
@@ -189,6 +192,15 @@ def diff(
         print_json(found.model_dump(mode="json"))
     else:
         say(view.text(found, tensors).rstrip("\n"))
+
+
+@contextmanager
+def _graph(variant: Variant) -> Iterator[Callable[[Values], Values]]:
+    from ingot.runtime import load_engine
+    from ingot.runtime.engines.loader import spec_of
+
+    with closing(load_engine(spec_of(variant))) as engine:
+        yield engine.run
 
 
 def _shown(found: Diff, suffix: str, tensors: int) -> str:

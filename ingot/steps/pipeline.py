@@ -137,6 +137,12 @@ class Steps(BaseModel):
         """Return whether a request with inputs of these names is one for the steps."""
         return not self.names.isdisjoint(names)
 
+    def comparable(self, answers: Values) -> Values:
+        """Return answers in a form that machines reproduce but for rounding, such as shares of pixels for PNG files."""
+        for step in self.after:
+            answers = step.comparable(answers)
+        return answers
+
     def check(self, signature: Signature) -> None:
         """Check that the steps and the graph fit together.
 
@@ -334,12 +340,6 @@ class OpenedSteps:
         """
         found = _run(self._after, {**values, **outputs}, times)
         return {name: _declared(spec, found[name]) for name, spec in self._answers.items()}
-
-    def comparable(self, answers: Values) -> Values:
-        """Return answers in a form that machines reproduce but for rounding, such as shares of pixels for PNG files."""
-        for step in self.config.after:
-            answers = step.comparable(answers)
-        return answers
 
     def run(self, values: Values, run: Run) -> dict[str, Array]:
         """Answer raw inputs with a graph.

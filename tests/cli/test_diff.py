@@ -12,8 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ingot
+from ingot.cli.compare import _graph
 from ingot.model_store.diff.records import LabelsChange
-from ingot.quant.measure.stages import compare_steps
+from ingot.model_store.diff.stages import compare_steps
 from ingot.steps import object_detection
 from tests import onnx_models
 from tests.server import test_detection, test_image_steps, test_steps
@@ -169,6 +170,6 @@ def test_labels_of_a_detector(tmp_path: Path) -> None:
         ingot.export_model(graph, steps=object_detection(labels, **options), name="quarters").variant()
         for labels in (["red", "green", "blue"], ["red", "blue", "black"])
     ]
-    found = compare_steps(*variants)
+    found = compare_steps(variants[0], variants[1], _graph)
     assert found is not None
     assert found.labels == LabelsChange(added=("black",), removed=("green",), moved=("blue",))

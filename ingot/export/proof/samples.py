@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.errors import InvalidArgument
-from ingot.export.proof import texts
 from ingot.steps import OpenedSteps, Values
+from ingot.steps import sample_texts as texts
 from ingot.steps.after.fill import Fill
 from ingot.steps.images.image import Image
 from ingot.steps.images.pictures import drawn

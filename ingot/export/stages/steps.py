@@ -232,7 +232,7 @@ def _settled(opened: OpenedSteps, case: Golden, tolerance: float) -> bool:
     values, random = opened.prepare(case.raw), np.random.default_rng(0)
 
     def says(answers: Values) -> Values:
-        found = opened.comparable(answers).items()
+        found = opened.config.comparable(answers).items()
         return {name: array for name, array in found if not DType.of(array).is_float}
 
     for _ in range(_NOISES):

@@ -16,9 +16,9 @@ import numpy as np
 from ingot import foreign
 from ingot.errors import InvalidArgument, missing_package
 from ingot.export.program import quiet
-from ingot.export.proof import texts
 from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, image_classification
+from ingot.steps import sample_texts as texts
 from ingot.steps.after.classify import Function
 from ingot.steps.images.operations import CenterCrop, Operation, Pad, Resize
 from ingot.steps.images.pictures import drawn

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from ingot.errors import Unsupported
-from ingot.export.proof import texts
 from ingot.export.tasks.folder import Folder, Found
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Original, Values, question_answering
+from ingot.steps import sample_texts as texts
 from ingot.steps.ragged import columns
 from ingot.tensors import Array
 

@@ -12,11 +12,11 @@ import numpy as np
 from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.program import quiet
-from ingot.export.proof.texts import as_bytes
 from ingot.export.source.sounds import least_samples
 from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, audio_classification, speech_recognition
 from ingot.steps.after.ctc import Convolution
+from ingot.steps.sample_texts import as_bytes
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.extractors import Extraction, extraction_of
 from ingot.steps.sounds.synthesis import synthesized

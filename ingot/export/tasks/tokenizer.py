@@ -10,8 +10,8 @@ from typing import Any, Literal
 from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.program import quiet
-from ingot.export.proof import texts
 from ingot.steps import Original, Values
+from ingot.steps import sample_texts as texts
 
 # Patterns of files that have the words of a tokenizer. Without one, transformers makes an empty tokenizer.
 _VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.vocab", "*.tiktoken")

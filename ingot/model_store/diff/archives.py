@@ -7,14 +7,15 @@ from typing import Any
 
 from ingot.errors import missing_package
 from ingot.model_store.diff import facts, measured
-from ingot.model_store.diff.records import Diff, Side, StepsDiff, VariantDiff
+from ingot.model_store.diff.answers import OpenGraph
+from ingot.model_store.diff.records import Diff, Side, VariantDiff
+from ingot.model_store.diff.stages import compare_steps
 from ingot.model_store.diff.tensors import about, compare
 from ingot.model_store.format import manifest
 from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.variant import Variant
 
 Progress = Callable[[str], None]
-CompareSteps = Callable[[Variant, Variant], StepsDiff | None]
 
 
 def diff(
@@ -24,7 +25,7 @@ def diff(
     variants: tuple[str | None, str | None] = (None, None),
     labels: tuple[str, str] | None = None,
     progress: Progress = lambda step: None,
-    compare_steps: CompareSteps = lambda before, after: None,
+    open_graph: OpenGraph | None = None,
 ) -> Diff:
     """Compare two archives. Variants are matched by name; blobs and tensors of equal digests are not read.
 
@@ -35,7 +36,7 @@ def diff(
             archives; with none, all variants.
         labels: names of the two in messages and the result; by default name and digest.
         progress: called at the beginning of each step.
-        compare_steps: compares the steps of two variants, as :mod:`ingot.quant.measure.stages` does, which runs them.
+        open_graph: opens the graphs that answer raw inputs; without it, steps are not run.
 
     Raises:
         NotFound: an archive has no variant of that name.
@@ -50,9 +51,9 @@ def diff(
     for one, other in pairs:
         progress(f"Comparing variant {(other or one or before.variant()).name}")
         variant = _variant(one, other, first, names, progress)
-        if variant.state == "changed" and one is not None and other is not None:
+        if open_graph is not None and variant.state == "changed" and one is not None and other is not None:
             progress(f"Comparing the steps of variant {variant.name}")
-            variant = variant.model_copy(update={"steps": compare_steps(one, other)})
+            variant = variant.model_copy(update={"steps": compare_steps(one, other, open_graph)})
         found.append(variant)
     return Diff(
         before=Side(label=names[0], digest=before.digest, size=sum(first.values())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.bounds import bounds_of
@@ -130,11 +130,20 @@ class Variant:
         referenced.
 
         Raises:
-            InvalidArgument: the archive is not unpacked; see :meth:`Archive.unpacked`.
+            InvalidArgument: the archive is not unpacked; see :meth:`unpacked`.
         """
         if not isinstance(self.blobs, BlobFolder):
             raise InvalidArgument(f"variant '{self.name}' is inside an archive file; unpack the archive first")
         return self.blobs.path(self.graph)
+
+    def unpacked(self) -> Variant:
+        """Return this variant with its blobs as files, without those of the archive's other variants."""
+        if isinstance(self.blobs, BlobFolder):
+            return self
+        folder = BlobFolder.scratch()
+        for layer in self.manifest.layers:
+            folder.copy(self.blobs, layer)
+        return replace(self, blobs=folder)
 
     def document(self, name: str) -> bytes | None:
         """Return a document of the variant, such as ``report.json``, or None."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ingot import tensors
 from ingot.errors import InvalidArgument, Unsupported
-from ingot.model_store import Archive, BlobFolder, Provenance, Variant
+from ingot.model_store import Archive, Provenance, Variant
 from ingot.model_store.format.evidence import distributions
 from ingot.model_store.places import split_variant
 from ingot.quant.data import variance
@@ -22,8 +22,8 @@ from ingot.quant.metric import parse_metric
 from ingot.quant.metric.agreement import by_output
 from ingot.quant.report import words
 from ingot.quant.report.records import DataRecord, ModelComparison, Score, Side
-from ingot.runtime import Engine, EngineSpec, load_engine
-from ingot.runtime.engines.loader import engine_of, precision_of
+from ingot.runtime import Engine, load_engine
+from ingot.runtime.engines.loader import engine_of, spec_of
 from ingot.runtime.machine import devices
 from ingot.runtime.profiling import profile
 from ingot.tensors import Dim, Range, Signature, TensorSpec
@@ -166,35 +166,17 @@ class _Model:
 
 def _find(source: Source) -> _Model:
     if isinstance(source, Variant):
-        return _Model(unpacked(source), source.serving.name)
+        return _Model(source.unpacked(), source.serving.name)
     if isinstance(source, Archive):
-        return _Model(unpacked(source.variant()), source.name)
+        return _Model(source.variant().unpacked(), source.name)
     path, variant = split_variant(os.fspath(source))
-    return _Model(unpacked(Archive.open(path).variant(variant)), path)
-
-
-def unpacked(variant: Variant) -> Variant:
-    """Return a variant with its blobs as files, without those of the archive's other variants."""
-    if isinstance(variant.blobs, BlobFolder):
-        return variant
-    folder = BlobFolder.scratch()
-    for layer in variant.manifest.layers:
-        folder.copy(variant.blobs, layer)
-    return replace(variant, blobs=folder)
+    return _Model(Archive.open(path).variant(variant).unpacked(), path)
 
 
 @contextlib.contextmanager
 def _engine(model: _Model, options: Mapping[str, Any]) -> Iterator[Engine]:
     try:
-        engine = load_engine(
-            EngineSpec(
-                model.variant.path(),
-                format=model.variant.serving.format,
-                engine=engine_of(model.variant),
-                precision=precision_of(model.variant),
-                **options,
-            )
-        )
+        engine = load_engine(spec_of(model.variant, **options))
     except (Unsupported, InvalidArgument) as error:
         raise type(error)(f"{model.label} cannot be run here: {error}") from error
     with contextlib.closing(engine):

@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from ingot.errors import QuantizationError
 from ingot.model_store import Archive, BatchLatency, BlobFolder, Evidence, Serving, add_variant
+from ingot.model_store.diff.answers import agreement
 from ingot.model_store.format import onnx_graph
 from ingot.model_store.format.evidence import speedups
 from ingot.quant.config import HalfRecipe
 from ingot.quant.graph.layers import choose
-from ingot.quant.measure import answers
 from ingot.quant.metric import Comparison, within
 from ingot.quant.report import words
 from ingot.quant.report.records import Candidate, Report, Score
@@ -66,7 +66,7 @@ def add(job: Job, recipe: HalfRecipe, progress: Callable[[str], None]) -> tuple[
     times = _time(job, recipe, job.blobs.path(graph))
     size = graph.size + sum(item.size for item in weights)
     name = packing.free_name(job.archive, recipe.precision)
-    agreed = answers.agreement(job.parent.goldens(), goldens)
+    agreed = agreement(job.parent.goldens(), goldens)
     notes = (*job.notes, *halved.notes, *times.notes, *agreed)
     summary = _report(job, recipe, name, size, comparison, times).model_copy(
         update={"outputs": outputs, "notes": notes, "reason": fault}

@@ -11,10 +11,10 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store import Archive, BlobFolder, Evidence, Provenance, Serving, Variant, add_variant
+from ingot.model_store.diff.answers import agreement
 from ingot.model_store.format.evidence import Interval, MetricEvidence, distributions
 from ingot.quant.config import QuantConfig, installed
 from ingot.quant.data.samples import Samples
-from ingot.quant.measure import answers
 from ingot.quant.measure.datasets import Datasets
 from ingot.quant.measure.limits import Deadline, TimeUp
 from ingot.quant.measure.runner import TrialRunner
@@ -90,7 +90,7 @@ def add(
     built = job.runner.build(chosen.plan, job.blobs)
     with contextlib.closing(built.load()) as engine:
         goldens = job.parent.rerun(engine.run)
-    job = replace(job, notes=(*job.notes, *answers.agreement(job.parent.goldens(), goldens)))
+    job = replace(job, notes=(*job.notes, *agreement(job.parent.goldens(), goldens)))
     summary = report(job, found, name, noises).model_copy(update={"verdict": verdict, "reason": reason})
     recipe = _recipe(job, chosen)
     serving = Serving(

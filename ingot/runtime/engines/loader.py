@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from ingot.errors import Unsupported
 from ingot.model_store import Variant
@@ -53,6 +54,17 @@ def load_engine(spec: EngineSpec, isolation: Isolation | None = None) -> Engine:
 def engine_of(variant: Variant, configured: str | None = None) -> str:
     """Return which engine runs a variant of format ``onnx``: the configured one, or else that of its measurements."""
     return configured or variant.serving.requires.get("engine") or ENGINES[0]
+
+
+def spec_of(variant: Variant, **options: Any) -> EngineSpec:
+    """Return how the engine of an unpacked variant's measurements opens it in this process.
+
+    Args:
+        variant: the variant.
+        options: further fields, such as ``device`` and ``threads``.
+    """
+    form, precision = variant.serving.format, precision_of(variant)
+    return EngineSpec(variant.path(), format=form, engine=engine_of(variant), precision=precision, **options)
 
 
 def measured_with(variant: Variant, configured: str | None) -> bool:

@@ -313,8 +313,8 @@ class LoadSpec:
                 tensors = self.steps.tensors(values)
                 where = f"the steps before golden case {case}"
                 errors.append(self._compare(golden.inputs, tensors, model, where, _STEPS))
-                answers = self.steps.comparable(self.steps.finish(values, outputs))
-                expected = self.steps.comparable(golden.answers)
+                answers = self.steps.config.comparable(self.steps.finish(values, outputs))
+                expected = self.steps.config.comparable(golden.answers)
                 errors.append(self._compare(expected, answers, model, f"the steps after golden case {case}", _STEPS))
         return max(errors)
 

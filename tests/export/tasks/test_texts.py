@@ -16,11 +16,11 @@ from torch import nn
 
 from ingot.errors import InvalidArgument, ParityError, Unsupported
 from ingot.export import export_model, load_source, tasks
-from ingot.export.proof import texts
 from ingot.export.stages import steps as stage
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
 from ingot.steps import Values, image_classification, text_classification
+from ingot.steps import sample_texts as texts
 from ingot.steps.images.operations import Rescale
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded

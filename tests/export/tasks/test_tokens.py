@@ -16,11 +16,11 @@ from torch import nn
 
 from ingot.errors import InvalidArgument
 from ingot.export import export_model, load_source, tasks
-from ingot.export.proof import texts
 from ingot.export.tasks import questions
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
 from ingot.steps import feature_extraction, fill_mask
+from ingot.steps import sample_texts as texts
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ingot.model_store import Golden
-from ingot.quant.measure.answers import agreement
+from ingot.model_store.diff.answers import agreement
 from ingot.steps import Values
 from ingot.steps.ragged import counts, padded
 

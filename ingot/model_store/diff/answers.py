@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 
 from ingot.errors import IngotError, InvalidArgument
-from ingot.model_store import Golden, Variant
 from ingot.model_store.diff.records import AnswerChange, ChangedInput
-from ingot.quant.measure.comparison import unpacked
-from ingot.runtime import Engine, EngineSpec, load_engine
-from ingot.runtime.engines.loader import engine_of, precision_of
+from ingot.model_store.format.goldens import Golden
+from ingot.model_store.format.variant import Variant
 from ingot.steps import Values
 from ingot.tensors import Array, DType, arrays
 
+Run = Callable[[Values], Values]
+"""Runs a graph: its outputs from its inputs."""
+OpenGraph = Callable[[Variant], AbstractContextManager[Run]]
+"""Opens the graph of a variant, whose blobs are files."""
 # Inputs whose answers changed most that are listed.
 _LISTED = 5
 # Characters of a text that are shown.
@@ -29,14 +31,14 @@ class Answered:
 
     Args:
         variant: with steps.
-        stack: closes the engine.
+        open_graph: opens its graph.
     """
 
-    def __init__(self, variant: Variant, stack: contextlib.ExitStack):
+    def __init__(self, variant: Variant, open_graph: Callable[[Variant], Run]):
         self.cases = [case for case in variant.goldens() if case.raw]
         self._recorded = {_key(case.raw): case.answers for case in self.cases}
-        self._variant, self._stack = variant, stack
-        self._engine: Engine | None = None
+        self._variant, self._open = variant, open_graph
+        self._run: Run | None = None
 
     def answer(self, raw: dict[str, Array]) -> Values:
         """Return the answers to raw inputs, in a form that machines reproduce but for rounding.
@@ -45,13 +47,8 @@ class Answered:
             InvalidArgument: they are not recorded, and the variant cannot be run here, or does not accept them.
             IngotError: the graph cannot be run.
         """
-        return self._comparable(self._answer(raw))
-
-    def _comparable(self, answers: Values) -> Values:
-        steps = self._variant.serving.steps
-        for step in steps.after if steps is not None else ():
-            answers = step.comparable(answers)
-        return answers
+        steps, answers = self._variant.serving.steps, self._answer(raw)
+        return answers if steps is None else steps.comparable(answers)
 
     def _answer(self, raw: dict[str, Array]) -> Values:
         if (found := self._recorded.get(_key(raw))) is not None:
@@ -59,9 +56,8 @@ class Answered:
         steps = self._variant.opened_steps()
         if steps is None or self._variant.executable:
             raise InvalidArgument(f"variant '{self._variant.name}' is not run: its format can run its author's code")
-        if self._engine is None:
-            self._engine = self._stack.enter_context(contextlib.closing(_engine(unpacked(self._variant))))
-        return steps.run(raw, self._engine.run)
+        self._run = self._run or self._open(self._variant.unpacked())
+        return steps.run(raw, self._run)
 
 
 def compare_answers(before: Answered, after: Answered) -> tuple[list[AnswerChange], list[ChangedInput], list[str]]:
@@ -175,13 +171,6 @@ def _decoded(content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError:
         return f"a file of {len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
-
-
-def _engine(variant: Variant) -> Engine:
-    spec = EngineSpec(
-        variant.path(), format=variant.serving.format, engine=engine_of(variant), precision=precision_of(variant)
-    )
-    return load_engine(spec)
 
 
 def _key(raw: Values) -> bytes:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import IngotError
-from ingot.export.proof import texts
-from ingot.model_store import Golden, Variant
+from ingot.model_store.diff.answers import Answered, OpenGraph, compare_answers
 from ingot.model_store.diff.records import LabelsChange, StepChange, StepsDiff
 from ingot.model_store.format import manifest
-from ingot.quant.measure.answers import Answered, compare_answers
+from ingot.model_store.format.goldens import Golden
+from ingot.model_store.format.variant import Variant
 from ingot.steps import Apply, ItemStep, Steps
+from ingot.steps import sample_texts as texts
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import Normalize, Rescale
 from ingot.steps.images.pictures import drawn
@@ -28,10 +29,10 @@ _Outcome = list[Array] | None
 """What a step makes of an item; None if it refuses the item."""
 
 
-def compare_steps(before: Variant, after: Variant) -> StepsDiff | None:
+def compare_steps(before: Variant, after: Variant, open_graph: OpenGraph) -> StepsDiff | None:
     """Compare the steps of two variants, and their answers to the raw goldens of both; None unless both have steps.
 
-    An answer that a variant has not recorded is computed, for which an ONNX graph is run in this process.
+    An answer that a variant has not recorded is computed by its graph, if that is ONNX.
 
     Raises:
         InvalidArchive: a file of the steps, or the goldens, are damaged.
@@ -41,7 +42,8 @@ def compare_steps(before: Variant, after: Variant) -> StepsDiff | None:
     if one is None or other is None:
         return None
     with contextlib.ExitStack() as stack:
-        answers, most, notes = compare_answers(Answered(before, stack), Answered(after, stack))
+        sides = (Answered(variant, lambda found: stack.enter_context(open_graph(found))) for variant in (before, after))
+        answers, most, notes = compare_answers(*sides)
     return StepsDiff(
         steps=tuple(_steps(before, after)),
         labels=_labels(one, other),
