@@ -27,6 +27,8 @@ LOOSE = 10
 """Bounds over this multiple of a call's measured bytes are too loose to limit requests or batches."""
 # Fewer bytes do not matter: constants of a few kilobytes are a large part of the smallest calls.
 _LEAST_MEASURED = 1 << 14
+# The largest number of an archive.
+_MOST_BYTES = (1 << 63) - 1
 
 # A call's bytes that do not depend on sizes, such as the tensors that an engine makes while it loads a graph.
 _MOST_CONSTANT = 8 << 30
@@ -55,12 +57,13 @@ class Bounds:
     def peak(self, sizes: Mapping[str, int]) -> int:
         """Return an upper bound of the bytes of the tensors that a call of a bounded graph has in memory at once.
 
-        Inputs and weights do not count, nor what the engine's allocator adds by rounding.
+        Inputs and weights do not count, nor what the engine's allocator adds by rounding. Bounds above the number that
+        an archive can hold are that number.
 
         Args:
             sizes: of each named dimension of the signature's inputs.
         """
-        return (self._peak if all(sizes.values()) else self._peak_if_empty).at(sizes)
+        return min(_MOST_BYTES, (self._peak if all(sizes.values()) else self._peak_if_empty).at(sizes))
 
     @property
     def formula(self) -> str:

@@ -198,6 +198,7 @@ def test_a_slice_that_ends_before_it_begins_frees_no_memory(tmp_path: Path) -> N
     found = bounds(tmp_path, nodes, [("x", FLOAT, ("rows", 2))], constants)
     assert found.bounded, found.reasons
     assert found.peak({"rows": 1000}) >= 2 * 4 * 18 * 1000
+    assert found.peak({"rows": 1 << 60}) == (1 << 63) - 1  # the largest number that an archive holds
 
 
 def test_a_tensor_that_a_later_node_of_an_inner_graph_makes(tmp_path: Path) -> None:

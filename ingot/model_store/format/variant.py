@@ -22,7 +22,6 @@ from ingot.tensors import Array, Signature, check_inputs
 
 _USUAL_BATCH, _USUAL_SIZE = 32, 128
 _MAX_STEP_FILE = 1 << 30  # it is read into memory; weights of a dense layer are the largest
-_MAX_COUNT = (1 << 63) - 1
 _MAX_GRAPH_BYTES = 1 << 31  # protobuf reads no larger messages
 
 
@@ -279,7 +278,7 @@ def _with_bounds(serving: Serving, graph: Path) -> Serving:
         before = serving.evidence.bounds or evidence
         measured = [(call.sizes, call.measured) for call in before.calls if call.measured]
         calls = [
-            CallBytes(sizes=sizes, peak=min(bounds.peak(sizes), _MAX_COUNT), measured=nbytes)
+            CallBytes(sizes=sizes, peak=bounds.peak(sizes), measured=nbytes)
             for sizes, nbytes in [(_illustration(serving.signature), 0), *measured]
         ]
         evidence = evidence.model_copy(update={"calls": tuple(calls)})
