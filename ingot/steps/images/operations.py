@@ -13,13 +13,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from ingot.errors import InvalidArgument
+from ingot.steps.images.opencv import opencv_linear
 from ingot.steps.images.sizes import Multiple, Side, Target
 from ingot.tensors import Array
 
 _CHANNELS = 3
 # Pillow's numbers of filters, which processors store.
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
-Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming", "opencv_linear"]
 Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 _Extent = Annotated[float, Field(gt=0, le=1 << 20, allow_inf_nan=False)]
 
@@ -29,7 +30,7 @@ class _Operation(BaseModel):
 
 
 class Resize(Target):
-    """Resize with Pillow's filter, to the size that ``rule`` computes."""
+    """Resize with Pillow's filter, or as OpenCV's ``INTER_LINEAR``, to the size that ``rule`` computes."""
 
     operation: Literal["resize"] = "resize"
     filter: Filter = "bilinear"
@@ -46,6 +47,8 @@ class Resize(Target):
             )
         if (height, width) == before:
             return pixels
+        if self.filter == "opencv_linear":
+            return opencv_linear(pixels, height, width)
         return np.asarray(Image.fromarray(pixels).resize((width, height), FILTERS[self.filter]))
 
 
@@ -84,7 +87,7 @@ class CenterCrop(_Operation):
 
 
 class Pad(_Operation):
-    """Extend to a size: ``height`` and ``width``, a square, or the next multiples of ``multiple``.
+    """Extend to ``height`` and ``width``, to these at least, to a square, or to the next multiples of ``multiple``.
 
     ``centered`` divides what is added between both sides, half of it, cut to a whole number, at the start; otherwise
     it is all at the end. ``values`` are one for each channel, and ``mirrored`` repeats the picture's edge instead.
@@ -92,7 +95,7 @@ class Pad(_Operation):
     """
 
     operation: Literal["pad"] = "pad"
-    to: Literal["size", "square", "multiple"]
+    to: Literal["size", "at_least", "square", "multiple"]
     height: Side = 0
     width: Side = 0
     multiple: Multiple = 1
@@ -107,6 +110,8 @@ class Pad(_Operation):
             wanted = (max(height, width),) * 2
         elif self.to == "multiple":
             wanted = self._next(height), self._next(width)
+        elif self.to == "at_least":
+            wanted = max(height, self.height), max(width, self.width)
         else:
             wanted = self.height, self.width
         if wanted[0] < height or wanted[1] < width:

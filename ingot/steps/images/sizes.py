@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ Multiple = Annotated[int, Field(ge=1, le=1 << 16)]
 """A number of which sides are made multiples."""
 Rule = Literal[
     "exact", "shortest_edge", "longest_edge", "bounded_edges", "bounded_edges_exact", "bounded_edges_half_up", "fit",
-    "thumbnail", "closest", "keep",
+    "thumbnail", "closest", "keep", "line", "page",
 ]  # fmt: skip
 
 
@@ -119,6 +120,30 @@ def _closest(size: Size, to: Target) -> Size:
     return height, width
 
 
+def _line(size: Size, to: Target) -> Size:
+    """Give a line of text ``height`` pixels, rounded up in width, but down where it is wider than ``width``.
+
+    It is compressed to ``longest`` pixels, unless that is 0: PaddleOCR's rule.
+    """
+    ratio = size[1] / size[0]
+    most = max(to.width, int(to.height * ratio))
+    return to.height, min(math.ceil(to.height * ratio), min(most, to.longest) if to.longest else most)
+
+
+def _page(size: Size, to: Target) -> Size:
+    """Enlarge the shorter side to ``edge``, or else shrink the longer to ``longest``; 0 for neither.
+
+    Both sides are rounded to the closest multiples: the rule of PaddleOCR's detector of texts.
+    """
+    ratio = 1.0
+    if to.edge and min(size) < to.edge:
+        ratio = to.edge / min(size)
+    elif to.longest and max(size) > to.longest:
+        ratio = to.longest / max(size)
+    height, width = (round(int(side * ratio) / to.multiple) * to.multiple for side in size)
+    return height, width
+
+
 def _keep(size: Size, to: Target) -> Size:
     return size
 
@@ -134,4 +159,6 @@ _RULES: dict[str, Callable[[Size, Target], Size]] = {
     "thumbnail": _thumbnail,
     "closest": _closest,
     "keep": _keep,
+    "line": _line,
+    "page": _page,
 }
