@@ -1,15 +1,15 @@
-"""``ctc``: from scores of characters for each frame of a sound to its text."""
+"""``ctc``: from scores of characters for each frame of a sound or a line of text to its text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from ingot.errors import InvalidArgument
+from ingot.steps.after.classify import FUNCTIONS, Function
 from ingot.steps.step import Apply, Files, Step, Values
 from ingot.tensors import Array, TensorSpec
 
@@ -20,7 +20,8 @@ Convolution = tuple[int, int, int]
 class Ctc(Step):
     """Take the best token of each frame, make one of those that repeat, leave the blank out, and join the others.
 
-    This is the greedy decoding of connectionist temporal classification, as transformers' Wav2Vec2CTCTokenizer does it.
+    This is the greedy decoding of connectionist temporal classification, as transformers' Wav2Vec2CTCTokenizer and
+    PaddleOCR's CTCLabelDecode do it.
 
     Attributes:
         logits: the graph's output, float[n, frames, tokens].
@@ -28,11 +29,15 @@ class Ctc(Step):
         blank: the token that separates repetitions, and stands for no character.
         delimiter: the token between words.
         space: the text that stands for ``delimiter``.
+        strip: whether spaces at both ends are removed.
         lower: whether the text is put in lower case.
         replaced: pairs of texts, of which the first is replaced by the second at the end, one after the other.
         sizes: the samples or frames of each sound without padding, [n], if sounds of several lengths share a call.
         convolutions: those of the model, by which such a size becomes a number of frames of the logits.
+        function: what makes probabilities of logits for ``score``: ``softmax``, ``sigmoid`` or ``none``.
         text: BYTES[n].
+        score: the mean probability of the tokens that were joined, each in its first frame; 0 without any. float32[n];
+            empty for none.
     """
 
     kind: Literal["ctc"] = "ctc"
@@ -41,11 +46,14 @@ class Ctc(Step):
     blank: str = "<pad>"
     delimiter: str = "|"
     space: str = " "
+    strip: bool = True
     lower: bool = False
     replaced: tuple[tuple[str, str], ...] = ()
     sizes: str = ""
     convolutions: tuple[Convolution, ...] = ()
+    function: Function = "none"
     text: str = "text"
+    score: str = ""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -53,7 +61,7 @@ class Ctc(Step):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.text,)
+        return (self.text, *([self.score] if self.score else []))
 
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec = known[self.logits]
@@ -67,12 +75,16 @@ class Ctc(Step):
             )
 
     def open(self, files: Files) -> Apply:
+        blank = np.array([token == self.blank for token in self.tokens])
+
         def apply(values: Values) -> Values:
             self._fit(values[self.logits].shape[2])
             best = values[self.logits].argmax(-1)  # [n, frames]
+            joined = (np.diff(best, prepend=-1) != 0) & ~blank[best]
+            joined &= np.arange(best.shape[1]) < np.array(self._sizes(values))[:, None]
             texts = np.empty(len(best), object)
-            texts[:] = [self._text(row[:size]).encode() for row, size in zip(best, self._sizes(values), strict=True)]
-            return {self.text: texts}
+            texts[:] = [self._text(tokens[chosen]).encode() for tokens, chosen in zip(best, joined, strict=True)]
+            return {self.text: texts, **self._scored(values[self.logits], joined)}
 
         return apply
 
@@ -99,9 +111,17 @@ class Ctc(Step):
             size = (size + 2 * padding - kernel) // stride + 1
         return size
 
+    def _scored(self, logits: Array, joined: Array) -> dict[str, Array]:
+        if not self.score:
+            return {}
+        scores = FUNCTIONS[self.function](logits).max(-1).astype(np.float64)
+        means = (scores * joined).sum(1) / joined.sum(1).clip(1)
+        return {self.score: means.astype(np.float32)}
+
     def _text(self, best: Array) -> str:
-        tokens = [token for token, _ in groupby(map(self.tokens.__getitem__, best.tolist())) if token != self.blank]
-        text = "".join(self.space if token == self.delimiter else token for token in tokens).strip()
+        tokens = map(self.tokens.__getitem__, best.tolist())
+        text = "".join(self.space if token == self.delimiter else token for token in tokens)
+        text = text.strip() if self.strip else text
         text = text.lower() if self.lower else text
         for old, new in self.replaced:
             text = text.replace(old, new)
