@@ -29,6 +29,8 @@ OnFiles = Literal[
     "audio-classification",
     "automatic-speech-recognition",
 ]
+Declared = Literal["image-to-text", "text-detection"]
+"""Further tasks, whose steps are declared: no folder of transformers describes them."""
 Task = Literal["auto", "none", OnTexts, OnFiles]
 """What an export is asked for: a task as Hugging Face names it, ``auto`` to find it, or ``none``."""
 ON_TEXTS: Final[tuple[OnTexts, ...]] = get_args(OnTexts)
@@ -43,6 +45,7 @@ FORMS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "words": frozenset({"token", "token_str", "score", "sequence", "count"}),
         "classes": frozenset({"label", "score"}),
         "transcripts": frozenset({"text", "seconds"}),
+        "lines": frozenset({"text", "score"}),
     }
 )
 """The forms of answers, each with the outputs that it needs. The first that fits is the form of a model's answers."""

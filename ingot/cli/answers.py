@@ -28,9 +28,14 @@ def _classes(outputs: Mapping[str, Array]) -> list[str]:
 
 def _boxes(outputs: Mapping[str, Array]) -> list[str]:
     """Return a table of the boxes, with corners in pixels of the picture."""
-    rows: list[tuple[str, ...]] = [("label", "score", "left", "top", "right", "bottom")]
+    polygons = "polygon" in outputs
+    titles = ("top left", "top right", "bottom right", "bottom left") if polygons else _SIDES
+    rows: list[tuple[str, ...]] = [("label", "score", *titles)]
     for index, place in _places(outputs):
-        corners = (f"{value:.0f}" for value in outputs["box"][index, place].tolist())
+        if polygons:
+            corners = [f"{x},{y}" for x, y in outputs["polygon"][index, place].tolist()]
+        else:
+            corners = [f"{value:.0f}" for value in outputs["box"][index, place].tolist()]
         label = f"{_of(outputs, index)}{_text(outputs['label'][index, place])}"
         rows.append((label, f"{outputs['score'][index, place]:.3f}", *corners))
     if len(rows) == 1:
@@ -90,6 +95,14 @@ def _transcripts(outputs: Mapping[str, Array]) -> list[str]:
     ]
 
 
+def _lines(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line with the score and the text of each line in a picture."""
+    return [
+        f"{score:.3f}   {_text(text)}"
+        for text, score in zip(outputs["text"].tolist(), outputs["score"].tolist(), strict=True)
+    ]
+
+
 def _places(outputs: Mapping[str, Array]) -> list[tuple[int, int]]:
     """Return the indices of each answer; padding has none."""
     return [(index, place) for index, count in enumerate(outputs["count"].tolist()) for place in range(count)]
@@ -104,6 +117,7 @@ def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
+_SIDES = ("left", "top", "right", "bottom")
 _ENTITY, _ANSWER = ("entity", "word", "score", "start", "end"), ("answer", "score", "start", "end")
 _WORD = ("token", "token_str", "score")
 LINES: Mapping[str, Lines] = {
@@ -114,5 +128,6 @@ LINES: Mapping[str, Lines] = {
     "spans": _answers,
     "words": _words,
     "transcripts": _transcripts,
+    "lines": _lines,
 }
 """The lines of each form of :data:`ingot.tasks.FORMS`."""

@@ -17,7 +17,8 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ``vectors``             a vector for each token, without those of padding
 ``boxes``               outputs of a detector to boxes in the original picture
 ``masks``               classes of pixels to a mask of the original picture for each label
-``ctc``                 scores of characters for each frame of a sound to its text
+``text_boxes``          probabilities that pixels belong to a text to boxes of lines in the original picture
+``ctc``                 scores of characters for each frame of a sound or a line of text to its text
 ======================  =============================================================================================
 
 A new kind is a file here and an entry in :data:`ingot.steps.pipeline.AnyStep`. Steps pass values to each other by name:
@@ -28,6 +29,7 @@ text.py, token_tasks.py, image.py and sound.py describe the steps of tasks.
 from ingot.steps.described import Described, Original
 from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
 from ingot.steps.item import ItemStep
+from ingot.steps.ocr import image_to_text, text_detection
 from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
 from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.step import Apply, Files, Step, Values
@@ -53,10 +55,12 @@ __all__ = [
     "image_classification",
     "image_feature_extraction",
     "image_segmentation",
+    "image_to_text",
     "object_detection",
     "question_answering",
     "speech_recognition",
     "text_classification",
+    "text_detection",
     "text_ranking",
     "token_classification",
 ]

@@ -8,19 +8,22 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, quoted
 from ingot.steps.described import Described
 from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
+from ingot.steps.ocr import image_to_text, text_detection
 from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.text import embedding, text_classification, text_ranking
 from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
-from ingot.tasks import ON_TEXTS, Task
+from ingot.tasks import ON_TEXTS, Declared, Task
 
 
 def read_steps(path: Path) -> Described:
     """Return the steps that a TOML file declares: ``task``, and the arguments of its function in :mod:`ingot.steps`.
 
-    A ``tokenizer`` is relative to the file.
+    A ``tokenizer`` is relative to the file, and so are ``characters``, if they are the name of a file with one in each
+    line instead of a list.
 
     Raises:
         NotFound: there is no such file.
@@ -39,13 +42,20 @@ def read_steps(path: Path) -> Described:
         if not isinstance(content.get("tokenizer"), str):
             raise InvalidArgument(f"{path} has no tokenizer; write tokenizer = 'FILE', or the folder that has it")
         content["tokenizer"] = path.parent / content["tokenizer"]
+    if isinstance(name := content.get("characters"), str):
+        content["characters"] = _lines(path.parent / name)
     try:
         return TASKS[task](**content)
     except (TypeError, ValidationError) as error:
         raise InvalidArgument(f"{path} does not describe the task {task}: {error}") from error
 
 
-TASKS: Mapping[Task, Callable[..., Described]] = {
+def _lines(path: Path) -> list[str]:
+    with foreign.reported_as(InvalidArgument, f"{path} cannot be read as text"):
+        return path.read_text(encoding="utf-8").splitlines()
+
+
+TASKS: Mapping[Task | Declared, Callable[..., Described]] = {
     "text-classification": text_classification,
     "text-ranking": text_ranking,
     "sentence-similarity": embedding,
@@ -57,6 +67,8 @@ TASKS: Mapping[Task, Callable[..., Described]] = {
     "object-detection": object_detection,
     "image-segmentation": image_segmentation,
     "image-feature-extraction": image_feature_extraction,
+    "image-to-text": image_to_text,
+    "text-detection": text_detection,
     "audio-classification": audio_classification,
     "automatic-speech-recognition": speech_recognition,
 }

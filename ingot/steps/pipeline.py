@@ -21,6 +21,7 @@ from ingot.steps.after.masks import Masks
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
 from ingot.steps.after.span import Span
+from ingot.steps.after.text_boxes import TextBoxes
 from ingot.steps.after.vectors import Vectors
 from ingot.steps.images.image import Image
 from ingot.steps.item import ItemStep
@@ -44,6 +45,7 @@ AnyStep = Annotated[
     | Fill
     | Vectors
     | Boxes
+    | TextBoxes
     | Masks,
     Field(discriminator="kind"),
 ]

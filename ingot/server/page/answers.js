@@ -132,7 +132,7 @@ function coloured(labels) {
 }
 
 function boxes(item) {
-  const labels = item.texts("label"), scores = item.of("score"), corners = item.of("box"), colours = coloured(labels);
+  const labels = item.texts("label"), scores = item.of("score"), corners = item.of("box"), polygons = item.outputs.polygon && item.of("polygon"), colours = coloured(labels);
   const box = (index) => corners.slice(4 * index, 4 * index + 4), parts = [];
   if (item.picture) {
     const [canvas, context, scale] = copied(item.picture, labels.length ? labels.map((label, index) => `${label} ${scores[index].toFixed(3)}`).join(", ") : "nothing found");
@@ -141,7 +141,11 @@ function boxes(item) {
     labels.forEach((label, index) => {
       const [left, top, right, bottom] = box(index).map((side) => side * scale), width = context.measureText(label).width + 8;
       context.strokeStyle = context.fillStyle = colours[index];
-      context.strokeRect(left, top, right - left, bottom - top);
+      const path = polygons ? polygons.slice(8 * index, 8 * index + 8).map((side) => side * scale) : [left, top, right, top, right, bottom, left, bottom];
+      context.beginPath();
+      for (let at = 0; at < 8; at += 2) context.lineTo(path[at], path[at + 1]);
+      context.closePath();
+      context.stroke();
       const above = Math.max(0, top - 16);
       context.fillRect(left - 1, above, width, 16);
       context.fillStyle = "#fff";
@@ -206,6 +210,8 @@ function filled(item) {
     [make("p", {class: "transcript"}, texts[at]), bars(tokens.slice(at, at + size(at)), scores.slice(at, at + size(at)))]);
 }
 
+const line = (item) => [make("p", {class: "transcript"}, item.texts("text")[0]), make("p", {class: "soft"}, item.of("score")[0].toFixed(3))];
+
 const transcript = (item) => item.texts("text").map((text) => make("p", {class: "transcript"}, text || "no words found"));
 
 // Any other outputs: those with a value for each find as the columns of a table, the rest by name.
@@ -249,11 +255,12 @@ const scores = (by) => (by.score?.shape.length === 1 && by.score.shape[0] > 1 ? 
 
 // What draws each form of ingot/tasks.py, item by item, and the outputs that it reads.
 const FORMS = {
-  boxes: {each: boxes, reads: ["label", "score", "box"]},
+  boxes: {each: boxes, reads: ["label", "score", "box", "polygon"]},
   masks: {each: masks, reads: ["label", "mask", "score"]},
   entities: {each: entities, reads: ["entity", "word", "score", "start", "end", "index"]},
   spans: {each: span, reads: ["answer", "score", "start", "end"]},
   words: {each: filled, reads: ["token_str", "sequence", "score", "token"]},
   classes: {each: classes, reads: ["label", "score"]},
   transcripts: {each: transcript, reads: ["text"]},
+  lines: {each: line, reads: ["text", "score"]},
 };

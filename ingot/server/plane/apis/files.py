@@ -127,12 +127,13 @@ def _classes(values: Mapping[str, Array], count: int) -> Rows:
 
 
 def _boxes(values: Mapping[str, Array], count: int) -> Rows:
+    further = [name for name in ("polygon",) if name in values]
     return [
         [
-            {"label": _text(label), "score": score, "box": _box(box)}
-            for label, score, box in zip(*(each[:kept] for each in row), strict=True)
+            {"label": _text(label), "score": score, "box": _box(box), **dict(zip(further, others, strict=True))}
+            for label, score, box, *others in zip(*(each[:kept] for each in row), strict=True)
         ]
-        for *row, kept in _rows(values, "label", "score", "box", "count")
+        for *row, kept in _rows(values, "label", "score", "box", *further, "count")
     ]
 
 
@@ -149,6 +150,10 @@ def _masks(values: Mapping[str, Array], count: int) -> Rows:
         ]
         for labels, masks, kept in _rows(values, "label", "mask", "count")
     ]
+
+
+def _lines(values: Mapping[str, Array], count: int) -> Rows:
+    return [[{"generated_text": _text(text), "score": score}] for text, score in _rows(values, "text", "score")]
 
 
 def _transcripts(values: Mapping[str, Array], count: int) -> Rows:
@@ -168,5 +173,6 @@ FORMS: Mapping[str, _Form] = {
     "boxes": _Form(_boxes, _threshold),
     "classes": _Form(_classes, _declared_function, counted=True),
     "transcripts": _Form(_transcripts),
+    "lines": _Form(_lines),
 }
 """How the answers of each form of :data:`ingot.tasks.FORMS` are read."""
