@@ -328,6 +328,11 @@ class TestDimensions:
             (["return x.reshape(-1, 2, 4) * 2"], (4, 4), "needs 'batch' to be a multiple of 2, which"),
             (["return x[: x.shape[0] // 2] if x.shape[0] < 9 else x"], (5, 4), "multiple of 2 less 1, which"),
             (["return x[: x.shape[0] // 2] if x.shape[0] < 9 else x"], (5, 4), "narrower range, such as batch=4..7"),
+            (
+                ["return F.conv1d(x.new_ones(1, 1, 9), x[None, None, :, 0], padding='same')"],
+                (3, 4),
+                "less 1, which a dynamic dimension does not guarantee; pad inside the model, or declare 'batch' as one",
+            ),
         ],
     )
     def test_a_limit_is_shown_in_the_syntax_of_inputs(

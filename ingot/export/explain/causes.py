@@ -113,9 +113,7 @@ def _dimensions(text: str) -> Cause:
     if multiples:
         return _multiples(multiples, ranges)
     if ranges:
-        shown = _listed(
-            f"{name}={low or ''}..{'' if high in (None, 'oo') else high}" for name, (low, high) in ranges.items()
-        )
+        shown = _listed(f"{name}={low or ''}..{_limit(high) or ''}" for name, (low, high) in ranges.items())
         instead = "or choose a number by torch.sym_max or torch.sym_min instead of by a condition on a size"
         return Cause(Kind.OTHER, "the model's code limits its dimensions", f"declare them as {shown}, {instead}")
     equal = {name: value for name, value in fixes.items() if value.isidentifier()}
@@ -151,12 +149,11 @@ def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[st
         offset = -rest if sign == "-" else rest
         shown = f" {'less' if offset < 0 else 'plus'} {rest}" if offset else ""
         needs.append(f"'{name}' to be a multiple of {factor}{shown}")
-        high = ranges.get(base, (None, None))[-1]
-        last = "" if high in (None, "oo") else str(factor * int(high or 0))
-        declared += [f"{name}=..{last}:{factor}"] if not offset else []
+        last = factor * _limit(ranges.get(base, (None, None))[-1])
+        declared += [f"{name}=..{last or ''}:{factor}"] if not offset else []
         if last:
             # PyTorch also reports integer division, which works for all sizes whose quotient is 2 or more.
-            narrower.append(f"{name}={2 * factor}..{int(last) + offset}")
+            narrower.append(f"{name}={2 * factor}..{last + offset}")
     ways = [
         *([f"declare {_listed(declared)}"] if len(declared) == len(found) else ["pad inside the model"]),
         *([f"declare a narrower range, such as {_listed(narrower)}"] if narrower else []),
@@ -167,6 +164,12 @@ def _multiples(found: Mapping[str, re.Match[str]], ranges: Mapping[str, tuple[st
         f"the model's code needs {_listed(needs)}, which a dynamic dimension does not guarantee",
         ", or ".join(ways),
     )
+
+
+def _limit(text: str | None) -> int:
+    """Return the largest size of a range; 0 if there is none, for which PyTorch also writes the largest integers."""
+    limit = 0 if text in (None, "oo") else int(text or 0)
+    return limit if limit < 1 << 48 else 0
 
 
 def _listed(items: Iterable[str]) -> str:
