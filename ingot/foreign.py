@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingot.errors import FULL_DISK, StorageFull
 
@@ -105,6 +105,21 @@ def attempt(function: Callable[[], _T]) -> _T | None:
 def typed(error: Exception) -> str:
     """Return an error's type and message in one line."""
     return f"{type(error).__name__}: {one_line(error)}"
+
+
+def first_fault(error: Any) -> str:
+    """Return the first fault that pydantic found: where it is, the value, and what it should be."""
+    first = error.errors(include_url=False)[0]
+    context = first.get("ctx", {})
+    # Without the alternatives of a union, such as literal['a', 'b'].
+    place = ".".join(str(part) for part in first["loc"] if str(part).isalnum() or str(part).isidentifier())
+    if first["type"].startswith("missing"):
+        return f"'{place}' is missing"
+    value = " ".join(repr(first["input"]).split())[:80]
+    if first["type"] == "union_tag_not_found":
+        return f"'{place}' is {value}, which has no {context['discriminator']}"
+    message = str(context.get("error") or f"{first['msg'][:1].lower()}{first['msg'][1:]}")
+    return f"'{place}' is {value}: {message}" if place else message
 
 
 def one_line(error: Exception, limit: int = 500) -> str:

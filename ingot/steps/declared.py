@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import ValidationError, validate_call
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, quoted
@@ -45,9 +45,11 @@ def read_steps(path: Path) -> Described:
     if isinstance(name := content.get("characters"), str):
         content["characters"] = _lines(path.parent / name)
     try:
-        return TASKS[task](**content)
-    except (TypeError, ValidationError) as error:
-        raise InvalidArgument(f"{path} does not describe the task {task}: {error}") from error
+        return validate_call(TASKS[task])(**content)
+    except ValidationError as error:
+        raise InvalidArgument(f"{path} does not describe the task {task}: {foreign.first_fault(error)}") from error
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def _lines(path: Path) -> list[str]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
+from pydantic import ValidationError
+
+from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import Classify
 from ingot.steps.pipeline import AnyStep, Steps
@@ -13,6 +17,8 @@ from ingot.steps.step import Step, Values
 from ingot.tensors import DType, TensorSpec
 
 BATCH = "batch"
+
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,19 @@ class Described:
     files: Mapping[str, bytes] = field(default_factory=dict)
     original: Original | None = None
     inputs: tuple[str, ...] = ()
+
+
+def options_checked(function: Callable[_P, Described]) -> Callable[_P, Described]:
+    """Let a function that describes a task report a wrong option by an InvalidArgument that names it."""
+
+    @wraps(function)
+    def describe(*args: _P.args, **options: _P.kwargs) -> Described:
+        try:
+            return function(*args, **options)
+        except ValidationError as error:
+            raise InvalidArgument(foreign.first_fault(error)) from error
+
+    return describe
 
 
 def split(

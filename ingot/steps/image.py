@@ -9,7 +9,7 @@ from ingot.errors import InvalidArgument
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.masks import MOST_LOGITS, Masks
-from ingot.steps.described import BATCH, Described, best_classes, described, split
+from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
@@ -21,6 +21,7 @@ _MOST_ITEMS = 256
 _After = TypeVar("_After", Classify, Boxes, Masks)
 
 
+@options_checked
 def image_classification(
     labels: Sequence[str],
     *,
@@ -59,6 +60,7 @@ def image_classification(
     return _described(task, image, after, best_classes(after))
 
 
+@options_checked
 def object_detection(
     labels: Sequence[str],
     *,
@@ -109,6 +111,7 @@ def object_detection(
     return _described(task, image, after, answers, (TensorSpec(after.given, DType.FP32, (BATCH,)),))
 
 
+@options_checked
 def image_segmentation(
     labels: Sequence[str],
     *,
@@ -151,6 +154,7 @@ def image_segmentation(
     return _described(task, image, after, answers)
 
 
+@options_checked
 def image_feature_extraction(
     shape: Sequence[int],
     *,

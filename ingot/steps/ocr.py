@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.text_boxes import TextBoxes
-from ingot.steps.described import BATCH, Described, described, split
+from ingot.steps.described import BATCH, Described, described, options_checked, split
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import Normalize, Operation, Pad, Rescale, Resize, Reverse
@@ -24,6 +24,7 @@ _MULTIPLE = 32
 _RESCALE = Rescale(factor=float(np.float32(1 / 255)))
 
 
+@options_checked
 def image_to_text(
     characters: Sequence[str],
     *,
@@ -65,6 +66,7 @@ def image_to_text(
     return _described("image-to-text", image, ctc, answers, f"{height},width={width}..{longest}")
 
 
+@options_checked
 def text_detection(
     *,
     edge: int = 736,

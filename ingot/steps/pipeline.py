@@ -150,8 +150,8 @@ class Steps(BaseModel):
 
         Raises:
             InvalidArgument: a step or the graph needs a value that nothing before it makes; a name is taken or occurs
-                twice; all raw inputs are optional, or one that a step needs; a classifier has more or fewer labels than
-                the graph has logits.
+                twice; all raw inputs are optional, or one that a step needs; a step does not fit the graph's output,
+                such as a classifier with more labels than logits; an answer has another type or size than declared.
         """
         raw, graph = [spec.name for spec in self.inputs], [spec.name for spec in signature.inputs]
         if taken := set(raw) & set(graph):
@@ -165,6 +165,11 @@ class Steps(BaseModel):
         known.update({spec.name: spec for spec in signature.outputs})
         _walk(self.after, known)
         _need([spec.name for spec in self.outputs], known, "the answer")
+        for declared in self.outputs:
+            if (spec := known[declared.name]) is not None and not _fits(spec, declared):
+                raise InvalidArgument(
+                    f"the steps make '{spec}', but the answer is declared as '{declared}'; declare it as they make it"
+                )
 
     def _check_names(self, raw: Sequence[str]) -> None:
         answers = [spec.name for spec in self.outputs]
@@ -207,7 +212,13 @@ def _walk(steps: Iterable[AnyStep], known: dict[str, TensorSpec | None]) -> None
     for step in steps:
         _need(step.reads, known, f"step '{step.kind}'")
         step.check(known)
-        known.update(dict.fromkeys(step.writes))
+        known.update(step.made(known))
+
+
+def _fits(spec: TensorSpec, declared: TensorSpec) -> bool:
+    sizes = zip(spec.shape, declared.shape, strict=False)
+    fixed = all(size == wanted for size, wanted in sizes if isinstance(size, int) and isinstance(wanted, int))
+    return spec.dtype is declared.dtype and len(spec.shape) == len(declared.shape) and fixed
 
 
 def _need(names: Iterable[str], known: Iterable[str], who: str) -> None:

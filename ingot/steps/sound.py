@@ -7,13 +7,14 @@ from typing import Any
 
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
-from ingot.steps.described import BATCH, Described, best_classes, described, split
+from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.sounds.audio import Audio
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 64
 
 
+@options_checked
 def audio_classification(labels: Sequence[str], *, rate: int, **options: Any) -> Described:
     """Describe the steps of a classifier of sounds.
 
@@ -36,6 +37,7 @@ def audio_classification(labels: Sequence[str], *, rate: int, **options: Any) ->
     return _described(task, Audio(rate=rate, **audio), classify, best_classes(classify))
 
 
+@options_checked
 def speech_recognition(tokens: Sequence[str], *, rate: int, **options: Any) -> Described:
     """Describe the steps of a recognizer of speech that was trained with CTC.
 

@@ -65,6 +65,10 @@ class Step(BaseModel):
             InvalidArgument: it does not.
         """
 
+    def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
+        """Return the types and shapes of what it writes, by name, None for those that are not known before it runs."""
+        return dict.fromkeys(self.writes)
+
     @property
     def shared(self) -> tuple[str, ...]:
         """The raw inputs of which one element may stand for all items."""

@@ -11,7 +11,7 @@ from ingot.errors import NotFound
 from ingot.steps.after.classify import Classify, Function
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Mode, Pool
-from ingot.steps.described import BATCH, Described, best_classes, described, split
+from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.pipeline import AnyStep
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import DType, TensorSpec
@@ -19,6 +19,7 @@ from ingot.tensors import DType, TensorSpec
 _COUNTS = (TensorSpec("tokens", DType.INT32, (BATCH,)), TensorSpec("cut_tokens", DType.INT32, (BATCH,)))
 
 
+@options_checked
 def text_classification(
     tokenizer: str | Path | bytes,
     labels: Sequence[str],
@@ -56,6 +57,7 @@ def text_classification(
     )
 
 
+@options_checked
 def text_ranking(
     tokenizer: str | Path | bytes,
     *,
@@ -78,6 +80,7 @@ def text_ranking(
     return on_texts("text-ranking", tokenizer, lambda _: (after,), (answer,), options, pair="required")
 
 
+@options_checked
 def embedding(
     tokenizer: str | Path | bytes,
     size: int,

@@ -10,11 +10,12 @@ from ingot.steps.after.entities import Aggregation, Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.span import Span
 from ingot.steps.after.vectors import Vectors
-from ingot.steps.described import BATCH, Described
+from ingot.steps.described import BATCH, Described, options_checked
 from ingot.steps.text import on_texts
 from ingot.tensors import DType, TensorSpec
 
 
+@options_checked
 def token_classification(
     tokenizer: str | Path | bytes,
     labels: Sequence[str],
@@ -68,6 +69,7 @@ def token_classification(
     return on_texts("token-classification", tokenizer, after, answers, options, choices=(choice,))
 
 
+@options_checked
 def question_answering(
     tokenizer: str | Path | bytes,
     *,
@@ -126,6 +128,7 @@ def question_answering(
     return on_texts("question-answering", tokenizer, after, answers, options, pair="required", choices=(choice,))
 
 
+@options_checked
 def fill_mask(
     tokenizer: str | Path | bytes,
     mask_id: int,
@@ -175,6 +178,7 @@ def fill_mask(
     return on_texts("fill-mask", tokenizer, after, answers, options, choices=(choice,))
 
 
+@options_checked
 def feature_extraction(
     tokenizer: str | Path | bytes, size: int, *, output: str = "last_hidden_state", **options: Any
 ) -> Described:

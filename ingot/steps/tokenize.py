@@ -182,7 +182,8 @@ class Tokenizing:
         """Return the ids, mask and types of the texts, and how many tokens each has and lost.
 
         Raises:
-            InvalidArgument: a text is not valid UTF-8 or too long, the tokenizer fails, or there is no such prompt.
+            InvalidArgument: a text is not valid UTF-8 or too long, one of a pair with a stride is empty, the tokenizer
+                fails, or there is no such prompt.
         """
         step = self._step
         texts = self.checked(step.text, values[step.text])
@@ -191,6 +192,8 @@ class Tokenizing:
         rows: Sequence[Any] = texts
         if step.pair and step.pair in values:
             rows = list(zip(texts, self.checked(step.pair, values[step.pair]), strict=True))
+        if step.stride is not None:
+            _check_filled(rows, step.text, step.pair)
         encode = self._rows if step.stride is None else self._windows
         encoded = [row for first, chunk in _chunks(rows) for row in encode(first, chunk)]
         cut = np.array([row.cut for row in encoded], np.int32)
@@ -317,6 +320,14 @@ class Tokenizing:
             for name, values in row.places.items():
                 places[name][index, place] = values.reshape(length, *places[name].shape[2:])
         return {step.ids: ids, step.mask: mask, step.types: types, **places}
+
+
+def _check_filled(rows: Sequence[tuple[str, str]], *names: str) -> None:
+    """Refuse an empty question, and an empty context, in which nothing can be found."""
+    for index, row in enumerate(rows):
+        for name, text in zip(names, row, strict=True):
+            if not text:
+                raise InvalidArgument(f"element {index} of input '{name}' is empty; send a text")
 
 
 def _numbers(values: Sequence[int | None]) -> list[int]:

@@ -107,6 +107,19 @@ def test_a_mode_of_pooling_that_repeats(tmp_path: Path) -> None:
         changed(test_apis.table(tmp_path), lambda steps: steps["after"][0].update(modes=["mean"] * 5000))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda steps: steps["after"][0].update(modes=["mean", "max"]), r"'embedding:float32\[batch,8\]', but .*,4\]'"),
+        (lambda steps: steps["outputs"][0].update(shape=["batch"]), r"declared as 'embedding:float32\[batch\]'"),
+        (lambda steps: steps["outputs"][0].update(dtype="FP16"), "declared as 'embedding:float16"),
+    ],
+)  # fmt: skip
+def test_vectors_that_are_not_as_declared_are_refused_at_load(change: Change, message: str, tmp_path: Path) -> None:
+    with pytest.raises((InvalidArchive, InvalidArgument), match=message):
+        serve(changed(test_apis.table(tmp_path), change), tmp_path)
+
+
 def test_edited_steps_are_blamed_for_their_answers(tmp_path: Path) -> None:
     edited = changed(test_steps.make(tmp_path), lambda steps: steps["after"][0].update(function="sigmoid"))
     with pytest.raises(

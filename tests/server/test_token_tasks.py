@@ -149,6 +149,9 @@ class TestTensors:
         assert context[found["start"][0, 0] : found["end"][0, 0]] == "fine film"
         assert found["tokens"][0] > 16
         assert found["cut_tokens"].tolist() == [0, 0]
+        for name in ("question", "context"):
+            with pytest.raises(InvalidArgument, match=f"element 1 of input '{name}' is empty; send a text"):
+                server.infer("questions", {**raw, name: texts("a", "")})
         with pytest.raises(InvalidArgument, match=r"element 1 of input 'question' has 9 tokens, over the limit of 8"):
             server.infer("questions", {"question": texts("a", "a a a a a a a a a"), "context": texts("a", context)})
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from ingot.steps.step import Apply, Files, Step, Values
+from ingot.tensors import DType, TensorSpec
 
 
 class Normalize(Step):
@@ -26,6 +28,10 @@ class Normalize(Step):
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.value,)
+
+    def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
+        spec = known[self.value]
+        return {self.value: spec if spec is not None and spec.dtype is DType.FP32 else None}
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:

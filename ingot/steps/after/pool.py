@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
+from ingot.errors import InvalidArgument
 from ingot.steps.step import Apply, Files, Step, Values
-from ingot.tensors import Array
+from ingot.tensors import Array, DType, TensorSpec
 
 Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -45,6 +46,16 @@ class Pool(Step):
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
 
+    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+        need_vectors(self.kind, known[self.tokens])
+
+    def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
+        if (spec := known[self.tokens]) is None:
+            return {self.output: None}
+        batch, _, size = spec.shape
+        whole = size * len(self.modes) if isinstance(size, int) else f"{self.output}_size"
+        return {self.output: TensorSpec(self.output, DType.FP32, (batch, whole))}
+
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:
             tokens = values[self.tokens].astype(np.float32, copy=False)
@@ -52,6 +63,19 @@ class Pool(Step):
             return {self.output: np.concatenate([_MODES[mode](tokens, mask) for mode in self.modes], axis=1)}
 
         return apply
+
+
+def need_vectors(kind: str, spec: TensorSpec | None) -> None:
+    """Check that a step gets a vector for each token.
+
+    Raises:
+        InvalidArgument: it gets something else.
+    """
+    if spec is not None and len(spec.shape) != 3:
+        raise InvalidArgument(
+            f"step '{kind}' needs a vector for each token, of 3 dimensions, but '{spec}' has {len(spec.shape)}; name "
+            "the graph's output that has them"
+        )
 
 
 def _sum(tokens: Array, weights: Array) -> Array:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
+from ingot.steps.after.pool import need_vectors
 from ingot.steps.step import Apply, Files, Step, Values
+from ingot.tensors import DType, TensorSpec
 
 
 class Vectors(Step):
@@ -30,6 +33,13 @@ class Vectors(Step):
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
+
+    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+        need_vectors(self.kind, known[self.tokens])
+
+    def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
+        spec = known[self.tokens]
+        return {self.output: spec and TensorSpec(self.output, DType.FP32, spec.shape)}
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:

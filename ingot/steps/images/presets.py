@@ -112,6 +112,4 @@ def _torchvision_filter(part: Any) -> Any:
 
 def _unit(mean: Sequence[float], std: Sequence[float]) -> tuple[Operation, Normalize]:
     """Return the operations from bytes to values from 0 to 1, and to normalized ones."""
-    first, second, third = mean
-    fourth, fifth, sixth = std
-    return _TO_UNIT, Normalize(mean=(first, second, third), std=(fourth, fifth, sixth))
+    return _TO_UNIT, Normalize.model_validate({"mean": tuple(mean), "std": tuple(std)})

@@ -72,8 +72,6 @@ async def answers(call: Call, served: Served) -> Any:
         questions.append(pair.text("question"))
         contexts.append(pair.text("context"))
         pair.end()
-        if empty := next((name for name in ("question", "context") if not item[name]), ""):
-            raise InvalidField(f"{where}.{empty}", "is empty; send a text")
     count = parameters.count("top_k", step.top_k, span.MOST)
     tokenize = served.tokenize
     _same(
