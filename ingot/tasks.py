@@ -29,7 +29,7 @@ OnFiles = Literal[
     "audio-classification",
     "automatic-speech-recognition",
 ]
-Declared = Literal["image-to-text", "text-detection"]
+Declared = Literal["image-to-text", "text-detection", "file-classification"]
 """Further tasks, whose steps are declared: no folder of transformers describes them."""
 Task = Literal["auto", "none", OnTexts, OnFiles]
 """What an export is asked for: a task as Hugging Face names it, ``auto`` to find it, or ``none``."""

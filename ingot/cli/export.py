@@ -446,7 +446,7 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
         road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))
         proof = variant.serving.evidence.steps
         if proof is not None:
-            kind = {"tokenize": "texts", "audio": "sounds"}.get(steps.before[0].kind, "pictures")
+            kind = {"tokenize": "texts", "audio": "sounds", "bytes": "files"}.get(steps.before[0].kind, "pictures")
             if kind == "texts":
                 kind += " and pairs" if any(spec.name == "text_pair" for spec in steps.inputs) else ""
                 note(f"  {'tokenizer':14} the loaded tokenizer stored; {proof.items} hard {kind}: ids equal")

@@ -7,10 +7,12 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ``tokenize``            texts, or pairs of texts, to ids of tokens, by Hugging Face's ``tokenizers``
 ``image``               files of pictures to the values of pixels (``images/``)
 ``audio``               files of sounds to samples or spectrograms (``sounds/``)
+``bytes``               files of any kind to the bytes at their ends
 ``pool``                a vector for each token to one for each text, in all modes of sentence-transformers
 ``dense``               a linear layer with an activation on vectors
 ``normalize``           vectors of length 1
 ``classify``            logits to scores and the names of the best classes
+``relabel``             names of classes to others, where a score is low or no model was needed
 ``entities``            logits of each token to named parts of a text
 ``span``                logits of first and last tokens to answers in a text
 ``fill``                logits of a masked token to the words that fit best
@@ -27,6 +29,7 @@ text.py, token_tasks.py, image.py and sound.py describe the steps of tasks.
 """
 
 from ingot.steps.described import Described, Original
+from ingot.steps.file import file_classification
 from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
 from ingot.steps.item import ItemStep
 from ingot.steps.ocr import image_to_text, text_detection
@@ -51,6 +54,7 @@ __all__ = [
     "audio_classification",
     "embedding",
     "feature_extraction",
+    "file_classification",
     "fill_mask",
     "image_classification",
     "image_feature_extraction",

@@ -11,6 +11,7 @@ from pydantic import ValidationError, validate_call
 from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, quoted
 from ingot.steps.described import Described
+from ingot.steps.file import file_classification
 from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
 from ingot.steps.ocr import image_to_text, text_detection
 from ingot.steps.sound import audio_classification, speech_recognition
@@ -71,6 +72,7 @@ TASKS: Mapping[Task | Declared, Callable[..., Described]] = {
     "image-feature-extraction": image_feature_extraction,
     "image-to-text": image_to_text,
     "text-detection": text_detection,
+    "file-classification": file_classification,
     "audio-classification": audio_classification,
     "automatic-speech-recognition": speech_recognition,
 }

@@ -41,10 +41,14 @@ def binary(content: bytes, starts: tuple[bytes, ...]) -> bytes:
 class ItemStep(Step):
     """A step from a BYTES input, whose elements are files, to tensors with the values of each.
 
-    Decoders are native code on bytes from clients. A server therefore runs :meth:`item` in confined processes.
+    Decoders are native code on bytes from clients. A server therefore runs :meth:`item` in confined processes, unless a
+    kind is not ``confined``, as it decodes nothing.
     """
 
     kind: str
+    confined: ClassVar[bool] = True
+    accepts_empty: ClassVar[bool] = False
+    """Whether a file may have no bytes."""
     media_type: ClassVar[str] = ""
     """The media types of its files, such as ``image/*``; empty for any."""
 
@@ -77,7 +81,7 @@ class ItemStep(Step):
             name = f"element {index} of input '{source}'"
             if not isinstance(content, bytes):
                 raise InvalidArgument(f"{name} is a {type(content).__name__}, not the bytes of a file")
-            if not content:
+            if not content and not self.accepts_empty:
                 raise InvalidArgument(f"{name} is empty: send the bytes of a file")
             try:
                 return item(content)

@@ -20,9 +20,11 @@ from ingot.steps.after.fill import Fill
 from ingot.steps.after.masks import Masks
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
+from ingot.steps.after.relabel import Relabel
 from ingot.steps.after.span import Span
 from ingot.steps.after.text_boxes import TextBoxes
 from ingot.steps.after.vectors import Vectors
+from ingot.steps.bytes import Bytes
 from ingot.steps.images.image import Image
 from ingot.steps.item import ItemStep
 from ingot.steps.sounds.audio import Audio
@@ -35,10 +37,12 @@ AnyStep = Annotated[
     Tokenize
     | Image
     | Audio
+    | Bytes
     | Pool
     | Dense
     | Normalize
     | Classify
+    | Relabel
     | Ctc
     | Entities
     | Span
@@ -201,7 +205,10 @@ class Steps(BaseModel):
         """
         self.check(signature)
         before = tuple(
-            (step.kind, decoding(step) if decoding and isinstance(step, ItemStep) else step.open(files))
+            (
+                step.kind,
+                decoding(step) if decoding and isinstance(step, ItemStep) and step.confined else step.open(files),
+            )
             for step in self.before
         )
         after = tuple((step.kind, step.open(files)) for step in self.after)

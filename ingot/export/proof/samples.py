@@ -8,8 +8,10 @@ from ingot.errors import InvalidArgument
 from ingot.steps import OpenedSteps, Values
 from ingot.steps import sample_texts as texts
 from ingot.steps.after.fill import Fill
+from ingot.steps.bytes import Bytes
 from ingot.steps.images.image import Image
 from ingot.steps.images.pictures import drawn
+from ingot.steps.sample_files import sample_files
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.synthesis import synthesized
 from ingot.steps.tokenize import Tokenize
@@ -38,6 +40,8 @@ def made(opened: OpenedSteps, example: Values, count: int) -> list[dict[str, Arr
             found = [{step.image: texts.as_bytes(files)}]
         elif isinstance(step, Audio):
             found = [{step.audio: texts.as_bytes(_sounds(step, example, count))}]
+        elif isinstance(step, Bytes):
+            found = [{step.file: texts.as_bytes([*sample_files()][:count])}]
         else:
             continue
         sets = [{**one, **other} for one in sets for other in found]

@@ -12,7 +12,18 @@ from typing import Any, Protocol
 from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.export.program import quiet
-from ingot.export.tasks import detection, embedding, features, pictures, questions, segmentation, sounds, texts, tokens
+from ingot.export.tasks import (
+    detection,
+    embedding,
+    features,
+    filetypes,
+    pictures,
+    questions,
+    segmentation,
+    sounds,
+    texts,
+    tokens,
+)
 from ingot.export.tasks.folder import Folder, Found
 from ingot.steps import Described
 from ingot.tasks import Task
@@ -66,16 +77,18 @@ def find(path: Path, task: Task = "auto") -> Found | None:
 def of_folder(path: Path, task: Task = "auto") -> Described:
     """Return the steps that a folder describes, for a model from elsewhere, such as an ``.onnx`` file.
 
-    The graph's inputs have an original, the answers have none.
+    The graph's inputs have an original, the answers have none, unless the folder is of magika.
 
     Args:
-        path: a folder with ``config.json``, and the files of a tokenizer or an image processor.
+        path: a folder with ``config.json``, and the files of a tokenizer or an image processor; or one of magika.
         task: as for :func:`find`.
 
     Raises:
         InvalidArgument: as for :func:`find`; or the folder has no task.
         Unsupported: the tokenizer or processor has no steps.
     """
+    if (path / filetypes.FILE).is_file():
+        return filetypes.of_magika(path)
     found = find(path, task)
     if found is None:
         raise InvalidArgument(

@@ -118,10 +118,13 @@ def _outcome(step: Any, apply: Apply, item: bytes) -> _Outcome:
 
 
 def _difference(one: Sequence[Array], other: Sequence[Array]) -> float:
-    """Return the largest absolute difference; infinity for other shapes."""
+    """Return the largest absolute difference; infinity for other shapes, or other texts."""
     if [array.shape for array in one] != [array.shape for array in other]:
         return math.inf
-    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(one, other, strict=True)]
+    both = [*zip(one, other, strict=True)]
+    if any(a.dtype == object and not np.array_equal(a, b) for a, b in both):
+        return math.inf
+    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in both if a.dtype != object]
     return max((float(np.abs(a - b).max(initial=0.0)) for a, b in pairs), default=0.0)
 
 
