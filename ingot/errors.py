@@ -26,6 +26,8 @@
     ├── DeadlineExceeded     the request's timeout, or the server's slo, passed before an answer was ready
     │   └── EngineTimeout    the engine call was ended, because of its limit or because no client waited for it
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
+        └── ModelFailed      a fault of a model's own code; clients see its message, the log has the place
+            └── SamplesFailed  some samples of a batch failed, the others were answered
 
 Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its status in one table,
 ``STATUS`` in ``protocol/json_codec.py`` and ``protocol/proto_codec.py``.
@@ -35,9 +37,9 @@ from __future__ import annotations
 
 import errno
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 
 class Code(Enum):
@@ -242,6 +244,28 @@ class InternalError(IngotError):
     """A fault of Ingot; the cause is in the log, never in the answer."""
 
 
+class ModelFailed(InternalError):
+    """The code of a model in Python failed; clients see the message, which is the model's own."""
+
+
+class SamplesFailed(ModelFailed):
+    """Some samples of a batch failed, and the others were answered.
+
+    ``outputs`` are those of the whole batch, with arbitrary values for the samples that failed, and ``errors`` are the
+    errors of these by their indices.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any], errors: Mapping[int, IngotError]):
+        at, error = next(iter(errors.items()))
+        super().__init__(f"sample {at}: {error}")
+        self.outputs = outputs
+        self.errors = errors
+
+    def within(self, start: int, stop: int) -> IngotError | None:
+        """Return the error of the first failed sample of a range; None if there is none."""
+        return next((error for at, error in self.errors.items() if start <= at < stop), None)
+
+
 CLASSES: dict[Code, type[IngotError]] = {
     Code.INVALID_ARGUMENT: InvalidArgument,
     Code.TOO_LARGE: TooLarge,
@@ -271,7 +295,7 @@ _QUOTES.maxstring = _QUOTES.maxother = _MAX_TEXT
 
 def public_text(error: IngotError) -> str:
     """Return the text of an error for clients, which hides the details of internal errors."""
-    if error.code is Code.INTERNAL:
+    if error.code is Code.INTERNAL and not isinstance(error, ModelFailed):
         return "internal error; the server's log has the cause"
     return shortened(str(error))
 

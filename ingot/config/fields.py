@@ -486,6 +486,16 @@ class Fields:
         form="pairs of an input and an output: ids=next_ids",
         per_model=True,
     )
+    model_settings: str | None = _field(
+        None,
+        "Values that a model in Python gets as context.settings, as texts",
+        more="Such as `language=en,beams=4`. See [a model in Python](../guides/make/python-model.md#settings).",
+        group=MODELS,
+        unset="none",
+        pattern=r"[^=,]+=[^=,]*(,[^=,]+=[^=,]*)*",
+        form="pairs of a name and a value: language=en,beams=4",
+        per_model=True,
+    )
     repeat_until: str | None = _field(
         None,
         "The BOOL output that is true in the last answer of a model with --repeat",

@@ -136,6 +136,8 @@ class ServerSettings(TypedDict, total=False):
     """Inputs that the server keeps between the requests of a sequence, each with the output that is its next value."""
     repeat: str | None
     """Run the model again after each answer, with these inputs from outputs, and send each answer."""
+    model_settings: str | None
+    """Values that a model in Python gets as context.settings, as texts."""
     repeat_until: str | None
     """The BOOL output that is true in the last answer of a model with --repeat."""
     max_steps: int

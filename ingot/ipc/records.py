@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from ingot.errors import CLASSES, EngineLost, IngotError
+from ingot.errors import CLASSES, EngineLost, IngotError, ModelFailed
 from ingot.tensors import Array, DType
 
 HEADER = struct.Struct("<IB")
@@ -20,7 +20,7 @@ INLINE = (1 << 64) - 1
 """The offset of data that follows in the record itself, and not in an arena."""
 
 # The classes of errors, by their numbers in a record.
-_ERRORS: tuple[type[IngotError], ...] = (*CLASSES.values(), EngineLost)
+_ERRORS: tuple[type[IngotError], ...] = (*CLASSES.values(), EngineLost, ModelFailed)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from ingot.model_store.references import Reference
 from ingot.model_store.store.store import Store
 from ingot.model_store.store.tags import ANY
 
+_CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)", re.DOTALL)
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.\-]*)=(?P<source>.+)", re.DOTALL)
 
 
@@ -137,10 +138,27 @@ class Located:
         if self.place is not None and self.reference is not None:
             with _file_of_that_name(self.name):
                 return self.place.find(self.reference)
+        if (code := self.code) is not None:
+            raise InvalidArgument(
+                f"{self.name} is a class in Python, not an archive; ingot export {self.name} -o "
+                f"{code[1].lower()}.ingot makes one of it"
+            )
         if self.path is not None and self.path.suffix == ".onnx" and os.path.isfile(self.path):  # noqa: PTH113
             raise InvalidArgument(f"{self.name} is an ONNX model, not an archive; ingot export converts it")
         archive = Archive.open(self.url or self.path or self.name)
         return archive, Reference(archive.name, variant=self.variant)
+
+    @property
+    def code(self) -> tuple[Path, str] | None:
+        """The file and the name of a class in Python; None if it is something else."""
+        return None if self.path is None else python_class(str(self.path))
+
+    @property
+    def bare(self) -> Path | None:
+        """The file of a bare ``.onnx`` model, or of a class in Python; None for an archive."""
+        if (code := self.code) is not None:
+            return code[0]
+        return self.path if self.path is not None and self.path.suffix == ".onnx" else None
 
     def open(self) -> Archive:
         """Open the archive; raises the same errors as :meth:`find`."""
@@ -161,7 +179,8 @@ def locate(text: str, store: Store) -> Located:
     """Return the location of an archive that a user named. Nothing is opened yet.
 
     Args:
-        text: a file (a path that ends in .ingot or .onnx, or begins with ``.``, ``/`` or ``~``), the URL of an object
+        text: a file (a path that ends in .ingot or .onnx, or begins with ``.``, ``/`` or ``~``), a class in a Python
+            file (``model.py:Model``), the URL of an object
             (``s3://bucket/digits.ingot``, ``file:///digits.ingot``), or a reference to the store or to a registry; each
             with or without ``#variant``.
         store: the local store.
@@ -195,7 +214,13 @@ def is_file(text: str) -> bool:
     """Return whether a text names a file or an object rather than a reference."""
     if "://" in text:
         return is_object(text)
-    return text.endswith((".ingot", ".onnx")) or text.startswith((".", "/", "~"))
+    return text.endswith((".ingot", ".onnx")) or text.startswith((".", "/", "~")) or python_class(text) is not None
+
+
+def python_class(text: str) -> tuple[Path, str] | None:
+    """Return the file and the name of ``model.py:Model``; None if a text is not of that form."""
+    match = _CLASS.fullmatch(text)
+    return None if match is None else (Path(match["file"]), match["name"])
 
 
 def split_name(text: str) -> tuple[str | None, str]:

@@ -166,6 +166,12 @@ class Control:
                 "loaded. Copy it there first (ingot copy), or use the server's Unix socket"
             )
 
+        if self._rollouts.repository.runs_code(source):
+            raise PermissionDenied(
+                f"'{source}' is code in Python, which a request can load only where ingot serve runs with --allow-code "
+                "(INGOT_ALLOW_CODE=1)"
+            )
+
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse files of the server as settings: by the names of classes, say, their content could be read."""
         known = ServerConfig.settings()

@@ -136,7 +136,7 @@ class Deployment:
             assert isinstance(self.source, Archive)  # noqa: S101
             return self.source.digest
         if located.place is None or located.reference is None:
-            return stamp(located.path) if is_onnx(located) and located.path else located.open().digest
+            return stamp(bare) if (bare := located.bare) is not None else located.open().digest
         if located.reference.digest is not None:
             return located.reference.digest
         name = located.reference.name
@@ -223,11 +223,6 @@ class Deployment:
             else {"digest": candidate.digest, "number": candidate.number, "state": candidate.state.value},
             "history": [event.content for event in self.history],
         }
-
-
-def is_onnx(located: Located) -> bool:
-    """Return whether a source is a bare ``.onnx`` file."""
-    return located.path is not None and located.path.suffix == ".onnx"
 
 
 def stamp(path: Path) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store import Archive, Store
-from ingot.model_store.places import Located, is_file, locate, split_name, split_variant
-from ingot.model_store.references import Reference, served_name_from, written_name
+from ingot.model_store.places import Located, is_file, locate, python_class, split_name, split_variant
+from ingot.model_store.references import Reference, name_from, served_name_from, written_name
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.loading.source import ModelSource
 from ingot.runtime.loading.trust_check import TrustCheck
@@ -22,7 +22,7 @@ from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.settings.settings import Settings
 from ingot.serving.catalog import Catalog
-from ingot.serving.deployment import Deployment, is_onnx, stamp
+from ingot.serving.deployment import Deployment, stamp
 
 if TYPE_CHECKING:
     from ingot.model_store.trust.policy import Policy
@@ -204,6 +204,17 @@ class Repository(Catalog):
         name, _ = split_variant(split_name(source)[1])
         return not is_file(name) and Reference.parse(name).registry is None
 
+    def runs_code(self, source: str) -> bool:
+        """Return whether a source is a class in Python that the server's settings do not allow to load.
+
+        The sources of the command and of its configuration file are the user's own; those of requests are not.
+
+        Raises:
+            InvalidArgument: it is not a source.
+        """
+        name, _ = split_variant(split_name(source)[1])
+        return python_class(name) is not None and not self._trust.settings.allow_code
+
     def renewed(self, deployment: Deployment, settings: Settings | None) -> Model:
         """Return a model of the source's present archive, not loaded; arguments and errors as for :meth:`add`."""
         # The source may be that of a canary that took over, which has another version.
@@ -218,7 +229,7 @@ class Repository(Catalog):
         name, source = split_name(source)
         with _exported_first(source):
             located = locate(source, self._store)
-        if is_onnx(located):
+        if located.bare is not None:
             return located, self._of_file(located, name, settings, version or "1")
         if tag and located.reference is not None and located.reference.tag is located.reference.digest is None:
             located = replace(located, reference=replace(located.reference, tag=tag))
@@ -229,17 +240,18 @@ class Repository(Catalog):
         return located, of_archive(name or found.name, version, archive, found, located.name)
 
     def _of_file(self, located: Located, name: str | None, settings: Settings | None, version: str) -> Model:
-        path = located.path
-        if path is None or not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises on names that are too long
-            raise NotFound(f"there is no file {located.name}")
+        file, path, code = located.bare, located.path, located.code
+        if file is None or path is None or not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises on names that are too long
+            raise NotFound(f"there is no file {located.name if code is None else file}")
         if located.variant is not None:
+            kind = "an .onnx file" if code is None else "a class in Python"
             raise InvalidArgument(
-                f"'{located.name}#{located.variant}': an .onnx file has no variants; leave #{located.variant} out"
+                f"'{located.name}#{located.variant}': {kind} has no variants; leave #{located.variant} out"
             )
-        served = (name or served_name_from(path.stem), version)
-        terms = self._trust.admit_file(path, served, settings)
-        source = ModelSource.of_file(path, terms.settings, served[0])
-        return Model(*served, source, terms, self.metrics, stamp(path))
+        served = (name or (served_name_from(path.stem) if code is None else name_from(code[1])), version)
+        terms = self._trust.admit_file(file, served, settings)
+        of_file = ModelSource.of_file if code is None else ModelSource.of_class
+        return Model(*served, of_file(path, terms.settings, served[0]), terms, self.metrics, stamp(file))
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:

@@ -47,11 +47,12 @@ VARIANT = "ai.ingot.variant"
 
 MAX_LAYERS = 100_000
 
-Format = Literal["onnx", "aoti", "pt2", "partitioned"]
+Format = Literal["onnx", "aoti", "pt2", "partitioned", "python"]
 """Format of a variant's first weight layer: an ONNX graph, an AOTInductor package, a PyTorch program, or a plan.
 
-See :class:`~ingot.model_store.format.partition.PartitionPlan` for the last. All but the first can run their author's
-code when they are loaded.
+See :class:`~ingot.model_store.format.partition.PartitionPlan` and
+:class:`~ingot.model_store.format.partition.PythonPlan` for the last two. All but the first can run their author's code
+when they are loaded.
 """
 Division = Literal["colwise", "rowwise"]
 """How the weights of a layer are divided over processes: by its outputs or by its inputs, as PyTorch calls it."""

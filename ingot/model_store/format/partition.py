@@ -1,10 +1,12 @@
-"""Documents inside model files: the plan of a partitioned model, and the header of PyTorch files."""
+"""Documents inside model files: the plans of partitioned models and of models in Python, and PyTorch's header."""
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ingot.tensors import Signature
 
@@ -24,11 +26,14 @@ class TorchHeader(_Record):
     operators: tuple[str, ...] = ()
 
 
+_Blob = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class Segment(_Record):
     """One step of a :class:`PartitionPlan`: a model, and the names of its input and output values."""
 
     format: Literal["onnx", "pt2"]
-    blob: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    blob: _Blob
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -56,4 +61,41 @@ class PartitionPlan(_Record):
             known.update(segment.outputs)
         if not known.issuperset(self.outputs) or len(self.outputs) != len(self.signature.outputs):
             raise ValueError("its outputs are not values of its segments, one for each output of the signature")
+        return self
+
+
+class PythonPlan(_Record):
+    """A model that is a class in Python.
+
+    Attributes:
+        file: the file that has the class; one of ``files``.
+        attribute: the name of the class.
+        files: the blob of each file by its path, relative to the folder of ``file``.
+        requirements: versions of packages, each as ``name==version``.
+        python: the version of the interpreter that made the archive.
+    """
+
+    schema_version: Literal[1] = 1
+    file: str
+    attribute: str = Field(pattern=r"^[A-Za-z_]\w*$")
+    files: dict[str, _Blob] = Field(min_length=1, max_length=10_000)
+    requirements: tuple[str, ...] = Field((), max_length=1000)
+    python: str = ""
+
+    @field_validator("requirements")
+    @classmethod
+    def _pinned(cls, requirements: tuple[str, ...]) -> tuple[str, ...]:
+        for requirement in requirements:
+            if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*==[\w.+!\-]+", requirement):
+                raise ValueError(f"'{requirement}' is not of the form name==version")
+        return requirements
+
+    @model_validator(mode="after")
+    def _relative(self) -> PythonPlan:
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts or "\0" in name:
+                raise ValueError(f"'{name}' is not a path inside the model's folder")
+        if self.file not in self.files:
+            raise ValueError(f"it has no file '{self.file}'")
         return self

@@ -15,7 +15,7 @@ from ingot.model_store.format import goldens, manifest, onnx_wire
 from ingot.model_store.format.evidence import BoundsEvidence, CallBytes
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
-from ingot.model_store.format.partition import PartitionPlan
+from ingot.model_store.format.partition import PartitionPlan, PythonPlan
 from ingot.report.text import one_line
 from ingot.steps import Apply, ItemStep, OpenedSteps, Values
 from ingot.tensors import Array, Signature, check_inputs
@@ -94,6 +94,23 @@ class Variant:
             parts = dict.fromkeys(segment.blob for segment in plan.segments if segment.format == "onnx")
             yield from (layers[part] for part in parts)
 
+    def python_plan(self) -> PythonPlan | None:
+        """Return the plan of a variant of format ``python``; None of any other.
+
+        Raises:
+            InvalidArchive: it is damaged, or names a blob that the manifest does not list.
+        """
+        if self.serving.format != "python":
+            return None
+        plan = manifest.decode(PythonPlan, read_document(self.blobs, self.graph), "the plan")
+        own = {layer.hex for layer in self.weights}
+        for name, blob in plan.files.items():
+            if blob not in own:
+                raise InvalidArchive(
+                    f"the plan of variant '{self.name}' refers to a blob that is not its own: {one_line(name)}, {blob}"
+                )
+        return plan
+
     def read_graph(self, graph: Descriptor) -> bytes:
         """Return one of :meth:`graphs`, with its digest checked.
 
@@ -110,6 +127,7 @@ class Variant:
         Raises:
             InvalidArchive: a graph or the plan refers to something else, or is damaged.
         """
+        self.python_plan()
         own = {layer.hex.encode() for layer in self.weights}
         for graph in self.graphs():
             try:

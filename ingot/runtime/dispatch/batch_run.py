@@ -9,11 +9,12 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
-from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, TooLarge, Unavailable
+from ingot.errors import EngineLost, EngineTimeout, IngotError, InternalError, SamplesFailed, TooLarge, Unavailable
 from ingot.faultlog import rate_limited_logger
 from ingot.report import units
 from ingot.runtime.dispatch.output_check import OutputCheck
@@ -230,9 +231,12 @@ class BatchRunner:
         joined = time.perf_counter()
         spent.joining += joined - began
         spent.calls += 1
+        failed: SamplesFailed | None = None
         try:
             targets = self._targets(entries) if self._delivers else None
             outputs = self._engine.deliver(inputs, targets) if targets else self._engine.run(inputs)
+        except SamplesFailed as error:
+            failed, outputs = error, {**error.outputs}
         finally:
             ran = time.perf_counter()
             spent.running += ran - joined
@@ -245,8 +249,17 @@ class BatchRunner:
         spent.splitting += time.perf_counter() - ran
         limit = self._limit
         if self._texts or (ran - joined > self._soonest and sum([a.nbytes for a in outputs.values()]) > limit.nbytes):
-            return [limit.checked(answer) for answer in answers]
-        return [*answers]
+            outcomes = [limit.checked(answer) for answer in answers]
+        else:
+            outcomes = [*answers]
+        return outcomes if failed is None else self._with_failed(entries, outcomes, failed)
+
+    @staticmethod
+    def _with_failed(entries: Sequence[Entry], outcomes: list[Outcome], failed: SamplesFailed) -> list[Outcome]:
+        """Return the outcomes, with the errors of the entries that have a sample that failed."""
+        stops = accumulate(entry.samples for entry in entries)
+        found = zip(entries, outcomes, stops, strict=True)
+        return [failed.within(stop - entry.samples, stop) or outcome for entry, outcome, stop in found]
 
     def _samples(self, entries: Sequence[Entry]) -> int:
         if len(entries) > 1:

@@ -25,6 +25,7 @@ class Capabilities:
         captured: sizes of batches that become CUDA graphs when they first run, in samples.
         allocates: whether :meth:`Engine.allocate` returns memory from which ``run`` reads faster than from any other.
         isolated: whether the engine runs in an engine process, which :meth:`Engine.kill` can end.
+        accepts_zeros: whether the engine may be timed with generated inputs; code could fail on them.
     """
 
     load_seconds: float | None = None
@@ -34,6 +35,7 @@ class Capabilities:
     captured: tuple[int, ...] = ()
     allocates: bool = False
     isolated: bool = False
+    accepts_zeros: bool = True
 
 
 class Engine(Protocol):
@@ -91,6 +93,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def example(self) -> Mapping[str, Array]:
+        """Inputs that the model states itself, by which it can be timed; empty if there are none."""
+        ...
+
+    @property
     def direct(self) -> Direct:
         """The tensors that a call reads from a device or writes there."""
         ...
@@ -135,6 +142,10 @@ class BaseEngine(ABC):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities()
+
+    @property
+    def example(self) -> Mapping[str, Array]:
+        return {}
 
     @property
     def direct(self) -> Direct:

@@ -39,6 +39,8 @@ def load_engine(spec: EngineSpec, isolation: Isolation | None = None) -> Engine:
         EngineLost: its process ended.
         DeadlineExceeded: its process was not ready within the limit of ``isolation``.
     """
+    if isolation is None and spec.format == "python":
+        isolation = Isolation(why="it is code in Python", required=True)
     if isolation is None:
         return open_engine(spec)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ingot import foreign
-from ingot.errors import ALLOW_CODE, IngotError, InvalidArgument, Unsupported, missing_package
+from ingot.errors import ALLOW_CODE, IngotError, InternalError, InvalidArgument, Unsupported, missing_package
 from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.gpu.precision import released_on_failure
@@ -18,8 +18,12 @@ ENGINES = tuple(_PRECISIONS)
 _TORCH_FORMATS = ("aoti", "pt2", "partitioned")
 
 
-def open_engine(spec: EngineSpec) -> Engine:
+def open_engine(spec: EngineSpec, *, confined: bool = False) -> Engine:
     """Load a model file.
+
+    Args:
+        spec: the file, and how it is opened.
+        confined: whether this is an engine process. Code in Python runs in no other.
 
     Raises:
         Unsupported: no engine runs the format, it is not installed, the requested device is missing, or the format
@@ -27,10 +31,10 @@ def open_engine(spec: EngineSpec) -> Engine:
         InvalidArgument: the file is not a model that the engine can run.
     """
     with released_on_failure():
-        return _open(spec)
+        return _open(spec, confined=confined)
 
 
-def _open(spec: EngineSpec) -> Engine:
+def _open(spec: EngineSpec, *, confined: bool) -> Engine:
     path, device, threads = spec.path, spec.device, spec.threads
     # An engine's package is imported only when it is used.
     if spec.format == "onnx":
@@ -39,14 +43,21 @@ def _open(spec: EngineSpec) -> Engine:
         from ingot.runtime.engines.step_engine import StepEngine
 
         return StepEngine(spec.step)
-    plugin = None if spec.format in _TORCH_FORMATS else _plugin(spec.format)
-    if plugin is None and spec.format not in _TORCH_FORMATS:
+    own = (*_TORCH_FORMATS, "python")
+    plugin = None if spec.format in own else _plugin(spec.format)
+    if plugin is None and spec.format not in own:
         raise Unsupported(f"no engine of this version runs models of format '{spec.format}'")
     if not spec.allow_code:
         raise Unsupported(
             f"a model of format '{spec.format}' can run its author's code; {ALLOW_CODE}, or use a variant of format "
             "'onnx'"
         )
+    if spec.format == "python":
+        if not confined:
+            raise InternalError("a model in Python runs in an engine process only")
+        from ingot.runtime.engines.python.engine import PythonEngine
+
+        return PythonEngine(path, device=device, settings=spec.settings)
     if plugin is not None:
         return plugin(path, device=device, threads=threads)
     if spec.format == "partitioned":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ class EngineSpec:
     """A model file, and how an engine opens it.
 
     Args:
-        path: the graph, with its external data or parts next to it.
+        path: the graph, with its external data or parts next to it; or, as ``model.py:Model``, a class in Python.
         format: the kind of file, since blobs have no suffix; see :data:`ingot.model_store.format.manifest.Format`.
         device: ``cpu``, ``cuda``, ``cuda:1`` for the second GPU, ``auto`` for a GPU if there is one, ``auto:1`` for the
             second if it can be used, or a plug-in's.
@@ -39,6 +39,7 @@ class EngineSpec:
             ``pt2``, and :func:`ingot.runtime.engines.sharding.sharded.join` in each of them.
         plan: as for :class:`~ingot.runtime.engines.sharding.sharded.ShardedEngine`.
         batchable: as for the same.
+        settings: what a model in Python gets as settings.
         step: a step that decodes single items, as JSON; the format is then ``step``, and there is no file.
     """
 
@@ -61,6 +62,7 @@ class EngineSpec:
     shards: int = 1
     plan: Mapping[str, Division] | None = None
     batchable: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
     step: str = ""
 
     @classmethod

@@ -62,7 +62,7 @@ class EngineLoader:
         self, name: str, choice: Choice, signature: Signature | None, settings: Settings, learned: Learned | None
     ):
         self.engines = [choice.engine]
-        self.signature = signature or choice.spec.ranged(_of_any_size(choice.engine.signature))
+        self.signature = signature or _of_file(choice)
         self.threads = settings.threads
         self.instances = 1
         self.swap: EngineSwap | None = None
@@ -76,6 +76,8 @@ class EngineLoader:
         self._threads_why = ""
         self._latency: Latency | None = None
         self._examples = [golden.inputs for golden in choice.spec.goldens[:1]]
+        if not self._examples and (example := choice.engine.example):
+            self._examples = [{**example}]
 
     def open(self) -> None:
         """Find the number of threads, and open an engine for each instance.
@@ -156,6 +158,8 @@ class EngineLoader:
         if self.swap is not None:
             self.engines[:] = self.swap.engines
         first, examples, seconds = self.engines[0], self._examples, self._settings.warm_time
+        if not examples and not first.capabilities.accepts_zeros:
+            seconds = 0
         if self._learned is not None:
             latency, self.padding = self._learned.latency, self._learned.padding
             by_samples = latency if self.padding is None else _by_samples(latency, self.padding, max_batch)
@@ -226,6 +230,12 @@ def _by_samples(latency: Latency, padding: PaddingPolicy, most: int) -> Latency:
     """Return the latency of samples of the size that was timed, from that by work."""
     each = padding.work(padding.example)
     return Latency({work // each: taken for work, taken in latency.known.items() if each <= work <= most * each})
+
+
+def _of_file(choice: Choice) -> Signature:
+    """Return the signature of a bare file; a class in Python declares all of it."""
+    signature = choice.engine.signature
+    return signature if choice.spec.graph is None else choice.spec.ranged(_of_any_size(signature))
 
 
 def _of_any_size(signature: Signature) -> Signature:

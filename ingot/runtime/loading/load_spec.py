@@ -123,6 +123,24 @@ class LoadSpec:
         )
 
     @classmethod
+    def of_class(cls, path: Path, settings: Settings) -> LoadSpec:
+        """Return the load spec of a class in Python, as ``model.py:Model``: a file of the user, not of an archive.
+
+        Raises:
+            Unsupported: it would have to be divided over processes, or have an engine for graphs.
+        """
+        check_shards(settings, "python")
+        check_engine_runs("python", settings.engine)
+        risk = risk_of(settings, "python", None)
+        isolation = isolation_of(settings, risk)
+        spec = EngineSpec(path, format="python", allow_code=True, settings=settings.model_settings)
+        return cls(
+            lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
+            isolation=isolation,
+            risk=risk,
+        )
+
+    @classmethod
     def of_variant(cls, variant: Variant, settings: Settings) -> LoadSpec:
         """Return the load spec of a variant whose archive is unpacked.
 
@@ -170,6 +188,7 @@ class LoadSpec:
             shards=settings.shards,
             plan=plan,
             batchable=variant.serving.batchable,
+            settings=settings.model_settings,
         )
         return cls(
             lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),

@@ -41,6 +41,11 @@ class ModelSource:
         return cls(single_variant(LoadSpec.of_file(path, settings), settings, model=model))
 
     @classmethod
+    def of_class(cls, path: Path, settings: Settings, model: str) -> ModelSource:
+        """Return the source of a class in Python, as ``model.py:Model``; see :meth:`of_file`."""
+        return cls(single_variant(LoadSpec.of_class(path, settings), settings, model=model))
+
+    @classmethod
     def of_variant(cls, variant: Variant, settings: Settings, model: str, reason: Reason = "requested") -> ModelSource:
         """Return the source of one variant of an unpacked archive; see :meth:`of_file`."""
         warn_of(variant, model, settings)

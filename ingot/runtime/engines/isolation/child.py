@@ -7,6 +7,7 @@ the arenas that this process writes and reads, and the one that asks to end a ca
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import logging
 import math
@@ -17,11 +18,13 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import orjson
+
 from ingot import foreign
-from ingot.errors import IngotError, InternalError, TooLarge
+from ingot.errors import IngotError, InternalError, SamplesFailed, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
@@ -31,23 +34,59 @@ from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.ort import ort_arena
 from ingot.runtime.machine.memory import NO_MEMORY, Sweeper
+from ingot.tensors import Array
 
 # Seconds of a call after which unused memory may be returned to the system.
 _LONG = 10e-3
+# Limits of what a model logs and prints in one call, in records and characters.
+_MOST_RECORDS = 19
+_MOST_TEXT = 1000
 
 Join = Callable[[], None]
 """Connects this process with the others of its engine."""
 
 
 class _Kept(logging.Handler):
-    """Keeps what is logged, for the server's log."""
+    """Keeps what is logged, for the server's log: the first records, and the number of the others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[tuple[int, str, str]] = []
+        self._left_out = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append((record.levelno, record.name, record.getMessage()))
+        if len(self.records) < _MOST_RECORDS:
+            self.records.append((record.levelno, record.name, record.getMessage()[:_MOST_TEXT]))
+        else:
+            self._left_out += 1
+
+    def take(self) -> list[tuple[int, str, str]]:
+        """Return the records since the last call."""
+        records, self.records = self.records, []
+        if self._left_out:
+            records.append((logging.WARNING, __name__, f"{self._left_out} more lines were not kept"))
+            self._left_out = 0
+        return records
+
+
+class _Printed(io.TextIOBase):
+    """A stream that logs the lines that a model prints."""
+
+    def __init__(self, name: str, level: int):
+        self._log = functools.partial(logging.getLogger(name).log, level, "%s")
+        self._line = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, rest = text[: _MOST_TEXT * _MOST_RECORDS].split("\n")
+        if lines:
+            for line in (self._line + lines[0], *lines[1:]):
+                self._log(line)
+            self._line = ""
+        self._line = (self._line + rest)[:_MOST_TEXT]
+        return len(text)
 
 
 def main() -> None:
@@ -96,16 +135,25 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
     logging.getLogger().addHandler(kept)
     spec = ProcessSpec.loads(link.receive()[1])
     measures = confine(spec, parent, join)
+    if spec.code:
+        confinement.after_loading()
+        logging.getLogger().setLevel(logging.INFO)
+        sys.stdout, sys.stderr = _Printed("stdout", logging.INFO), _Printed("stderr", logging.WARNING)
     calls = _EngineCalls(spec.memory)
     threading.Thread(target=_obey, args=(control, calls), daemon=True).start()
     opened = calls.attempt(lambda: calls.open(spec), "loading it")
     if isinstance(opened, IngotError):
+        if records := kept.take():
+            link.send(Kind.LOG, orjson.dumps(records))
         link.send(Kind.ERROR, encode_error(opened))
         return
     measures += confinement.after_loading(reads=spec.reads)
-    logging.getLogger().removeHandler(kept)
+    if spec.code:
+        calls.log = kept
+    else:
+        logging.getLogger().removeHandler(kept)
     lanes = calls.lanes
-    link.send(Kind.OPENED, description.dumps(opened, measures, kept.records, len(lanes)))
+    link.send(Kind.OPENED, description.dumps(opened, measures, kept.take(), len(lanes)))
     # Where a process that follows another has fewer lanes, several connections share one.
     for other, lane in zip(links[1:], itertools.cycle([*lanes[1:], lanes[0]]), strict=False):
         threading.Thread(target=_serve_lane, args=(other, calls, lane), daemon=True).start()
@@ -133,7 +181,11 @@ def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -
     link.free([*struct.unpack_from(f"<{count}Q", body, 4)])
     inputs = link.tensors(body[4 + 8 * count :])
     began = time.monotonic()
-    outcome = calls.attempt(lambda: link.send_tensors(Kind.OUTPUTS, b"", engine.run(inputs)))
+    outcome = calls.attempt(lambda: engine.run(inputs) if calls.log is None else calls.logged(link, engine, inputs))
+    if isinstance(outcome, SamplesFailed):
+        outcome = calls.attempt(functools.partial(link.send_partial, outcome))
+    elif not isinstance(outcome, IngotError):
+        outcome = calls.attempt(functools.partial(link.send_tensors, Kind.OUTPUTS, b"", outcome))
     if isinstance(outcome, IngotError):
         link.send(Kind.ERROR, encode_error(outcome))
         if down := engine.down:  # its device has failed for this process, but not for the next one
@@ -161,12 +213,13 @@ class _EngineCalls:
     def __init__(self, limit: int | None):
         self.lanes: list[_Lane] = []
         self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
+        self.log: _Kept | None = None
         self._limit = limit
         self._setting = "its engine process may have", "--engine-memory-mb"
 
     def open(self, spec: ProcessSpec) -> Engine:
         ort_arena.share(math.inf)
-        engine = open_engine(spec.engine)
+        engine = open_engine(spec.engine, confined=True)
         self.lanes = [*map(_Lane, lanes_of(engine, spec.lanes))]
         self.sweeper.check(time.monotonic(), idle=True)
         graph = spec.engine.format == "onnx"  # the memory of other formats is their author's decision
@@ -175,6 +228,14 @@ class _EngineCalls:
             self._setting = "a call may take", "--max-call-mb"
             confinement.limit_calls(self._limit)
         return engine
+
+    def logged(self, link: Link, engine: Engine, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch, and send what it logs."""
+        try:
+            return engine.run(inputs)
+        finally:
+            if self.log is not None and (records := self.log.take()):
+                link.send(Kind.LOG, orjson.dumps(records))
 
     def attempt(self, call: Any, cause: str = "this input") -> Any:
         """Return the result of a call, or its failure as an IngotError; ``cause`` is named if memory is lacking.

@@ -74,6 +74,7 @@ class ProcessEngine(BaseEngine):
         self.device = described.device
         self.measures = described.measures
         self.settings: Mapping[str, str] = {**described.settings, "process": "own"}
+        self._example = described.inputs
         self._capabilities = dataclasses.replace(described.capabilities, allocates=True, isolated=True)
         self._lanes = min(described.lanes, lanes)
         self._lane = 0
@@ -82,6 +83,10 @@ class ProcessEngine(BaseEngine):
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
+
+    @property
+    def example(self) -> Mapping[str, Array]:
+        return self._example
 
     def more_lanes(self, count: int) -> list[ProcessEngine]:
         """Return up to ``count`` engines that share this one's process: each can have a batch in flight."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import TooLarge
+from ingot.errors import IngotError, SamplesFailed, TooLarge
 from ingot.ipc.arena import THRESHOLD, Incoming, Outgoing
-from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout
+from ingot.ipc.records import HEADER, INLINE, NUMBER, Splitter, TensorLayout, decode_error, encode_error
 from ingot.tensors import Array, DType, arrays
 
 _ARENA = 1 << 30
@@ -29,6 +29,7 @@ _CHUNK = 1 << 16
 # Layouts that either end remembers; with more, both start again with an empty list.
 _MAX_LAYOUTS = 1024
 _LAYOUT = struct.Struct("<I")
+_FAILED = struct.Struct("<II")  # the index of a sample, and the bytes of its error
 # Name, datatype, numpy's datatype, shape, and the numbers of elements and bytes.
 _Tensor = tuple[str, DType, np.dtype[Any], tuple[int, ...], int, int]
 
@@ -42,6 +43,8 @@ class Kind(IntEnum):
     RUN = 3  # server: blocks of the engine process's arena that are free again, tensors
     OUTPUTS = 4  # engine process: tensors
     ERROR = 5  # engine process: code, text
+    PARTIAL = 6  # engine process: the number and errors of samples that failed, tensors
+    LOG = 7  # engine process: records of the log, as JSON, before the answer of a call
 
 
 def arena_size() -> int:
@@ -114,6 +117,23 @@ class Link:
             self.connection.sendall(b"".join((*news, HEADER.pack(size, kind), *body)))
             on_error.pop_all()
         return taken
+
+    def send_partial(self, failed: SamplesFailed) -> None:
+        """Send the outputs of a batch of which some samples failed."""
+        errors = [(at, encode_error(error)) for at, error in failed.errors.items()]
+        head = b"".join(_FAILED.pack(at, len(text)) + text for at, text in errors)
+        self.send_tensors(Kind.PARTIAL, _LAYOUT.pack(len(errors)) + head, failed.outputs)
+
+    def partial(self, body: memoryview) -> tuple[dict[str, Array], dict[int, IngotError]]:
+        """Return the tensors and errors of :meth:`send_partial`; see :meth:`tensors`."""
+        errors: dict[int, IngotError] = {}
+        (count,) = _LAYOUT.unpack_from(body)
+        at = _LAYOUT.size
+        for _ in range(count):
+            sample, size = _FAILED.unpack_from(body, at)
+            at += _FAILED.size + size
+            errors[sample] = decode_error(body[at - size : at])
+        return self.tensors(body[at:]), errors
 
     def free(self, starts: list[int]) -> None:
         """Free blocks of the arena that this end writes."""

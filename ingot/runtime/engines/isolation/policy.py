@@ -14,6 +14,7 @@ from ingot.runtime.settings.settings import Settings
 _FORMATS = {
     "pt2": "its format pt2 can run its author's code",
     "aoti": "its format aoti is its author's native code",
+    "python": "it is its author's code in Python",
     "partitioned": "it has parts in formats that can run their author's code",
 }
 
@@ -75,11 +76,12 @@ def isolation_of(settings: Settings, risk: str, *, planned: bool = False) -> Iso
         how = "by its tensor-parallel plan" if planned else "in stages"
         risk = f"it is divided over {settings.shards} processes {how}"
     why = risk or ("every model is isolated" if settings.isolate == "all" else "")
-    if not why or settings.isolate == "none":
+    code = risk == _FORMATS["python"]
+    if not why or (settings.isolate == "none" and not code):
         return None
     return Isolation(
         why=why,
-        required=settings.isolate == "all" or settings.shards > 1,
+        required=code or settings.isolate == "all" or settings.shards > 1,
         memory_mb=settings.engine_memory_mb,
         load_timeout=settings.load_timeout,
         call_mb=settings.engine_call_mb if risk else None,  # otherwise it is predicted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import shutil
@@ -20,8 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from ingot import foreign
-from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError, write_error
+from ingot.errors import DeadlineExceeded, EngineTimeout, IngotError, SamplesFailed, write_error
+from ingot.faultlog import rate_limited_logger
 from ingot.ipc import arena
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import decode_error
@@ -31,7 +33,7 @@ from ingot.runtime.engines.isolation.link import Kind, Link, arena_size
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.tensors import Array
 
-log = logging.getLogger(__name__)
+log = rate_limited_logger(__name__)
 
 # Seconds in which a process that has closed its connection must end, before it is killed.
 _END_SECONDS = 2.0
@@ -129,8 +131,7 @@ class EngineProcess:
             found = Description.model_validate_json(bytes(body))
         except (ValueError, IngotError) as error:
             raise self._invalid(error) from error
-        for level, name, text in found.log[:_MOST_RECORDS]:
-            log.log(level, "%s: %s", _printable(name), _printable(text))
+        self._log(found.log)
         return found
 
     def run(self, inputs: Mapping[str, Array], timeout: float | None, lane: int = 0) -> dict[str, Array]:
@@ -150,11 +151,14 @@ class EngineProcess:
             kind, body = self._exchange(channel, send, timeout)
         finally:
             link.free(taken)
-        if kind != Kind.OUTPUTS:
+        if kind not in (Kind.OUTPUTS, Kind.PARTIAL):
             raise self._error(body)
-        outputs = foreign.outcome(lambda: link.tensors(body))
-        if isinstance(outputs, Exception):
-            raise self._invalid(outputs)
+        found = foreign.outcome(lambda: (link.tensors(body), {}) if kind == Kind.OUTPUTS else link.partial(body))
+        if isinstance(found, Exception):
+            raise self._invalid(found)
+        outputs, errors = found
+        if errors:
+            raise SamplesFailed(outputs, errors)
         return outputs
 
     def terminate(self, lane: int = 0) -> None:
@@ -217,6 +221,18 @@ class EngineProcess:
             start_new_session=True,  # Ctrl-C is for the server
         )
 
+    def _log(self, records: Sequence[tuple[int, str, str]]) -> None:
+        for level, name, text in records[:_MOST_RECORDS]:
+            log.log(level, "%s: %s", _printable(name), _printable(text))
+
+    def _receive(self, link: Link) -> tuple[int, memoryview]:
+        """Wait for an answer, and log what precedes it."""
+        kind, body = link.receive()
+        while kind == Kind.LOG:
+            self._log([(int(level), str(name), str(text)) for level, name, text in orjson.loads(body)])
+            kind, body = link.receive()
+        return kind, body
+
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -254,7 +270,7 @@ class EngineProcess:
                 send()
                 if timeout is not None:
                     self._await_answer(channel.link.connection, timeout)
-                received = foreign.outcome(channel.link.receive)
+                received = foreign.outcome(lambda: self._receive(channel.link))
                 if not isinstance(received, Exception):
                     return received
                 if not isinstance(received, EOFError | OSError):

@@ -34,6 +34,11 @@ class ProcessSpec:
         return self.engine.format not in ("onnx", "step")
 
     @property
+    def code(self) -> bool:
+        """Whether it is code in Python: it starts no programs while it loads either, and its output is logged."""
+        return self.engine.format == "python"
+
+    @property
     def reads(self) -> bool:
         """Whether the process may open files once it has loaded the model."""
         return self.engine.format != "step"

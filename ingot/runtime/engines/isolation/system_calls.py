@@ -65,8 +65,11 @@ _QUERIES = """
 """
 # For models that unpack files; Landlock decides where.
 _FOLDERS = """
-    mkdir:83 mkdirat:258:34 unlink:87 unlinkat:263:35 rmdir:84 rename:82 renameat:264:38 renameat2:316:276
+    mkdir:83 mkdirat:258:34 symlink:88 symlinkat:266:36 unlink:87 unlinkat:263:35 rmdir:84
+    rename:82 renameat:264:38 renameat2:316:276
 """
+# For the same formats: an event loop of Python wakes itself by a pair of sockets, which reaches nothing else.
+_PAIRS = "socketpair:53:199"
 # Of PyTorch's FileStore, in memory, over which the processes of a group find each other.
 _GROUPS = "flock:73:32"
 # With a GPU: CUDA's driver locks memory and uses local sockets, timers and, as everywhere, mbind and memfd_create.
@@ -137,7 +140,7 @@ def _while_loading(machine: str, process: int, *, gpu: bool, unpacks: bool, grou
 def _listed(machine: str, *, gpu: bool, unpacks: bool, group: bool) -> dict[str, int]:
     """Return the numbers of the calls that are allowed with any arguments."""
     kinds = [_FILES, _WAITING, _CONNECTIONS, _MEMORY, _THREADS, _QUERIES, _PROGRAMS]
-    kinds += [kind for kind, wanted in ((_FOLDERS, unpacks), (_GROUPS, group), (_DEVICES, gpu)) if wanted]
+    kinds += [kind for kind, wanted in ((_FOLDERS + _PAIRS, unpacks), (_GROUPS, group), (_DEVICES, gpu)) if wanted]
     return _numbers(" ".join(kinds), machine)
 
 

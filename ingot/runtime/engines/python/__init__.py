@@ -1,0 +1,1 @@
+"""Models that are classes in Python: their interface, files and calls. They run in engine processes only."""

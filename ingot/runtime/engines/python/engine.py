@@ -1,0 +1,202 @@
+"""Runs a model that is a class in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot import foreign
+from ingot.errors import IngotError, InvalidArgument, ModelFailed, SamplesFailed
+from ingot.runtime.engines.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.python import files
+from ingot.runtime.engines.python.interface import interface_of
+from ingot.runtime.engines.python.values import Failures, batch_of, samples_of, tensors_of
+from ingot.runtime.machine import devices, nvml
+from ingot.tensors import Array, Signature, check_inputs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What ``load`` of a model gets.
+
+    Attributes:
+        files: the folder of the model's files.
+        device: ``cpu``, or a GPU with its index, such as ``cuda:0``.
+        settings: values of the server's configuration by name.
+    """
+
+    files: Path
+    device: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class PythonEngine(BaseEngine):
+    """Calls a model's class, in an engine process: its code may do anything.
+
+    Args:
+        path: ``model.py:Model``, or the plan of an archive.
+        device: as for :class:`~ingot.runtime.engines.spec.EngineSpec`.
+        settings: for the model.
+
+    Raises:
+        InvalidArgument: the class cannot be served, or its ``load`` fails.
+        Unsupported: a package is missing, or has another version than the archive requires.
+    """
+
+    platform = "python"
+
+    def __init__(self, path: Path, *, device: str = "auto", settings: Mapping[str, str] | None = None):
+        self.device = _device(device)
+        self.settings: Mapping[str, str] = {}
+        model, self._folder = files.load_class(path)
+        self._interface = interface_of(model)
+        self._name = model.__name__
+        self._runner = asyncio.Runner()
+        self._model = self._loading(model, "__init__")
+        if callable(load := getattr(self._model, "load", None)):
+            context = Context(self._folder, self.device, settings or {})
+            self._loading(lambda: load(context), "load")
+        self._call: Callable[[Any], Any] = getattr(self._model, self._interface.method)
+        self._inputs = self._example()
+
+    @property
+    def signature(self) -> Signature:
+        return self._interface.signature
+
+    @property
+    def example(self) -> Mapping[str, Array]:
+        return self._inputs
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(accepts_zeros=False)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch.
+
+        Raises:
+            InvalidArgument: the model raised ValueError.
+            ModelFailed: it raised another exception, or its result does not fit its signature.
+            SamplesFailed: it did so for some samples.
+        """
+        specs, count = self.signature.outputs, len(next(iter(inputs.values())))
+        where = f"{self._name}.{self._interface.method}"
+        call = self._each if self._interface.by_sample else self._batch
+        outputs, failures = tensors_of(specs, call(inputs), count, where)
+        if failures:
+            raise self._samples_failed(outputs, failures)
+        return outputs
+
+    def terminate(self) -> None:
+        """Have no effect: the time limit of a call ends its process."""
+
+    def close(self) -> None:
+        """Have no effect: the model ends with its process."""
+
+    def _batch(self, inputs: Mapping[str, Array]) -> Any:
+        batch = batch_of(self._interface, inputs)
+        return self._result(lambda: self._call(batch))
+
+    def _each(self, inputs: Mapping[str, Array]) -> list[Any]:
+        """Return the result or the exception of each sample; coroutines run at the same time."""
+        samples = samples_of(self._interface, inputs)
+        found = [sample if isinstance(sample, Exception) else self._begun(sample) for sample in samples]
+        if any(inspect.isawaitable(each) for each in found):
+            return self._runner.run(_gathered(found))
+        return found
+
+    def _begun(self, sample: Any) -> Any:
+        return foreign.outcome(lambda: self._call(sample))
+
+    def _result(self, call: Callable[[], Any]) -> Any:
+        """Return the result of the model's code.
+
+        Raises:
+            IngotError: it raised an exception.
+            MemoryError: there is no memory.
+        """
+        found = foreign.outcome(lambda: self._awaited(call()))
+        if isinstance(found, Exception):
+            raise self._error(found) from found
+        return found
+
+    def _samples_failed(self, outputs: Mapping[str, Array], failures: Failures) -> Exception:
+        errors: dict[int, IngotError] = {}
+        for at, failure in sorted(failures.items()):
+            error = self._error(failure)
+            if not isinstance(error, IngotError):  # no memory: the samples run again in smaller batches
+                return error
+            errors[at] = error
+        return SamplesFailed(outputs, errors)
+
+    def _awaited(self, value: Any) -> Any:
+        return self._runner.run(_gathered([value], whole=True)) if inspect.isawaitable(value) else value
+
+    def _error(self, error: Exception) -> IngotError | MemoryError:
+        """Return the error for clients; the log has the place of a failure."""
+        if isinstance(error, IngotError | MemoryError):
+            return error
+        if isinstance(error, ValueError) and not isinstance(error, foreign.ExitRequested):
+            return InvalidArgument(f"the model rejects this input: {foreign.one_line(error)}")
+        log.error("%s.%s raised %s", self._name, self._interface.method, files.describe(error, self._folder))
+        return ModelFailed(f"the model failed: {foreign.typed(error)}{_hint(error)}")
+
+    def _loading(self, call: Callable[[], Any], method: str) -> Any:
+        """Return the result of code that prepares the model.
+
+        Raises:
+            InvalidArgument: it raised an exception.
+        """
+
+        def failure(error: Exception) -> str:
+            return f"{self._name}.{method} raised {files.describe(error, self._folder)}{_hint(error)}"
+
+        with foreign.reported_as(InvalidArgument, failure, keep=(IngotError, MemoryError)):
+            return self._awaited(call())
+
+    def _example(self) -> dict[str, Array]:
+        """Return the inputs of the model's ``example``; empty if it has none."""
+        if not callable(example := getattr(self._model, "example", None)):
+            return {}
+        where = f"{self._name}.example"
+        found = self._loading(example, "example")
+        if self._interface.by_sample and not isinstance(found, list):
+            found = [found]
+        specs = self.signature.inputs
+        if isinstance(found, dict) and len(specs) == 1 and self._interface.bare:
+            raise InvalidArgument(f"{where} returned a dict, but the input of the model is passed as such")
+        inputs, failures = tensors_of(specs, found, None, where)
+        if failures:
+            raise InvalidArgument(f"{where} returned an exception")
+        check_inputs(self.signature, inputs)
+        return inputs
+
+
+async def _gathered(values: Sequence[Any], *, whole: bool = False) -> Any:
+    """Return the results of those values that are awaitable, or their exceptions; with ``whole`` the only result."""
+    waiting = [asyncio.ensure_future(_single(value)) for value in values]
+    found = await asyncio.gather(*waiting, return_exceptions=not whole)
+    return found[0] if whole else found
+
+
+async def _single(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _device(device: str) -> str:
+    if devices.kind_of(device) == "auto":
+        return f"cuda:{nvml.roomiest()}" if devices.has_cuda() else "cpu"
+    return f"cuda:{nvml.roomiest()}" if device == "cuda" else device
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return "; an engine process has no network, starts no programs, and writes only to its temporary folder"
+    return ""

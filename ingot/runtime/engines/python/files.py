@@ -1,0 +1,140 @@
+"""The files of a model in Python, and its class: from a file of the user, or unpacked from an archive."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from ingot import foreign
+from ingot.errors import IngotError, InvalidArgument, NotFound, Unsupported
+from ingot.model_store.format import manifest
+from ingot.model_store.format.partition import PythonPlan
+from ingot.model_store.places import python_class
+
+# Larger files are linked. Smaller ones are copied, since code finds its folder by Path(__file__).resolve().
+_COPIED = 16 << 20
+
+
+def load_class(path: Path) -> tuple[type, Path]:
+    """Import the class that a path names, and return it with the folder of its files.
+
+    Args:
+        path: ``model.py:Model``, or the plan of an archive.
+
+    Raises:
+        NotFound: there is no such file or class.
+        InvalidArgument: the code fails.
+        Unsupported: a package is missing, or has another version than the archive requires.
+    """
+    if (named := python_class(str(path))) is not None:
+        file, attribute = named
+    else:
+        plan = manifest.decode(PythonPlan, path.read_bytes(), "the plan")
+        check_requirements(plan.requirements)
+        file, attribute = _unpack(plan, path.parent) / plan.file, plan.attribute
+    if not file.is_file():
+        raise NotFound(f"there is no file {file}")
+    folder = file.resolve().parent
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    found = getattr(_imported(file.resolve()), attribute, None)
+    if not isinstance(found, type):
+        raise NotFound(f"{file.name} has no class '{attribute}'")
+    return found, folder
+
+
+def check_requirements(requirements: tuple[str, ...]) -> None:
+    """Check that the required versions of packages are installed.
+
+    Raises:
+        Unsupported: some are not; the message names them, and the command that installs them.
+    """
+    missing = []
+    for requirement in requirements:
+        name, _, wanted = requirement.partition("==")
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append((requirement, "it is not installed"))
+            continue
+        if installed.partition("+")[0] != wanted.partition("+")[0]:
+            missing.append((requirement, f"{installed} is installed"))
+    if missing:
+        shown = ", ".join(f"{requirement} ({state})" for requirement, state in missing)
+        command = " ".join(requirement for requirement, _ in missing)
+        raise Unsupported(f"the model requires {shown}: pip install {command}")
+
+
+def place(error: BaseException, folder: Path) -> str:
+    """Return the innermost line of the model's own files in a traceback, as ``model.py, line 12``; empty if none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(folder):
+            return f"{path.relative_to(folder)}, line {frame.lineno}"
+    return ""
+
+
+def describe(error: Exception, folder: Path) -> str:
+    """Return an error's type, message and place in one line."""
+    found = place(error, folder)
+    return f"{foreign.typed(error)}{f' ({found})' if found else ''}"
+
+
+def _unpack(plan: PythonPlan, blobs: Path) -> Path:
+    """Make the model's folder in the temporary one of this process, which is removed with it."""
+    folder = Path(tempfile.mkdtemp(prefix="model-")).resolve()
+    for name, blob in plan.files.items():
+        source, target = blobs / blob, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.stat().st_size > _COPIED:
+            target.symlink_to(source)
+        else:
+            shutil.copyfile(source, target)
+    return folder
+
+
+def _imported(file: Path) -> ModuleType:
+    if file.stem in sys.modules and getattr(sys.modules[file.stem], "__file__", "") != str(file):
+        raise InvalidArgument(f"{file.name} has the name of a module that is in use, {file.stem}; rename the file")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise InvalidArgument(f"{file.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # before it runs, as for any import
+
+    def failure(error: Exception) -> str:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = "; install the package, or add the file to the archive with --include"
+        return f"{file.name} cannot be imported: {describe(error, file.parent)}{hint}"
+
+    with foreign.reported_as(InvalidArgument, failure, keep=IngotError):
+        spec.loader.exec_module(module)
+    return module
+
+
+def pinned(text: str, where: str) -> tuple[str, ...]:
+    """Return the requirements in the text of a requirements file.
+
+    Raises:
+        InvalidArgument: a line is not of the form ``name==version``.
+    """
+    found = []
+    for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
+        stated = re.sub(r"(^|\s)#.*|\s--hash=\S+", "", line).strip()
+        if not stated:
+            continue
+        match = re.fullmatch(r"(?P<name>[A-Za-z0-9][\w.\-]*)(\[[^\]]*\])?\s*==\s*(?P<version>[\w.+!\-]+)", stated)
+        if match is None:
+            raise InvalidArgument(
+                f"{where}, line {number}: '{stated}' is not of the form name==version; pip freeze prints such lines"
+            )
+        found.append(f"{match['name']}=={match['version']}")
+    return tuple(found)
