@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,6 +31,10 @@ Device = Literal["cpu", "cuda"]
 _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, crossed, fx, script or trace."
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
+_NOT_CAPTURED = (
+    "{source} is a class in Python, which is run as it is: its export takes --out, --name, --requirements, --include "
+    "and --load-timeout. If it is a module of PyTorch to be captured as a graph, write its import path: {stem}:{name}"
+)
 _RULES = "Rewrite rule, or default, all or none; repeatable."
 
 
@@ -221,6 +225,20 @@ class Serving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Code:
+    """What a class in Python needs in its archive."""
+
+    requirements: Annotated[
+        Path | None,
+        typer.Option(help="For a class in Python: a file with the versions of packages that it needs, name==version."),
+    ] = None
+    include: Annotated[
+        list[Path] | None,
+        typer.Option(help="For a class in Python: a file or folder next to it that it reads or imports; repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """Other work than an export, and limits of time."""
 
@@ -244,7 +262,8 @@ def export(
         str,
         typer.Argument(
             help="package.module:attribute (module, class or factory), a .onnx, TorchScript .pt or ExportedProgram "
-            ".pt2 file, the folder of a transformers model, or folder:entry of a hubconf.py."
+            ".pt2 file, the folder of a transformers model, folder:entry of a hubconf.py, or a class in Python with "
+            "predict (model.py:Model)."
         ),
     ],
     *,
@@ -253,6 +272,7 @@ def export(
     interface: Interface,
     conversion: Conversion,
     serving: Serving,
+    code: Code,
     diagnosis: Diagnosis,
     as_json: Json = False,
 ) -> None:
@@ -269,6 +289,8 @@ def export(
         ingot export my_models:Net --input 'x:float32\\[batch,8]' --plan
         ingot export my_models:Net --input 'x:float32\\[batch,8]' --explain
     """
+    from ingot.model_store.places import python_class
+
     if out is not None:
         check_out(out)
     elif not (diagnosis.plan or diagnosis.bisect or diagnosis.explain):
@@ -279,6 +301,14 @@ def export(
     fixed = _constants(original.constants or [])
     if interface.name is not None:
         note_stored(interface.name)
+    if (found_class := python_class(source)) is not None:
+        others = (original, conversion, serving, replace(diagnosis, load_timeout=Diagnosis.load_timeout))
+        if others != (Original(), Conversion(), Serving(), Diagnosis()) or interface != Interface(name=interface.name):
+            raise InvalidArgument(_NOT_CAPTURED.format(source=source, stem=found_class[0].stem, name=found_class[1]))
+        _export_class(source, out, interface.name, code, diagnosis, as_json=as_json)
+        return
+    if code != Code():
+        raise InvalidArgument(f"--requirements and --include are for a class in Python (model.py:Model), not {source}")
     inputs, opset, batch_dim = original.inputs or (), conversion.opset, interface.batch_dim
     with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as limited:
         from ingot.export import export_model
@@ -338,6 +368,35 @@ def export(
         print_json(describe(archive))
     else:
         _show(archive, out, "" if found is None else found.why)
+
+
+def _export_class(
+    source: str, out: Path | None, name: str | None, code: Code, diagnosis: Diagnosis, *, as_json: bool
+) -> None:
+    """Write the archive of a class in Python."""
+    from ingot.export.python_model import export_class
+
+    limit = seconds("--load-timeout", diagnosis.load_timeout)
+    with progress(f"Running {source} and its archive", timed=True):
+        archive = export_class(
+            source,
+            name=name or _name(source),
+            requirements=code.requirements,
+            include=code.include or (),
+            load_timeout=limit or None,
+        )
+    if out is not None:
+        archive.save(out)
+    if as_json:
+        print_json(describe(archive))
+        return
+    variant = archive.variant()
+    for parity in variant.serving.evidence.parity:
+        note(f"{parity.tensor}: the archive answers the example as the file does, error {parity.error:.1e}")
+    if not variant.serving.evidence.parity:
+        note("note: without a method example() there is no golden, so servers cannot check what the model computes")
+    note("it is code: ingot serve loads it with --allow-code, or by a rule of a trust policy")
+    say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
 
 
 def _padding(found: Found, described: Described | None) -> str | tuple[()]:

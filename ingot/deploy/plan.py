@@ -133,7 +133,7 @@ class Served:
     @property
     def in_torch(self) -> bool:
         """Whether a variant that may be served runs in PyTorch."""
-        return self.formats != {"onnx"}
+        return not self.formats <= {"onnx", "python"}
 
     def memory(self, settings: Settings) -> int:
         """Return the bytes that a server has in memory for the model."""
@@ -241,7 +241,7 @@ class Plan:
                 f"'{model.name}' has only variants of formats that can run their author's code ({formats}), which pods "
                 "refuse; give --allow-code, or export a variant of format onnx"
             )
-        if not self.has_torch:
+        if not self.has_torch and model.in_torch:
             raise InvalidArgument(
                 f"'{model.name}' runs in PyTorch (format {formats}), which the images of Dockerfile do not have; build "
                 "one with ingot-serve[export], and give --image-has-torch"

@@ -1,0 +1,153 @@
+"""From a class in Python to an archive: its files, and the answers to its example, in the file and in the archive."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ingot.errors import ExportError, InvalidArgument, NotFound, SamplesFailed
+from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, add_variant
+from ingot.model_store.blobs.blobs import CHUNK_BYTES
+from ingot.model_store.blobs.descriptor import Descriptor
+from ingot.model_store.format import manifest
+from ingot.model_store.format.evidence import ParityEvidence
+from ingot.model_store.format.partition import PythonPlan
+from ingot.model_store.places import python_class
+from ingot.runtime.engines.isolation.engine import Isolation
+from ingot.runtime.engines.loader import load_engine
+from ingot.runtime.engines.python.files import pinned
+from ingot.runtime.engines.spec import EngineSpec
+from ingot.tensors import Array, Signature, arrays
+
+_TOLERANCE = 1e-3
+_FORMAT = "python"
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """A model's signature, and its answers to its own example; empty without one."""
+
+    signature: Signature
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+def export_class(
+    source: str,
+    *,
+    name: str,
+    requirements: Path | None = None,
+    include: Sequence[Path] = (),
+    load_timeout: float | None = None,
+) -> Archive:
+    """Put a class in Python and its files into an archive, and prove that it answers its example alike there.
+
+    The class runs twice, each time in an engine process as in a server: from its file, and from the archive.
+
+    Args:
+        source: ``model.py:Model``.
+        name: of the archive.
+        requirements: a file with lines ``name==version``.
+        include: further files and folders, next to the class's file or below its folder.
+        load_timeout: seconds in which the class must be loaded; None is unlimited.
+
+    Raises:
+        NotFound: there is no such file or class.
+        InvalidArgument: the class or a file cannot be served.
+        Unsupported: a required version of a package is not installed.
+        ExportError: the archive answers the example differently, or lacks a file.
+    """
+    found = python_class(source)
+    if found is None or not found[0].is_file():
+        raise NotFound(f"there is no file {source if found is None else found[0]}")
+    file, attribute = found[0].expanduser(), found[1]
+    pins = () if requirements is None else pinned(_text(requirements), str(requirements))
+    original = _answers(Path(f"{file}:{attribute}"), load_timeout)
+    blobs = BlobFolder.scratch()
+    files = _put(blobs, file, include)
+    plan = PythonPlan(
+        file=file.name,
+        attribute=attribute,
+        files={path: blob.hex for path, blob in files.items()},
+        requirements=pins,
+        python=platform.python_version(),
+    )
+    graph = blobs.put(manifest.encode(plan), manifest.WEIGHT, {manifest.FILEPATH: "python.json"})
+    try:
+        archived = _answers(blobs.path(graph), load_timeout)
+    except InvalidArgument as error:
+        raise ExportError(
+            f"the class can be loaded from {file}, but not from the archive: {error}; add the files that it reads with "
+            "--include"
+        ) from error
+    serving = Serving(
+        name=name,
+        variant=_FORMAT,
+        format=_FORMAT,
+        precision="none",
+        signature=original.signature,
+        requires={"python": plan.python, **dict(pin.split("==") for pin in pins)},
+        golden_tolerance=_TOLERANCE,
+        provenance=Provenance.of(source, ("numpy",)),
+        evidence=Evidence(parity=tuple(_proved(original, archived))),
+    )
+    golden = [Golden({**original.inputs}, {**original.outputs})] if original.inputs else []
+    distinct = {blob.digest: blob for blob in files.values()}
+    return Archive.create(blobs, [add_variant(blobs, serving, graph, [*distinct.values()], golden)])
+
+
+def _answers(path: Path, load_timeout: float | None) -> _Answers:
+    isolation = Isolation(why="it is code", required=True, load_timeout=load_timeout)
+    spec = EngineSpec(path, format=_FORMAT, device="cpu", allow_code=True)
+    with contextlib.closing(load_engine(spec, isolation)) as engine:
+        inputs = engine.example
+        try:
+            return _Answers(engine.signature, inputs, engine.run(inputs) if inputs else {})
+        except SamplesFailed as error:
+            raise InvalidArgument(f"the model's own example fails: {error}") from error
+
+
+def _proved(original: _Answers, archived: _Answers) -> Iterable[ParityEvidence]:
+    """Yield the proof of each output.
+
+    Raises:
+        ExportError: the answers differ.
+    """
+    for name, expected in original.outputs.items():
+        error = arrays.departure(expected, archived.outputs[name])
+        if error > _TOLERANCE:
+            raise ExportError(
+                f"the archive does not answer the example as the file does: output '{name}' departs by {error:.2e}, "
+                f"tolerance {_TOLERANCE:.0e}. Either the model is random, so that its example cannot be a golden, or "
+                "it reads files that the archive lacks (--include)"
+            )
+        yield ParityEvidence(tensor=name, error=error, tolerance=_TOLERANCE, cases=1)
+
+
+def _put(blobs: BlobFolder, file: Path, include: Sequence[Path]) -> dict[str, Descriptor]:
+    """Put the files of a model into ``blobs``; return them by their paths in its folder."""
+    folder, found = file.resolve().parent, {}
+    for path in (file, *include):
+        if not path.exists():
+            raise NotFound(f"there is no file or folder {path}")
+        if not path.resolve().is_relative_to(folder):
+            raise InvalidArgument(f"{path} is outside of {folder}, the folder of {file.name}; move it there")
+        for each in sorted(path.resolve().rglob("*")) if path.is_dir() else [path.resolve()]:
+            name = each.relative_to(folder)
+            if each.is_file() and "__pycache__" not in name.parts:
+                annotations = {manifest.FILEPATH: name.as_posix()}
+                with each.open("rb") as stream:
+                    chunks = iter(partial(stream.read, CHUNK_BYTES), b"")
+                    found[name.as_posix()] = blobs.put(chunks, manifest.WEIGHT, annotations)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}") from error
