@@ -20,6 +20,11 @@ DOCS = ROOT / "docs"
 PAGES = {
     "guides/migrate/from-fastapi.md": ["dimension 1 of input 'x' is 1, the model takes 4"],
     "guides/make/text.md": ["the server answers many short texts", 'padding_elements_total{kind="padding"'],
+    "guides/make/python-model.md": [
+        '"data":["write to [email]"]',
+        "can run its author's code",
+        "redactor.ingot: redactor, python",
+    ],
     "guides/make/images.md": ["photos version 1"],
     "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],
     "guides/make/debug-a-capture.md": ["exit code 1", "y: error"],

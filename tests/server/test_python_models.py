@@ -1,0 +1,497 @@
+"""Models that are classes in Python, through real servers: answers, faults, and where their code may not run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import (
+    ExportError,
+    IngotError,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from ingot.export.python_model import export_class
+from ingot.runtime.engines.opening import open_engine
+from ingot.runtime.engines.spec import EngineSpec
+from ingot.server.main import RunningServer
+from tests import onnx_models
+from tests.support import RunIngot, refused, succeeded
+
+WORDS = """
+import re
+from typing import TypedDict
+
+class Inputs(TypedDict):
+    text: list[str]
+
+class Outputs(TypedDict):
+    count: list[int]
+    first: list[str]
+
+class Words:
+    def load(self, context):
+        self.pattern = re.compile((context.files / "data" / "pattern.txt").read_text())
+
+    def predict(self, batch: Inputs) -> Outputs:
+        found = [self.pattern.findall(text) for text in batch["text"]]
+        first = [words[0] if words else ValueError("the text has no words") for words in found]
+        return {"count": [len(words) for words in found], "first": first}
+
+    def example(self):
+        return {"text": ["two words", "one"]}
+"""
+
+# Each input makes it fail in one way.
+FAULTY = """
+import os, sys, time, asyncio, socket
+
+class Faulty:
+    inputs = ["do:str[batch]"]
+    outputs = ["y:float32[batch]"]
+
+    def load(self, context):
+        self.context = context
+        self.leaked = []
+
+    def predict_one(self, sample):
+        do = sample["do"]
+        if do == "raise":
+            raise KeyError("no such key")
+        if do == "reject":
+            raise ValueError("the text is not a command")
+        if do == "print":
+            for _ in range(1 << 10):
+                print("x" * (1 << 20))
+        if do == "stderr":
+            print("a line for the log", file=sys.stderr)
+        if do == "exit":
+            sys.exit(3)
+        if do == "_exit":
+            os._exit(3)
+        if do == "fork":
+            os.fork()
+        if do == "connect":
+            socket.create_connection(("127.0.0.1", 80))
+        if do == "write":
+            open("/tmp/ingot-was-here", "w")
+        if do == "kill":
+            os.kill(os.getppid(), 9)
+        if do == "text":
+            return "no number"
+        if do == "leak":
+            self.leaked.append(bytearray(1 << 20))
+        if do == "hang":
+            while True:
+                time.sleep(1)
+        if do == "temporary":
+            import tempfile
+            with tempfile.TemporaryFile() as file:
+                file.write(b"x")
+        return 1.0
+"""
+
+ARRAYS = """
+import asyncio
+from typing import Annotated
+import numpy as np
+
+class Arrays:
+    inputs = ["x:float32[batch,2]", "image:bytes[batch]"]
+    outputs = ["y:float32[batch,n]", "size:int64[batch]", "copy:bytes[batch]"]
+
+    async def predict(self, batch):
+        await asyncio.sleep(0)
+        assert isinstance(batch["x"], np.ndarray) and isinstance(batch["image"][0], bytes)
+        return {"y": batch["x"] * 2, "size": [len(item) for item in batch["image"]], "copy": batch["image"]}
+
+class Slow:
+    async def predict_one(self, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        return 7
+
+class Wrong:
+    inputs = ["n:int64[batch]"]
+    outputs = ["y:int64[batch]"]
+
+    def predict(self, batch):
+        return {0: {"y": [1, 2, 3]}, 1: {"z": [1]}, 2: [[1.5]], 3: {"y": 1}, 4: {"y": ["a"]}}[int(batch["n"][0])]
+
+Large = Annotated[np.ndarray, "float32[batch,262144]"]
+
+class Big:
+    def predict(self, x: Large) -> Large:
+        x += 1
+        return x
+"""
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def words(folder: Path) -> str:
+    write(folder, "data/pattern.txt", r"\w+")
+    return f"{write(folder, 'words_model.py', WORDS)}:Words"
+
+
+def source_of(folder: Path, content: str, name: str) -> str:
+    return f"{write(folder, f'{name.lower()}_model.py', content)}:{name}"
+
+
+@contextlib.contextmanager
+def serving(*sources: str, **settings: Any) -> Iterator[RunningServer]:
+    with ingot.serve(*sources, http_port=0, grpc_port=0, device="cpu", **settings) as server:
+        yield server
+
+
+def text(*items: str) -> dict[str, Any]:
+    return {"text": np.array([item.encode() for item in items], object)}
+
+
+def do(what: str) -> dict[str, Any]:
+    return {"do": np.array([what.encode()], object)}
+
+
+def wait_ready(server: RunningServer, name: str) -> None:
+    end = time.monotonic() + 60
+    url = f"{server.http_url}/v2/models/{name}/ready"
+    while httpx.get(url, trust_env=False).status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_class_answers_batches_of_texts(tmp_path: Path, protocol: str) -> None:
+    with (
+        serving(words(tmp_path)) as server,
+        ingot.Client(server.http_url if protocol == "http" else server.grpc_url) as client,
+    ):
+        answer = client.infer("words", text("a b c", "x"))
+        assert answer["count"].tolist() == [3, 1]
+        assert answer["first"].tolist() == [b"a", b"x"]
+        assert client.metadata("words")["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+        with pytest.raises(InvalidArgument, match="rejects this input: the text has no words"):
+            client.infer("words", text("a", ".."))
+        with pytest.raises(InvalidArgument, match="a text of input 'text' is not valid UTF-8"):
+            client.infer("words", {"text": np.array([b"\xff"], object)})
+
+
+def test_a_sample_that_fails_in_a_shared_batch_fails_alone(tmp_path: Path) -> None:
+    with serving(words(tmp_path), max_delay=0.3) as server, ingot.Client(server.http_url) as client:
+
+        def ask(index: int) -> Any:
+            try:
+                return client.infer("words", text("..." if index == 5 else "a " * index))["count"].tolist()
+            except InvalidArgument as error:
+                return str(error)
+
+        with ThreadPoolExecutor(12) as pool:
+            found = [*pool.map(ask, range(1, 13))]
+        assert [each for index, each in enumerate(found, 1) if index != 5] == [[n] for n in range(1, 13) if n != 5]
+        assert "the text has no words" in found[4]
+        statistics = client.statistics("words")[0]
+        assert int(statistics["execution_count"]) < int(statistics["inference_count"])  # requests shared a batch
+
+
+def test_the_same_class_runs_in_a_notebook(tmp_path: Path) -> None:
+    words(tmp_path)
+    code = (
+        "from pathlib import Path; from types import SimpleNamespace; from words_model import Words; import sys;"
+        "m = Words(); m.load(SimpleNamespace(files=Path('.'))); print(m.predict(m.example()));"
+        "assert 'ingot' not in sys.modules"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout == "{'count': [2, 1], 'first': ['two', 'one']}\n"
+
+
+def test_arrays_pass_in_both_directions_and_coroutines_run_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path, "arrays_model.py", ARRAYS)
+    sources = (f"{file}:{name}" for name in ("Arrays", "Slow", "Big"))
+    with serving(*sources) as server, ingot.Client(server.http_url) as client:
+        x, image = np.ones((2, 2), np.float32), np.array([b"\x00\xff", b""], object)
+        answer = client.infer("arrays", {"x": x, "image": image})
+        assert answer["y"].tolist() == [[2, 2], [2, 2]]
+        assert answer["size"].tolist() == [2, 0]
+        assert answer["copy"].tolist() == [b"\x00\xff", b""]
+        began = time.monotonic()
+        assert client.infer("slow", {"seconds": np.full(20, 0.2)})["output"].tolist() == [7] * 20
+        assert time.monotonic() - began < 3
+        big = np.zeros((3, 262144), np.float32)
+        assert np.array_equal(client.infer("big", {"x": big})["output"], big + 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (0, "Wrong.predict returned 3 results in 'y' for 1 samples"),
+        (1, "returned 'z', but the model's signature has 'y'"),
+        (2, "returned 'y' as float64, declared is y:int64[batch]; cast it there"),
+        (3, "returned a int as 'y', not an array"),
+        (4, "returned 'y' as <U1, declared is y:int64"),
+    ],
+)
+def test_results_that_do_not_fit_are_named(wrong: RunningServer, case: int, message: str) -> None:
+    with ingot.Client(wrong.http_url) as client, pytest.raises(IngotError, match=r"Wrong\.predict") as caught:
+        client.infer("wrong", {"n": np.array([case])})
+    assert message in str(caught.value)
+    assert caught.value.code.value == "internal"
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    file = write(tmp_path_factory.mktemp("wrong"), "arrays_model.py", ARRAYS)
+    with serving(f"{file}:Wrong") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("faulty")
+    source = source_of(folder, FAULTY, "Faulty")
+    with serving(source, str(onnx_models.affine(folder)), engine_timeout=2.0) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ("raise", InternalError, "the model failed: KeyError: 'no such key'"),
+        ("reject", InvalidArgument, "the model rejects this input: the text is not a command"),
+        ("exit", InternalError, "the code ends the process (SystemExit: 3)"),
+        ("_exit", Unavailable, "ended with exit code 3; the request may have caused it"),
+        ("hang", IngotError, "engine call"),
+        ("fork", InternalError, "starts no programs"),
+        ("connect", InternalError, "has no network"),
+        ("write", InternalError, "writes only to its temporary folder"),
+        ("kill", InternalError, "PermissionError"),
+        ("text", InternalError, "returned 'y' as <U9, declared is y:float32[batch]"),
+    ],
+)
+def test_a_fault_costs_its_request_only(faulty: RunningServer, what: str, error: type, message: str) -> None:
+    with ingot.Client(faulty.http_url) as client:
+        with pytest.raises(error) as caught:
+            client.infer("faulty", do(what))
+        assert message in str(caught.value)
+        assert "Traceback" not in str(caught.value)
+        assert client.infer("affine", {"x": np.ones((1, 3), np.float32)})["y"].shape == (1, 3)
+        wait_ready(faulty, "faulty")
+        assert client.infer("faulty", do("temporary"))["y"].tolist() == [1.0]
+
+
+def test_prints_and_places_of_failures_are_in_the_log(faulty: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with ingot.Client(faulty.http_url, timeout=60) as client:
+        client.infer("faulty", do("print"))
+        assert "more lines were not kept" in caplog.text
+        assert len(caplog.text) < 1 << 16
+        client.infer("faulty", do("stderr"))
+        assert "stderr: a line for the log" in caplog.text
+        with pytest.raises(InternalError):
+            client.infer("faulty", do("raise"))
+    line = FAULTY.splitlines().index('            raise KeyError("no such key")') + 1
+    assert f"Faulty.predict_one raised KeyError: 'no such key' (faulty_model.py, line {line})" in caplog.text
+
+
+def test_a_killed_process_costs_its_batch_only(faulty: RunningServer) -> None:
+    with ingot.Client(faulty.http_url) as client:
+        found: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                client.infer("faulty", do("hang"))
+            except IngotError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(0.5)
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        tasks = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+        for child in {*children, *" ".join(tasks).split()}:
+            if b"isolation.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), 9)
+        thread.join(30)
+        assert len(found) == 1
+        assert "SIGKILL" in str(found[0])
+        wait_ready(faulty, "faulty")
+        assert client.infer("faulty", do("")) is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class M:\n    pass\n", "class M has neither predict"),
+        ("class M:\n    def predict(self, batch): ...\n", "the inputs and outputs of M are not known: declare them"),
+        ("class M:\n    def predict(self, x: dict) -> list[str]: ...\n", "the type hint dict of 'x' in M.predict"),
+        ("def M(): ...\n", "m_model.py has no class 'M'"),
+        ("N = 1\n", "m_model.py has no class 'M'"),
+        ("import no_such_package\n", "m_model.py cannot be imported: ModuleNotFoundError"),
+        ("class M\n", "m_model.py cannot be imported: SyntaxError"),
+        (
+            "class M:\n    def load(self, c):\n        1 / 0\n    def predict_one(self, x: str) -> str: ...\n",
+            "M.load raised ZeroDivisionError: division by zero (m_model.py, line 3)",
+        ),
+        (
+            "import sys\nclass M:\n    def load(self, c): sys.exit(1)\n    def predict_one(self, x: str) -> str: ...\n",
+            "M.load raised ExitRequested: the code ends the process (SystemExit: 1)",
+        ),
+        ("class M:\n    def predict_one(self, x: str) -> str: yield 'a'\n", "M.predict_one yields"),
+        ("class M:\n    inputs = ['x:float32[4]']\n    outputs = ['y:int64[batch]']\n    def predict(self, b): ...\n",
+         "must have 'batch' as its first dimension"),
+        ("import os\nos._exit(4)\n", "ended with exit code 4 while it loaded the model"),
+    ],
+)  # fmt: skip
+def test_a_class_that_cannot_be_served_is_refused_with_the_reason(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(IngotError) as caught, serving(source_of(tmp_path, code, "M")):
+        pass
+    assert message in str(caught.value)
+
+
+def test_an_archive_answers_as_the_file_and_needs_consent(tmp_path: Path, run_ingot: RunIngot) -> None:
+    source, out = words(tmp_path), tmp_path / "words.ingot"
+    succeeded(run_ingot("export", source, "--include", tmp_path / "data", "-o", out))
+    shown = succeeded(run_ingot("inspect", out))
+    assert "can run its author's code" in shown
+    assert "text:string[batch]" in shown
+    moved = tmp_path / "elsewhere" / "w.ingot"
+    moved.parent.mkdir()
+    out.rename(moved)
+    (tmp_path / "data" / "pattern.txt").unlink()
+    with serving(str(moved), allow_code=True, isolate="none") as server, ingot.Client(server.http_url) as client:
+        assert client.infer("words", text("a b"))["count"].tolist() == [2]
+        assert httpx.get(f"{server.http_url}/v2/models/words", trust_env=False).json()["platform"] == "python"
+
+
+def test_an_archive_that_lacks_a_file_or_is_random_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"pattern\.txt.*--include"):
+        export_class(words(tmp_path), name="words")
+    random = (
+        "import os\nclass M:\n    def predict_one(self, x: str) -> str: return os.urandom(8).hex()\n"
+        "    def example(self): return 'a'\n"
+    )
+    with pytest.raises(ExportError, match="does not answer the example as the file does"):
+        export_class(source_of(tmp_path, random, "M"), name="m")
+
+
+def test_changed_goldens_are_noticed(tmp_path: Path) -> None:
+    code = "import time\nclass M:\n    def predict_one(self, x: str) -> int: return OFFSET + len(x)\n"
+    code += "    def example(self): return ['abc', '']\n"
+    source = source_of(
+        tmp_path, f"from pathlib import Path\nOFFSET = len(Path('/tmp/{tmp_path.name}').exists() * 'a')\n" + code, "M"
+    )
+    archive = export_class(source, name="m")
+    archive.save(tmp_path / "m.ingot")
+    flag = Path(f"/tmp/{tmp_path.name}")
+    flag.touch()
+    try:
+        with (
+            pytest.raises(InternalError, match="does not reproduce its golden outputs"),
+            serving(str(tmp_path / "m.ingot"), allow_code=True),
+        ):
+            pass
+    finally:
+        flag.unlink()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("numpy==0.1\nno-such-package==1.0  # a comment\n", "numpy==0.1 (2"),
+        ("no-such-package==1.0\n", "no-such-package==1.0 (it is not installed): pip install no-such-package==1.0"),
+        ("numpy>=1\n", "requirements.txt, line 1: 'numpy>=1' is not of the form name==version"),
+    ],
+)
+def test_requirements_are_checked(tmp_path: Path, run_ingot: RunIngot, lines: str, message: str) -> None:
+    source = source_of(tmp_path, "class M:\n    def predict_one(self, x: str) -> str: return x\n", "M")
+    requirements = write(tmp_path, "requirements.txt", lines)
+    found = refused(run_ingot("export", source, "--requirements", requirements, "-o", tmp_path / "m.ingot"))
+    assert message in " ".join(found.split())
+
+
+def test_the_code_of_an_archive_runs_in_no_process_without_consent(tmp_path: Path, run_ingot: RunIngot) -> None:
+    """Each entry is tried with an archive whose code ends its process, and leaves a trace if that is not confined."""
+    trace, armed = tmp_path / "trace", tmp_path / "armed"
+    code = (
+        f"import os\ntry:\n    os.mkdir({str(trace)!r})\nexcept OSError:\n    pass\n"
+        f"if os.path.exists({str(armed)!r}): os._exit(77)\n"
+        "class M:\n    def predict_one(self, x: str) -> str: return x\n    def example(self): return 'a'\n"
+    )
+    export_class(source_of(tmp_path, code, "M"), name="m").save(out := tmp_path / "m.ingot")
+    assert not trace.exists()  # the export confines it, too
+    armed.touch()
+    succeeded(run_ingot("copy", out, "m:1"))
+    commands: list[list[str | Path]] = [
+        ["serve", out], ["serve", "m:1"], ["inspect", out], ["inspect", f"{out}#python", "--replay"],
+        ["diff", out, out], ["compare", out, out], ["quantize", out, "-o", tmp_path / "q.ingot"],
+        ["graph", out, "-o", tmp_path / "g.html"],
+        ["profile", out], ["export", out, "-o", tmp_path / "e.ingot"], ["store", "list"],
+        ["deploy", "k8s", "m:1", "--image", "ingot"],
+        ["deploy", "capacity", "m:1", "--rate", "10", "--slo", "p99=1s", "--measure"],
+    ]  # fmt: skip
+    for command in commands:
+        result = run_ingot(*command)
+        assert not trace.exists(), command
+        assert "exit code 77" not in result.stdout + result.stderr, command
+        if command[0] in ("serve", "compare", "profile") or command[1] == "capacity":
+            assert "--allow-code" in result.stderr, command
+    with pytest.raises(InternalError, match="engine process only"):
+        open_engine(EngineSpec(Path(source_of(tmp_path, code, "M")), format="python", allow_code=True))
+    assert "ended with exit code 77" in refused(run_ingot("serve", out, "--allow-code"))
+    assert not trace.exists()
+
+
+def test_a_request_loads_code_only_with_consent(tmp_path: Path) -> None:
+    source, out = words(tmp_path), tmp_path / "words.ingot"
+    export_class(source, name="words", include=[tmp_path / "data"]).save(out)
+    affine = str(onnx_models.affine(tmp_path))
+    for consent in (False, True):
+        with serving(affine, allow_code=consent, management=str(tmp_path / f"m{consent}")) as server:
+            transport = httpx.HTTPTransport(uds=str(tmp_path / f"m{consent}"))
+            with httpx.Client(transport=transport, base_url="http://ingot", timeout=60) as management:
+                for name, wanted in (("a", source), ("b", str(out))):
+                    answer = management.post(
+                        f"/v2/repository/models/{name}/load", json={"parameters": {"source": wanted}}
+                    )
+                    assert answer.is_success is consent, answer.text
+                    assert consent or "--allow-code" in answer.text
+            if consent:
+                with ingot.Client(server.http_url) as client:
+                    assert client.infer("a", text("a b"))["count"].tolist() == [2]
+
+
+def test_settings_and_missing_files(tmp_path: Path) -> None:
+    code = (
+        "class M:\n    def load(self, context): self.given = dict(context.settings)\n"
+        "    def predict_one(self, key: str) -> str: return self.given[key]\n"
+    )
+    source = source_of(tmp_path, code, "M")
+    with serving(source, model_settings="language=en,beams=4") as server, ingot.Client(server.http_url) as client:
+        keys = np.array([b"language", b"beams"], object)
+        assert client.infer("m", {"key": keys})["output"].tolist() == [b"en", b"4"]
+    with pytest.raises(NotFound, match="there is no file"), serving(f"{tmp_path}/none.py:M"):
+        pass
+    with pytest.raises(Unsupported, match="--engine"), serving(source, engine="openvino"):
+        pass
+    with pytest.raises(InvalidArgument, match="has no variants"), serving(f"{source}#fp32"):
+        pass
