@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -51,6 +52,7 @@ class FastListener:
         limits: those on clients; None for no limits.
         share_port: let other servers of this user listen on the same port.
         control: of the models, on the management listener.
+        more: the methods of further services, by their paths.
     """
 
     def __init__(
@@ -64,19 +66,20 @@ class FastListener:
         *,
         share_port: bool = False,
         control: Control | None = None,
+        more: Mapping[bytes, Method] = MappingProxyType({}),
     ):
         self._tls = tls
         self._share_port = share_port
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
-        methods = self._methods(Service(plane, control))
+        methods = {**self._methods(Service(plane, control)), **more}
         budgets = bodies_budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
-        infer = _path("ModelInfer")
+        infer = method_path("ModelInfer")
         self._calls = Calls(plane, methods, infer, max_body_bytes, *budgets, self._count_fault, gate, limits)
         connections = self._connections = set[Connection]()
         if gate is not None:
             gate.changed.append(self._recheck)
-        if control is None:
+        if control is None and not more:
             plane.metrics.grpc_connections.set_function(lambda: len(connections))
             plane.metrics.grpc_streams.set_function(
                 lambda: sum(len(one.http2.sender.streams) for one in list(connections))
@@ -137,14 +140,15 @@ class FastListener:
 
     def _methods(self, service: Service) -> dict[bytes, Method]:
         methods = {
-            _path(name): Method(_unary(*call), large=name == "ModelInfer") for name, call in service.unary().items()
+            method_path(name): Method(unary(*call), large=name == "ModelInfer")
+            for name, call in service.unary().items()
         }
-        methods[_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service), many=True, large=True)
-        methods[_path("Check", HEALTH)] = Method(self._health.check)
-        methods[_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
+        methods[method_path("ModelStreamInfer")] = Method(streaming=_infer_stream(service), many=True, large=True)
+        methods[method_path("Check", HEALTH)] = Method(self._health.check)
+        methods[method_path("Watch", HEALTH)] = Method(streaming=self._health.watch)
         reflection = Reflection((SERVICE, HEALTH, *REFLECTION), pool())
         for name in REFLECTION:
-            methods[_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info, many=True)
+            methods[method_path("ServerReflectionInfo", name)] = Method(streaming=reflection.info, many=True)
         return methods
 
     def _recheck(self) -> None:
@@ -160,11 +164,12 @@ class FastListener:
         self._looking = loop.call_later(_LOOK_SECONDS, self._look, loop)
 
 
-def _path(method: str, service: str = SERVICE) -> bytes:
+def method_path(method: str, service: str = SERVICE) -> bytes:
+    """Return the path of a method."""
     return f"/{service}/{method}".encode()
 
 
-def _unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[bytes]]:
+def unary(function: Unary, kind: type[Message]) -> Callable[[bytes], Awaitable[bytes]]:
     """Return a unary method as a function from bytes to bytes."""
 
     async def call(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import replace
 
 import httptools
@@ -118,16 +119,23 @@ class Admission:
         cors: the web pages that may send requests; None leaves browsers without permission.
         hosts: the names of the server; None for any name.
         sticky_header: names the client whose requests all go to one version; in lower case, empty for none.
+        scope_of: returns the right that a request to a path needs; empty for none.
     """
 
     def __init__(
-        self, gate: Gate | None, cors: Cors | None = None, hosts: Hosts | None = None, sticky_header: str = ""
+        self,
+        gate: Gate | None,
+        cors: Cors | None = None,
+        hosts: Hosts | None = None,
+        sticky_header: str = "",
+        scope_of: Callable[[str], str] = scope_of_path,
     ):
         self.gate = gate
         self.by_certificate = gate is not None and gate.by_certificate
         self._cors = cors
         self._hosts = hosts
         self._sticky_header = sticky_header.encode()
+        self._scope_of = scope_of
 
     def admit(self, head: RequestHead, peer: Peer) -> RequestHead:
         """Return a head with its client, or with a fault if it is refused; and with the headers for a web page."""
@@ -145,7 +153,7 @@ class Admission:
         return head if self.gate is None else self._admit(self.gate, head, peer)
 
     def _admit(self, gate: Gate, head: RequestHead, peer: Peer) -> RequestHead:
-        scope = "" if head.probe is not None else INFER if head.infer is not None else _scope(head.url)
+        scope = "" if head.probe is not None else INFER if head.infer is not None else self._scope(head.url)
         if not scope:
             return head
         values = [value for name, value in head.headers if name == b"authorization"]
@@ -158,13 +166,12 @@ class Admission:
             return replace(head, infer=None, probe=None, fault=fault)
         return replace(head, client=outcome.client)
 
+    def _scope(self, url: bytes) -> str:
+        """Return the right that a request for FastAPI needs, by the path that it is routed by."""
+        path = urllib.parse.unquote(httptools.parse_url(url).path.decode("ascii"))
+        return self._scope_of(path.removesuffix("\n"))  # which the routes' patterns ignore
+
 
 def _of_other_page(head: RequestHead) -> RequestHead:
     error = PermissionDenied("the origin of this web page is not one of those that --cors-origin names")
     return replace(head, fault=Fault(error))
-
-
-def _scope(url: bytes) -> str:
-    """Return the right that a request for FastAPI needs, by the path that it is routed by; empty if none is needed."""
-    path = urllib.parse.unquote(httptools.parse_url(url).path.decode("ascii"))
-    return scope_of_path(path.removesuffix("\n"))  # which the routes' patterns ignore

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -18,15 +19,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from ingot._version import __version__
 from ingot.errors import IngotError, InternalError, NotFound, Unavailable, Unsupported, shortened
 from ingot.protocol import json_codec, json_large
+from ingot.protocol.requests import outcome_of
 from ingot.server.http import exchange, generate, responses, schema
 from ingot.server.http import page as page_module
+from ingot.server.http.api import Api
 from ingot.server.http.json_memo import Decoder
 from ingot.server.http.parser import InferHead
 from ingot.server.net import compression
 from ingot.server.net.limits import SMALL_BYTES, Budget, Reservation, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
-from ingot.server.plane.operations import OPERATIONS, Handler, Operation
+from ingot.server.plane.operations import Handler, Operation
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
@@ -49,6 +52,7 @@ def create_app(
     control: Control | None = None,
     *,
     page: bool = False,
+    api: Api = exchange.OPEN_INFERENCE,
 ) -> FastAPI:
     """Return the application that serves a data plane.
 
@@ -59,6 +63,7 @@ def create_app(
         budget: a shared budget, instead of ``max_bodies_bytes``.
         control: of the models, on the management listener.
         page: whether to serve the page that shows the server.
+        api: what is served.
     """
     app = FastAPI(
         title="Ingot",
@@ -69,33 +74,33 @@ def create_app(
         responses=schema.REFUSALS,
     )
     budget = budget or bodies_budget(max_bodies_bytes)
-    service = exchange.Service(plane, Decoder(plane.reader), max_body_bytes, budget)
+    service = exchange.Service(plane, Decoder(plane.reader), max_body_bytes, budget, api)
 
     @app.exception_handler(IngotError)
     async def ingot_error(request: Request, error: IngotError) -> Response:
-        return _response(responses.refusal(plane, error, request.url.path))
+        return _response(responses.refusal(plane, error, api.refusal(request.url.path)))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {shortened(request.url.path)}: {error.detail}"
         if error.status_code == 404 and error.detail == "Not Found":
-            text = f"{text}; inference is POST /v2/models/{{model}}/infer, and GET /openapi.json lists all paths"
+            text = f"{text}; {api.hint}"
         headers = error.headers
         if error.status_code == 405 and headers and "Allow" in headers:
             text = f"{text}; use {headers['Allow']}"
             headers = {**headers, "Allow": headers["Allow"].replace("GET", "GET, HEAD")}
         if (kind := _COUNTED.get(error.status_code)) is None:
             return _json({"error": text}, error.status_code, headers)
-        refused = responses.refusal(plane, kind(text), request.url.path)
+        refused = responses.refusal(plane, kind(text), api.refusal(request.url.path))
         return _response(refused.with_headers(tuple((headers or {}).items()), error.status_code))
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         internal = InternalError(f"{type(error).__name__}: {error}")
-        return _response(responses.refusal(plane, internal, request.url.path))
+        return _response(responses.refusal(plane, internal, api.refusal(request.url.path)))
 
-    endpoints = _Endpoints(plane, control, service)
-    for operation in OPERATIONS:
+    endpoints = _Endpoints(plane, control, service, app.openapi)
+    for operation in api.operations:
         if operation.http and (page or operation.name not in page_module.ENDPOINTS):
             _add(app, operation, endpoints.of(operation), listed=operation.holds(plane, control))
     return app
@@ -138,12 +143,20 @@ class _Endpoints:
         plane: the server's behaviour.
         control: of the models, on the management listener.
         service: what serves inference, with the limits of bodies.
+        described: returns the OpenAPI document.
     """
 
-    def __init__(self, plane: DataPlane, control: Control | None, service: exchange.Service):
+    def __init__(
+        self,
+        plane: DataPlane,
+        control: Control | None,
+        service: exchange.Service,
+        described: Callable[[], dict[str, Any]],
+    ):
         self._plane = plane
         self._control = control
         self._service = service
+        self._described = described
 
     def of(self, operation: Operation) -> Endpoint:
         """Return the endpoint of an operation."""
@@ -172,6 +185,7 @@ class _Endpoints:
                     content = {"inputs": body}
                 else:
                     content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
+            path["query"] = request.url.query
             call = Call(self._plane, self._control, _sender(request), content, **path)
             return _response(await _unless_gone(request, _answered(handler, call)))
 
@@ -182,6 +196,18 @@ class _Endpoints:
             head = InferHead.of(model, version, request.headers)
             work = exchange.infer(self._service, head, body, reservation.add, _sender(request))
             return _response(await _unless_gone(request, work))
+
+    async def predictions(self, request: Request, **path: str) -> Response:
+        """Answer one request that the API's own inference reads, such as TorchServe's."""
+        with self._service.budget.reserve() as reservation:
+            body = await self._read(request, reservation)
+            head = self._service.api.infers(b"POST", quote(request.url.path).encode(), request.headers.raw)
+            begin = partial(self._service.api.begin, self._service, head, body, reservation.add)
+            return _response(await _unless_gone(request, outcome_of(partial(begin, client=_sender(request)))))
+
+    async def description(self, request: Request) -> Response:
+        """Return the OpenAPI document."""
+        return _json(self._described())
 
     async def generate_one(self, request: Request, model: str, version: str = "") -> Response:
         """Answer one request of inference in flat JSON."""
@@ -233,6 +259,8 @@ class _Endpoints:
 async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
     """Return the answer of another server's API, in JSON that a thread makes if it is long."""
     content = await handler(call)
+    if isinstance(content, responses.HttpResponse):
+        return content
     lists = content.values() if isinstance(content, dict) else (content,)
     many = any(len(each) > _ITEMS_AT_ONCE for each in lists if isinstance(each, Sized) and not isinstance(each, str))
     return responses.HttpResponse(200, await compression.run(partial(json_codec.dumps, content), in_thread=many))

@@ -58,7 +58,12 @@ class LazyApp:
 
         service = self._service
         return create_app(
-            service.plane, service.max_body_bytes, budget=service.budget, control=self._control, page=self._page
+            service.plane,
+            service.max_body_bytes,
+            budget=service.budget,
+            control=self._control,
+            page=self._page,
+            api=service.api,
         )
 
 
@@ -153,7 +158,8 @@ class AsgiExchange:
             self._answer(_FAILED)
 
     def _refuse(self, error: IngotError) -> None:
-        self._answer(responses.refusal(self._connection.shared.service.plane, error, self.head.path))
+        service = self._connection.shared.service
+        self._answer(responses.refusal(service.plane, error, service.form(self.head)))
 
     def _answer(self, response: HttpResponse) -> None:
         if not (self.done or self.disconnected):

@@ -45,7 +45,7 @@ class Connection(ConnectionApi):
         own = admission is not None and admission.by_certificate
         self._known: BoundedCache[bytes, RequestHead] = BoundedCache(_OWN_HEADS) if own else shared.heads
         admit = None if admission is None else self._admit
-        self._parser = Parser(self._known, shared.service.max_body_bytes, admit)
+        self._parser = Parser(self._known, shared.service.max_body_bytes, admit, shared.service.api.infers)
         self._current: Exchange | AsgiExchange | None = None  # started and unanswered
         self._queue: deque[PendingBody | AsgiExchange] = deque()  # behind it
         self._arriving: PendingBody | AsgiExchange | None = None  # the one whose body is arriving
@@ -185,8 +185,9 @@ class Connection(ConnectionApi):
 
     def end_slow_body(self) -> None:
         """End the connection, as the body arrives too slowly."""
-        path = "" if self._arriving is None else self._arriving.head.path
-        response = responses.too_slow(self.shared.service.plane, path)
+        service = self.shared.service
+        form = None if self._arriving is None else service.form(self._arriving.head)
+        response = responses.too_slow(service.plane, form)
         self._break_off(b"".join(self.shared.renderer.render(response, keep_alive=False)))
 
     def keeps(self, exchange: Exchange | AsgiExchange) -> bool:

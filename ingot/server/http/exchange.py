@@ -19,19 +19,22 @@ from ingot.protocol.regions import refuse
 from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, memory_of, outcome_of
 from ingot.server.http import responses
 from ingot.server.http.admission import Admission
+from ingot.server.http.api import Api
 from ingot.server.http.bodies import CompressedBody, ThreadedBody
 from ingot.server.http.json_memo import Decoder
-from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead
+from ingot.server.http.parser import LIVE, PREFLIGHT, Fault, InferHead, RequestHead, infers
 from ingot.server.http.responses import HttpResponse, Renderer
 from ingot.server.net import compression
 from ingot.server.net.compression import Hold
 from ingot.server.net.limits import Budget, ClientLimits, Share, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.operations import OPERATIONS, Refusal, refusal_of_path
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10
 
 Done = Callable[[HttpResponse], None]
+Decode = Callable[..., Cancellable | None]
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,18 @@ class Service:
         decoder: decodes bodies.
         max_body_bytes: the largest body, before and after decompression.
         budget: bounds the memory of all requests.
+        api: what is served.
     """
 
     plane: DataPlane
     decoder: Decoder
     max_body_bytes: int
     budget: Budget
+    api: Api
+
+    def form(self, head: RequestHead) -> Refusal | None:
+        """Return the form of errors of the API that a request asks; None for that of the Open Inference Protocol."""
+        return self.api.refusal(head.path) if head.infer is None else self.api.infer_refusal
 
 
 def begin(
@@ -59,6 +68,7 @@ def begin(
     done: Done,
     client: Hashable = None,
     context: RequestContext | None = None,
+    decode: Decode | None = None,
 ) -> Cancellable | None:
     """Begin an inference request.
 
@@ -71,26 +81,28 @@ def begin(
             once, else in a later tick of the event loop.
         client: who sends the request.
         context: the request's identity; None if it has no observer.
+        decode: reads and submits the content of a body; by default that of the Open Inference Protocol.
 
     Returns:
         The request, which can be cancelled; None if it is answered.
     """
+    decode = decode or _decode
     if not head.encoding:
-        return _decode(service, head, body, hold, done, client, context)
+        return decode(service, head, body, hold, done, client, context)
     try:
         encoding = compression.known(head.encoding)
     except InvalidArgument as error:
-        refused = _unreadable(service.plane, head, error)
+        refused = unreadable(service, head, error)
         done(responses.unsupported_encoding(refused) if refused.status == 400 else refused)
         return None
     if not encoding:
-        return _decode(service, head, body, hold, done, client, context)
+        return decode(service, head, body, hold, done, client, context)
 
     def proceed(content: bytes | Exception) -> Cancellable | None:
         if isinstance(content, Exception):
-            done(_unreadable(service.plane, head, content))
+            done(unreadable(service, head, content))
             return None
-        return _decode(service, head, content, hold, done, client, context)
+        return decode(service, head, content, hold, done, client, context)
 
     return CompressedBody(proceed).start(body, encoding, service.max_body_bytes, hold)
 
@@ -127,7 +139,7 @@ def _decode(
         request.client, request.sticky, request.context = client, head.sticky, context
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
     except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
-        done(_unreadable(plane, head, error))
+        done(unreadable(service, head, error))
     return None
 
 
@@ -143,7 +155,7 @@ def _decoded(
     """Submit what a thread decoded."""
     plane = service.plane
     if isinstance(outcome, Exception):
-        done(_unreadable(plane, head, outcome))
+        done(unreadable(service, head, outcome))
         return None
     request, layout, _ = outcome
     request.client, request.sticky, request.context = client, head.sticky, context
@@ -151,18 +163,18 @@ def _decoded(
         hold(sum(memory_of(array) for array in request.inputs.values()))
         return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
     except IngotError as error:
-        done(_unreadable(plane, head, error))
+        done(unreadable(service, head, error))
     return None
 
 
-def _unreadable(plane: DataPlane, head: InferHead, error: Exception) -> HttpResponse:
+def unreadable(service: Service, head: InferHead, error: Exception) -> HttpResponse:
     """Return the response to a body that cannot be read; an unknown model is reported first."""
     if isinstance(error, InvalidArgument):
         try:
-            plane.repository.get(head.model, head.version)
+            service.plane.repository.get(head.model, head.version)
         except NotFound as missing:
             error = missing
-    return responses.failure(plane, error)
+    return responses.failure(service.plane, error, service.api.infer_refusal)
 
 
 def _reply(
@@ -215,6 +227,10 @@ def _send(head: InferHead, done: Done, body: bytes, headers: Headers) -> None:
         compression.compress(body, encoding, lambda packed: done(HttpResponse(200, packed, headers, media_type)))
 
 
+OPEN_INFERENCE = Api(OPERATIONS, refusal_of_path, infers, begin)
+"""What the server's own HTTP port serves."""
+
+
 async def infer(service: Service, head: InferHead, body: bytes, hold: Hold, client: Hashable = None) -> HttpResponse:
     """Answer an inference request: :func:`begin` as a coroutine."""
     return await outcome_of(functools.partial(begin, service, head, body, hold, client=client))
@@ -229,6 +245,7 @@ class HttpState:
         max_bodies_bytes: how much all requests together may hold.
         admission: checks the access of request heads; None admits all.
         limits: those on clients; None for no limits.
+        api: what is served.
 
     Attributes:
         heads: those of earlier inference requests, by their bytes.
@@ -243,8 +260,9 @@ class HttpState:
         max_bodies_bytes: int,
         admission: Admission | None = None,
         limits: ClientLimits | None = None,
+        api: Api = OPEN_INFERENCE,
     ):
-        self.service = Service(plane, Decoder(plane.reader), max_body_bytes, bodies_budget(max_bodies_bytes))
+        self.service = Service(plane, Decoder(plane.reader), max_body_bytes, bodies_budget(max_bodies_bytes), api)
         self.heads: BoundedCache[bytes, RequestHead] = BoundedCache(_MAX_HEADS)
         self.renderer = Renderer()
         self.admission = admission
@@ -314,7 +332,7 @@ class Exchange:
         try:
             service.budget.change(len(body))
         except IngotError as error:
-            self.answer(responses.refusal(service.plane, error))
+            self._turn_away(error)
             return
         self._held = len(body)
         self._begin(self.head.infer, body)
@@ -326,10 +344,15 @@ class Exchange:
             try:
                 self._share = shared.limits.admit(self.head.client, self._connection.share)
             except IngotError as error:
-                self.answer(responses.refusal(shared.service.plane, error))
+                self._turn_away(error)
                 return
         client = self.head.client or id(self._connection)
+        begin = shared.service.api.begin
         self._work = begin(shared.service, infer, body, self._hold, self.answer, client, self.context)
+
+    def _turn_away(self, error: IngotError) -> None:
+        service = self._connection.shared.service
+        self.answer(responses.refusal(service.plane, error, service.form(self.head)))
 
     def _answer_probe(self) -> None:
         if self.head.probe == PREFLIGHT:
@@ -366,8 +389,7 @@ class Exchange:
     def stop(self) -> None:
         """Refuse the request, as the time for draining is over."""
         self._cancel()
-        error = Unavailable("the server is stopping; ask again elsewhere or later")
-        self.answer(responses.refusal(self._connection.shared.service.plane, error))
+        self._turn_away(Unavailable("the server is stopping; ask again elsewhere or later"))
 
     def disconnect(self) -> None:
         """Drop the request, as its connection is lost."""
@@ -459,7 +481,8 @@ class PendingBody(Exchange):
             self._answer_refusal(fault)
 
     def _answer_refusal(self, fault: Fault) -> None:
-        response = responses.refusal(self._connection.shared.service.plane, fault.error, self.head.path)
+        service = self._connection.shared.service
+        response = responses.refusal(service.plane, fault.error, service.form(self.head))
         self.answer(response.with_headers(fault.headers, fault.status))
 
     def _serve(self) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.server.http.admission import Admission
+from ingot.server.http.api import Api
 from ingot.server.http.asgi import LazyApp
 from ingot.server.http.connection import Connection, Connections
-from ingot.server.http.exchange import HttpState
+from ingot.server.http.exchange import OPEN_INFERENCE, HttpState
 from ingot.server.net import listening
 from ingot.server.net.limits import ClientLimits
 from ingot.server.net.listening import BACKLOG, listen
@@ -37,6 +38,7 @@ class HttpListener:
         share_port: let other servers of this user listen on the same port.
         control: of the models, on the management listener.
         page: whether to serve the page that shows the server.
+        api: what is served.
     """
 
     def __init__(
@@ -51,13 +53,14 @@ class HttpListener:
         share_port: bool = False,
         control: Control | None = None,
         page: bool = False,
+        api: Api = OPEN_INFERENCE,
     ):
         self._share_port = share_port
         self._tls = None if tls is None else tls.context(["http/1.1"])
-        self._shared = HttpState(plane, max_body_bytes, max_bodies_bytes, admission, limits)
+        self._shared = HttpState(plane, max_body_bytes, max_bodies_bytes, admission, limits, api)
         self._app = self._shared.app = LazyApp(self._shared.service, control, page=page)
         self._connections = connections = Connections()
-        if control is None:
+        if control is None and api is OPEN_INFERENCE:
             plane.metrics.http_connections.set_function(lambda: len(connections))
         if admission is not None and admission.gate is not None:
             admission.gate.changed += (self._shared.heads.clear, self._connections.forget)

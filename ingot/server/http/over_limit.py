@@ -34,9 +34,9 @@ class RefusedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return
-        plane = self._shared.service.plane
+        service = self._shared.service
         alive = data.startswith(b"GET " + LIVE + b" ")
-        response = responses.LIVE if alive else responses.refusal(plane, self._error)
+        response = responses.LIVE if alive else responses.refusal(service.plane, self._error, service.api.infer_refusal)
         self._transport.writelines(self._shared.renderer.render(response, keep_alive=False))
         self._transport.close()
 

@@ -33,6 +33,8 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+;=%-]+)(:[0-9]*)?")
 _ONCE = ("Content-Encoding", "Content-Type", HEADER_LENGTH)
 
 HeaderList = Sequence[tuple[bytes, bytes]]
+Infers = Callable[[bytes, bytes, HeaderList], "InferHead | None"]
+"""Returns the parts of a method, a URL and headers that inference needs; None for another request."""
 Admit = Callable[["RequestHead"], "RequestHead"]
 """Returns a head with its client, or with a fault if access is refused."""
 
@@ -41,7 +43,8 @@ Admit = Callable[["RequestHead"], "RequestHead"]
 class InferHead:
     """The parts of path and headers that inference needs.
 
-    ``header_length`` is text if it is not a number. ``sticky`` is the value of ``sticky_header``.
+    ``header_length`` is text if it is not a number. ``sticky`` is the value of ``sticky_header``, and ``detail``
+    belongs to the API that recognized the request.
     """
 
     model: str
@@ -50,6 +53,7 @@ class InferHead:
     encoding: str
     response_encoding: str | None
     sticky: str = ""
+    detail: object = None
 
     @classmethod
     def of(cls, model: str, version: str, headers: Mapping[str, str]) -> InferHead:
@@ -67,6 +71,23 @@ class InferHead:
             headers.get("content-encoding", ""),
             compression.wanted_encoding(headers.get("accept-encoding", "")),
         )
+
+
+def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
+    """Return the parts of a request for inference by the Open Inference Protocol; None for another request."""
+    if method != b"POST" or b"infer" not in url:
+        return None
+    path = httptools.parse_url(url).path.decode("ascii")
+    route = _INFER.fullmatch(urllib.parse.unquote(path)) if path.endswith("infer") else None
+    return None if route is None else InferHead.of(route["model"], route["version"] or "", first_of(headers))
+
+
+def first_of(headers: HeaderList) -> dict[str, str]:
+    """Return the first value of each header."""
+    first: dict[str, str] = {}
+    for name, value in headers:
+        first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return first
 
 
 class Fault(NamedTuple):
@@ -152,18 +173,26 @@ class Parser:
         known: heads that were parsed before, by their bytes; shared by all connections.
         max_length: the longest body of a head that is remembered.
         admit: checks the access of each head that is parsed; None admits all.
+        infers: recognizes requests of inference.
 
     Attributes:
         between: whether the parser stands between two requests.
         in_head: whether it stands in a head.
     """
 
-    def __init__(self, known: BoundedCache[bytes, RequestHead], max_length: int, admit: Admit | None = None):
+    def __init__(
+        self,
+        known: BoundedCache[bytes, RequestHead],
+        max_length: int,
+        admit: Admit | None = None,
+        infers: Infers = infers,
+    ):
         self.between = True
         self.in_head = False
         self._known = known
         self._max_length = max_length
         self._admit = admit
+        self._infers = infers
         self._parser = httptools.HttpRequestParser(self)
         # The first of several pipelined requests can be answered even if a later one ends the connection.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -224,6 +253,7 @@ class Parser:
             parser.get_http_version(),
             headers,
             self._size,
+            self._infers,
             keep_alive=parser.should_keep_alive(),
         )
         if head.fault is None and parser.should_upgrade():
@@ -247,7 +277,14 @@ class Parser:
 
 
 def read_head(
-    method: bytes, url: bytes, version: str, headers: HeaderList, size: int, *, keep_alive: bool
+    method: bytes,
+    url: bytes,
+    version: str,
+    headers: HeaderList,
+    size: int,
+    infers: Infers = infers,
+    *,
+    keep_alive: bool,
 ) -> RequestHead:
     """Return the head of a request.
 
@@ -257,6 +294,7 @@ def read_head(
         version: such as ``1.1``.
         headers: with names in lower case.
         size: of request line and headers, in bytes.
+        infers: recognizes requests of inference.
         keep_alive: whether the client keeps the connection.
 
     Raises:
@@ -268,18 +306,11 @@ def read_head(
         return RequestHead(method, url, version, headers, keep_alive=False, fault=fault)
     modern = version == "1.1"  # HTTP/1.0 has no interim responses, and does not keep connections here
     expects = modern and any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
-    infer = probe = None
+    probe = None
     length: int | None = 0
-    if method == b"POST" and b"infer" in url:
-        path = httptools.parse_url(url).path.decode("ascii")
-        route = _INFER.fullmatch(urllib.parse.unquote(path)) if path.endswith("infer") else None
-        if route is not None:
-            first: dict[str, str] = {}
-            for name, value in headers:
-                first.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-            infer = InferHead.of(route["model"], route["version"] or "", first)
-            declared = first.get("content-length")
-            length = None if declared is None and "transfer-encoding" in first else int(declared or 0)
+    infer = infers(method, url, headers)
+    if infer is not None:
+        length = _length(headers)
     elif method == b"GET" and url in (LIVE, READY):
         bodiless = not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
         probe = url if bodiless else None
@@ -309,6 +340,13 @@ def _fault(version: str, headers: HeaderList, size: int) -> Fault | None:
         text = codings.decode("latin-1")
         return Fault(Unsupported(f"Transfer-Encoding '{text}' is not supported; send 'chunked', or a Content-Encoding"))
     return None
+
+
+def _length(headers: HeaderList) -> int | None:
+    """Return the declared length of a body; None if it is chunked."""
+    first = first_of(headers)
+    declared = first.get("content-length")
+    return None if declared is None and "transfer-encoding" in first else int(declared or 0)
 
 
 def _number(text: str | None) -> int | str | None:

@@ -16,7 +16,7 @@ from ingot.protocol.keys import BoundedCache
 from ingot.server.net import compression
 from ingot.server.net.limits import BODY_PACE
 from ingot.server.plane.dataplane import DataPlane
-from ingot.server.plane.operations import refusal_of_path
+from ingot.server.plane.operations import Refusal
 
 # Seconds after which a refused client may ask again: the smallest value of the header.
 _RETRY: Headers = (("Retry-After", "1"),)
@@ -59,32 +59,31 @@ def ready(plane: DataPlane) -> HttpResponse:
     return HttpResponse(200 if plane.ready else 503, json_codec.dumps({"ready": plane.ready}))
 
 
-def refusal(plane: DataPlane, error: IngotError, path: str = "") -> HttpResponse:
+def refusal(plane: DataPlane, error: IngotError, form: Refusal | None = None) -> HttpResponse:
     """Return the response of an error, and count it.
 
     Args:
         plane: which counts it.
         error: the error.
-        path: of the request, whose API has its form of errors; empty for that of the Open Inference Protocol.
+        form: of the API that was asked; None for that of the Open Inference Protocol.
     """
     plane.count_error("http", error)
     # A request during which an engine process ended may have caused that.
     later = error.code in (Code.UNAVAILABLE, Code.TOO_MANY_REQUESTS) and not isinstance(error, EngineLost)
     headers = _RETRY if later else ()
-    form = refusal_of_path(path) if path else None
     status, content = (json_codec.STATUS[error.code], {"error": public_text(error)}) if form is None else form(error)
     return HttpResponse(status, json_codec.dumps(content), headers)
 
 
-def too_slow(plane: DataPlane, path: str) -> HttpResponse:
-    """Return the response to a request to a path, whose body arrives too slowly, and count it."""
+def too_slow(plane: DataPlane, form: Refusal | None) -> HttpResponse:
+    """Return the response to a request whose body arrives too slowly, and count it; see :func:`refusal`."""
     error = DeadlineExceeded(f"the rest of the request's body did not arrive in time; {BODY_PACE}")
-    return refusal(plane, error, path).with_headers((), json_codec.TOO_SLOW)
+    return refusal(plane, error, form).with_headers((), json_codec.TOO_SLOW)
 
 
-def failure(plane: DataPlane, error: Exception) -> HttpResponse:
+def failure(plane: DataPlane, error: Exception, form: Refusal | None = None) -> HttpResponse:
     """Return the response of any error; an internal one is logged, and its text is not sent."""
-    return refusal(plane, public_error(error, "a request failed"))
+    return refusal(plane, public_error(error, "a request failed"), form)
 
 
 def unsupported_encoding(response: HttpResponse) -> HttpResponse:

@@ -26,6 +26,7 @@ class Call:
         content: the body's JSON object.
         model: from the path, as ``version``, ``region`` and ``repository``; empty where the path has none. A server has
             one repository, whatever a client calls it.
+        query: the part of the URL behind the path, of APIs that have parameters there.
     """
 
     plane: DataPlane
@@ -36,6 +37,7 @@ class Call:
     version: str = ""
     region: str = ""
     repository: str = ""
+    query: str = ""
 
     @property
     def controlled(self) -> Control:

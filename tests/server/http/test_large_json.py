@@ -19,7 +19,7 @@ import ingot
 from ingot import RunningServer
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.protocol import json_codec, json_data, json_large
-from ingot.server.http.exchange import Service, begin
+from ingot.server.http.exchange import OPEN_INFERENCE, Service, begin
 from ingot.server.http.json_memo import Decoder
 from ingot.server.http.parser import InferHead
 from ingot.server.net import compression
@@ -288,7 +288,7 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
 
     monkeypatch.setattr(json_large, "loads", wait)
     budget = Budget(1 << 30)
-    service = Service(cast(DataPlane, None), Decoder(), 1 << 30, budget)
+    service = Service(cast(DataPlane, None), Decoder(), 1 << 30, budget, OPEN_INFERENCE)
     head = InferHead("", "", None, "", None)
     threads = compression.threads._max_workers
 
