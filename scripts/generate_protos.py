@@ -12,7 +12,12 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent.parent
-MODULES = {"open_inference": "ingot/protocol", "triton_config": "ingot/importing"}
+MODULES = {
+    "open_inference": "ingot/protocol",
+    "triton_config": "ingot/importing",
+    "torchserve_inference": "ingot/server/torchserve",
+    "torchserve_management": "ingot/server/torchserve",
+}
 
 
 def main() -> None:

@@ -138,6 +138,7 @@ def _addresses(server: Any) -> dict[str, Any]:
         "http": server.http_url,
         "grpc": server.grpc_url,
         "management": management,
+        "torchserve": {} if server.torchserve is None else server.torchserve.urls,
         "settings": server.config.changed,
         "models": models,
     }
@@ -155,6 +156,10 @@ def print_addresses(server: Any) -> None:
     print(f"HTTP  {server.http_url}\ngRPC  {server.grpc_url}")
     if server.management is not None and server.management.url:
         print(f"admin {server.management.url}")
+    if server.torchserve is not None:
+        print(f"TorchServe  {', '.join(f'{name} {url}' for name, url in server.torchserve.urls.items())}")
+        if "management" not in server.torchserve.urls:
+            print("TorchServe's management needs --auth, or --insecure for every program of this machine")
     if server.config.page:
         print(f"page  {server.http_url if server.config.shows_page else server.management.url}/ui")
     commands = [] if server.config.auth else [curl(server.http_url, model) for model in server.repository]

@@ -42,6 +42,8 @@ class Exposed(Protocol):
     @property
     def share_port(self) -> bool: ...
     @property
+    def torchserve(self) -> bool: ...
+    @property
     def management(self) -> str | None: ...
     @property
     def management_grpc(self) -> str | None: ...
@@ -70,7 +72,7 @@ def check_exposure(config: Exposed, called: Callable[[str], str]) -> None:
             f"{called('shared_memory')} is '{config.shared_memory}'; write patterns of names as ingot-*, without a "
             "slash, separated by commas, or * for all"
         )
-    for name in ("shared_memory", "log_control"):
+    for name in ("shared_memory", "log_control", "torchserve"):
         if getattr(config, name) and config.share_port:
             raise InvalidArgument(
                 f"{called(name)} cannot be combined with {called('share_port')}: what a client registers or changes "

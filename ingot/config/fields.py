@@ -226,6 +226,22 @@ class Fields:
         unset="off",
         off=True,
     )
+    torchserve: bool = _field(
+        False,
+        "Also serve TorchServe's inference, management and metrics APIs, on its ports",
+        more="See [from TorchServe](../guides/migrate/from-torchserve.md#its-apis).",
+        group=ADDRESSES,
+        common=True,
+    )
+    torchserve_ports: str = _field(
+        "8080,8081,8082,7070,7071",
+        "Ports of TorchServe's APIs: inference, management and metrics over HTTP, inference and management over gRPC; "
+        "0 for any free port",
+        more="Management listens on 127.0.0.1 only, and with `auth` or `insecure`.",
+        group=ADDRESSES,
+        pattern=r"\d{1,5}(,\d{1,5}){4}",
+        form="five ports, separated by commas",
+    )
     page: bool = _field(
         True,
         "Show the server's models, load and latencies on a page at /ui",

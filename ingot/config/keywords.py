@@ -76,6 +76,10 @@ class ServerSettings(TypedDict, total=False):
     """Where models are loaded and unloaded: a path of a Unix socket, HOST:PORT, or off."""
     management_grpc: str | None
     """HOST:PORT of management over gRPC, or off."""
+    torchserve: bool
+    """Also serve TorchServe's inference, management and metrics APIs, on its ports."""
+    torchserve_ports: str
+    """Ports of TorchServe's APIs: inference, management and metrics over HTTP, inference and management over gRPC; 0 for any free port."""
     page: bool
     """Show the server's models, load and latencies on a page at /ui."""
     watch: float | str | None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Limits that grpcio does not support.
 CLIENT_LIMITS = ("max_connections", "max_in_flight", "max_rate")
 # Where a server listens. The command prints it as addresses, not as settings.
-_ADDRESSES = ("host", "http_port", "grpc_port")
+_ADDRESSES = ("host", "http_port", "grpc_port", "torchserve", "torchserve_ports")
 _NOTHING: Mapping[str, Given] = MappingProxyType({})
 
 
@@ -113,6 +113,11 @@ class ServerConfig(Fields):
     def shows_page(self) -> bool:
         """Whether the HTTP port has the page; a management port has it instead, if there is one."""
         return self.page and (self.management in (None, OFF) or is_path(self.management))
+
+    @property
+    def torchserve_ports_by_use(self) -> tuple[int, ...]:
+        """The ports of TorchServe's APIs: inference, management, metrics, and inference and management over gRPC."""
+        return tuple(map(int, self.torchserve_ports.split(",")))
 
     @property
     def replica_name(self) -> str:

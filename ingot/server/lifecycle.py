@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 from ingot._build import BUILD
 from ingot._version import __version__
@@ -26,6 +27,9 @@ from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.shared_memory import SharedMemory
 from ingot.serving import Repository
 from ingot.serving.rollout import Rollouts
+
+if TYPE_CHECKING:
+    from ingot.server.torchserve.listeners import TorchServe
 
 # Time to write recorded requests at shutdown; a disk that hangs must not block it forever.
 _RECORDER_SECONDS = 10.0
@@ -68,6 +72,11 @@ class Server:
         self.rollouts = Rollouts(repository, config, self.plane.forget)
         managed = config.management != OFF
         self.management = Management(self.plane, self.rollouts, config, self._tls) if managed else None
+        self.torchserve: TorchServe | None = None
+        if config.torchserve:
+            from ingot.server.torchserve.listeners import TorchServe  # which most servers do not need
+
+            self.torchserve = TorchServe(self.plane, self.rollouts, config, self._tls)
 
     @property
     def http_url(self) -> str:
@@ -100,6 +109,8 @@ class Server:
             on_late_error.push_async_callback(self._stop)
             if self.management is not None:
                 await self.management.start(self._ports.http_port, self._ports.audit)
+            if self.torchserve is not None and isinstance(self._ports, Listeners):
+                await self.torchserve.start(self._ports)
             await self.rollouts.start()
             await self._ports.set_serving(True)
             on_late_error.pop_all()
@@ -121,7 +132,8 @@ class Server:
     async def _stop(self) -> None:
         self.plane.draining = True
         self.rollouts.stop()
-        stopping = [each.stop(self.config.drain_timeout) for each in (self.management, self._ports) if each is not None]
+        opened = (self.torchserve, self.management, self._ports)
+        stopping = [each.stop(self.config.drain_timeout) for each in opened if each is not None]
         await asyncio.gather(*stopping)
         self.rollouts.close()
         with contextlib.suppress(TimeoutError):

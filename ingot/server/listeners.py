@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from typing import Protocol
 
 from ingot.config import CLIENT_LIMITS, ServerConfig
@@ -24,6 +25,7 @@ from ingot.server.net.tls import Tls
 from ingot.server.observation.access_log import AccessLog
 from ingot.server.observation.observer import Observer, spans_to
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.operations import scope_of_path
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class Listeners:
 
     Attributes:
         audit: as of :class:`Ports`.
+        gate: the rules of access; None if all requests are served.
+        limits: those on clients, which all ports share; None if there are none.
     """
 
     def __init__(self, plane: DataPlane, config: ServerConfig, tls: Tls | None):
@@ -83,6 +87,8 @@ class Listeners:
         self._reserved: list[socket.socket] = []
         self._descriptors = Descriptors(plane.metrics)
         self.audit: AuditLog | None = None
+        self.gate: Gate | None = None
+        self.limits = self._limits()
         self._watch = Watch(plane.metrics)
         self._had_plain = False
 
@@ -94,12 +100,12 @@ class Listeners:
                 self.audit = AuditLog(config.audit_log, plane.metrics)
                 self._watch = Watch(plane.metrics, self.audit)
                 self._watch.each(self.audit.summarize)
-            gate = self._gate()
+            self.gate = self._gate()
             if tls is not None:
                 tls.refused = self._refused_handshake
                 self._watch.add("certificates", lambda: tls.files, tls.read, tls.use)
             plane.observe(self._observer())
-            self._created = self._create(gate)
+            self._created = self._create(self.gate)
             if config.share_port:
                 for protocol, port in (("HTTP", self.http_port), ("gRPC", self.grpc_port)):
                     self._reserved.append(reserve(protocol, config.host, port))
@@ -136,9 +142,9 @@ class Listeners:
 
     def _create(self, gate: Gate | None) -> dict[str, Listener]:
         """Return a listener of each protocol that does not listen yet. Only the chosen gRPC server is imported."""
-        plane, config, tls, limits = self._plane, self._config, self._tls, self._limits()
+        plane, config, tls, limits = self._plane, self._config, self._tls, self.limits
         sizes = config.max_body_bytes, config.max_bodies_mb << 20
-        admission, share_port = self._admission(gate), config.share_port
+        admission, share_port = self.admission(), config.share_port
         http = HttpListener(plane, *sizes, tls, admission, limits, share_port=share_port, page=config.shows_page)
         if config.grpc_server == "grpcio":
             from ingot.server.grpc.grpcio_server import GrpcioListener
@@ -203,8 +209,9 @@ class Listeners:
             # Its address is not known here.
             self.audit.refused(Refusal(Unauthenticated("no valid certificate"), reason), "tls", "", Peer())
 
-    def _admission(self, gate: Gate | None) -> Admission | None:
-        config = self._config
+    def admission(self, scope_of: Callable[[str], str] = scope_of_path) -> Admission | None:
+        """Return the checks of requests over HTTP, by the right that each path needs; None to admit all."""
+        config, gate = self._config, self.gate
         origins, names = listed(config.cors_origin), listed(config.allowed_host)
         cors = Cors(origins, credentials=config.tls_client_ca is not None) if origins else None
         hosts = Hosts(names) if names else None
@@ -212,7 +219,7 @@ class Listeners:
         return (
             None
             if gate is None and cors is None and hosts is None and not sticky
-            else Admission(gate, cors, hosts, sticky)
+            else Admission(gate, cors, hosts, sticky, scope_of)
         )
 
     async def _opened(self, protocol: str, port: int) -> int:

@@ -204,6 +204,11 @@ class RunningServer:
         return self._server.grpc_url
 
     @property
+    def torchserve_urls(self) -> dict[str, str]:
+        """The addresses of TorchServe's APIs by name, such as ``inference``; empty without ``torchserve``."""
+        return {} if self._server.torchserve is None else dict(self._server.torchserve.urls)
+
+    @property
     def models(self) -> list[str]:
         """The names that are served."""
         return sorted({model.name for model in self._server.repository})

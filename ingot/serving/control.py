@@ -103,6 +103,31 @@ class Control:
         self._count("load", "ok").inc()
         return deployment
 
+    async def register(self, source: str, parameters: Mapping[str, Any]) -> Deployment:
+        """Load a source that is not served; errors as for :meth:`load`.
+
+        Args:
+            source: ``NAME=SOURCE`` or a source.
+            parameters: settings of a model by name.
+        """
+        with self._counting_failures("load"):
+            self._check(source)
+            deployment = await self._rollouts.load_new(source, parameters)
+        self._count("load", "ok").inc()
+        return deployment
+
+    async def scale(self, deployment: Deployment, instances: int) -> None:
+        """Run a deployment with another number of engines; see :meth:`Rollouts.scale`."""
+        with self._counting_failures("load"):
+            await self._rollouts.scale(deployment, instances)
+        self._count("load", "ok").inc()
+
+    async def remove(self, deployment: Deployment) -> None:
+        """Free a deployment and forget it; see :meth:`Rollouts.remove`."""
+        with self._counting_failures("unload"):
+            await self._rollouts.remove(deployment)
+        self._count("unload", "ok").inc()
+
     async def unload(self, name: str, version: str = "", dependents: bool = False) -> None:
         """Answer the requests in flight of a model, then free it.
 

@@ -123,6 +123,11 @@ class Repository(Catalog):
         found = self.deployments.get((model.name, model.version))
         return None if found is None or found.current is model else found.current
 
+    @property
+    def settings(self) -> Settings:
+        """How models without their own settings are run."""
+        return self._trust.settings
+
     def use(self, settings: Settings) -> None:
         """Run models without their own settings with these, from the next one on."""
         self._trust.settings = settings
@@ -162,7 +167,7 @@ class Repository(Catalog):
         return str(error.unhinted).replace(f"the store at {self._store.root}", "the store")
 
     def forget(self, deployment: Deployment) -> None:
-        """Drop a deployment that was never loaded, with its metrics.
+        """Drop a deployment that is not loaded, with its metrics.
 
         Clients choose these names, so they must not accumulate.
         """

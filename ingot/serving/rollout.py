@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ingot.config import ServerConfig
@@ -147,6 +147,29 @@ class Rollouts:
             if (error := (await self.renew(deployment, at_once=True)).error) is not None:
                 raise error
         return known[-1]
+
+    async def load_new(self, source: str, parameters: Mapping[str, Any]) -> Deployment:
+        """Load a source that is not served; arguments and errors as for :meth:`load`."""
+        return await self.load_source(source, ModelConfig.of_parameters(parameters).runtime(self._config))
+
+    async def scale(self, deployment: Deployment, instances: int) -> None:
+        """Run a deployment with another number of engines; with none it is unloaded, and stays known.
+
+        Raises:
+            IngotError: it cannot be loaded; what answered before still answers.
+        """
+        settings = deployment.settings or self._config.runtime
+        if not instances:
+            async with deployment.changing:
+                await self._take_off(deployment)
+        elif deployment.current is None or settings.instances != instances:
+            await self._load_all([deployment], replace(settings, instances=instances))
+
+    async def remove(self, deployment: Deployment) -> None:
+        """Answer the requests in flight of a deployment, free its model, and forget it."""
+        async with deployment.changing:
+            await self._take_off(deployment)
+            self.repository.forget(deployment)
 
     async def _load_all(self, deployments: Sequence[Deployment], settings: Settings) -> None:
         """Load deployments again with other settings; if one fails, the others return to what they were."""

@@ -40,6 +40,7 @@ def other(name: str) -> Any:
             "engine": "openvino",
             "memory_budget": "4GB",
             "sticky_header": "x-user",
+            "torchserve_ports": "0,0,0,0,0",
         }
     ):
         return texts[name]

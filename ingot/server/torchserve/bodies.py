@@ -1,0 +1,114 @@
+"""Bodies of predictions as TorchServe's front end reads them: parts of forms by name, or else one value."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping
+from email.message import Message
+from typing import Any
+
+import orjson
+
+from ingot.errors import InvalidArgument, shortened
+from ingot.protocol import json_large
+
+Row = dict[str, Any]
+"""The values of a request by name: bytes, texts, or what JSON holds."""
+BODY, DATA = "body", "data"
+
+_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+_MOST_PARTS = 64
+
+
+def row_of(body: bytes, media_type: str) -> Row:
+    """Return the values of a body.
+
+    curl states the type of a form for any body unless the user names another, so one without a named value is not
+    read as a form.
+
+    Args:
+        body: decompressed.
+        media_type: the value of ``Content-Type``; empty without.
+
+    Raises:
+        InvalidArgument: the body is not of its type.
+    """
+    header = Message()
+    header["content-type"] = media_type or "application/octet-stream"
+    kind = header.get_content_type()
+    if kind == _MULTIPART:
+        return _multipart(body, str(header.get_param("boundary", "")))
+    if kind == _FORM:
+        return _form(body) or {BODY: body}
+    return {BODY: _value(body, kind)}
+
+
+def parsed(body: bytes) -> Any:
+    """Return JSON.
+
+    Raises:
+        InvalidArgument: it is not JSON.
+        TooLarge: it has too many values.
+    """
+    json_large.check(body)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"the body is not JSON: {error}; send JSON, or another Content-Type") from error
+
+
+def _value(content: bytes, kind: str) -> Any:
+    if kind == "application/json":
+        return parsed(content)
+    if not kind.startswith("text/"):
+        return content
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"the body is {kind}, but not UTF-8: {error}") from error
+
+
+def _form(body: bytes) -> Row:
+    try:
+        pairs = urllib.parse.parse_qsl(body.decode(), strict_parsing=True, max_num_fields=_MOST_PARTS, errors="strict")
+    except ValueError:
+        return {}
+    return dict(pairs)
+
+
+def _multipart(body: bytes, boundary: str) -> Row:
+    if not boundary:
+        raise InvalidArgument("the Content-Type multipart/form-data has no boundary; let the client's library set it")
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"), _MOST_PARTS + 2)
+    if len(parts) < 2 or not parts[-1].startswith(b"--"):
+        problem = f"more than {_MOST_PARTS} parts" if len(parts) > _MOST_PARTS + 2 else "no end, or another boundary"
+        raise InvalidArgument(f"the form has {problem}")
+    return dict(map(_part, parts[1:-1]))
+
+
+def _part(part: bytes) -> tuple[str, Any]:
+    head, gap, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+    header = Message()
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        header[name.strip().lower()] = value.strip()
+    named = header.get_param("name", header="content-disposition")
+    if not gap or not isinstance(named, str):
+        raise InvalidArgument("a part of the form has no header 'Content-Disposition: form-data; name=\"...\"'")
+    return named, _value(content, header.get_content_type() if "content-type" in header else "")
+
+
+def merged(row: Mapping[str, Any]) -> Row:
+    """Return a row in which a JSON object, sent alone as the body, stands for the values in it.
+
+    Raises:
+        InvalidArgument: two values have one name.
+    """
+    found = dict(row)
+    for name in (BODY, DATA):
+        if isinstance(inner := found.get(name), dict):
+            del found[name]
+            if twice := found.keys() & inner.keys():
+                raise InvalidArgument(f"the value '{shortened(min(twice))}' is sent twice; leave one of them out")
+            found |= inner
+    return found

@@ -1,0 +1,223 @@
+"""Predictions over HTTP and gRPC: from a body to the data plane, and the answer back, in TorchServe's form."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.parse
+from collections.abc import AsyncGenerator, Hashable
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from ingot.errors import IngotError, InvalidArgument, Unsupported
+from ingot.faults import attempt
+from ingot.protocol import json_large
+from ingot.protocol.context import RequestContext
+from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, Template, memory_of
+from ingot.runtime import Model
+from ingot.server.http import exchange, parser, responses
+from ingot.server.http.bodies import ThreadedBody
+from ingot.server.http.exchange import Done, Service
+from ingot.server.http.parser import HeaderList, InferHead
+from ingot.server.http.responses import HttpResponse
+from ingot.server.net import compression
+from ingot.server.net.compression import Hold
+from ingot.server.plane import generation
+from ingot.server.plane.dataplane import DataPlane
+from ingot.server.torchserve.bodies import BODY, Row, row_of
+from ingot.server.torchserve.errors import pretty, refusal
+from ingot.server.torchserve.values import answer, inputs_of, joined, text
+from ingot.server.torchserve.versions import Versions
+
+_ROUTE = re.compile(
+    r"/(?P<api>predictions|explanations)/(?P<model>[^/]+)(?:/(?P<version>[^/]+)(?:/.*)?)?"
+    r"|/(?P<invocations>invocations)|/models/(?P<invoked>[^/]+)/invoke"
+    r"|/v1/models/(?P<kserve>[^/:]+):(?P<verb>predict|explain)"
+)
+_METHODS = (b"POST", b"PUT")  # curl -T sends the second
+# Values of an answer that the event loop writes itself; Python writes indented JSON at a million values in a second.
+_AT_ONCE = 256
+_INSTANCES = "instances"
+
+
+class _Detail(NamedTuple):
+    """How a body is read: by its type, as a list of KServe's instances, and whether an explanation is asked for."""
+
+    media_type: str
+    instances: bool
+    explains: bool
+
+
+def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
+    """Return the parts of a request for a prediction; None for another request."""
+    path, _, query = url.decode("latin-1").partition("?")
+    route = _ROUTE.fullmatch(urllib.parse.unquote(path)) if method in _METHODS else None
+    if route is None:
+        return None
+    first = parser.first_of(headers)
+    named = urllib.parse.parse_qs(query).get("model_name", [""])[0] if route["invocations"] else ""
+    model = route["model"] or route["invoked"] or route["kserve"] or named
+    explains = route["api"] == "explanations" or route["verb"] == "explain"
+    detail = _Detail(first.get("content-type", ""), route["kserve"] is not None, explains)
+    return replace(InferHead.of(model, route["version"] or "", first), detail=detail)
+
+
+class _Reading(NamedTuple):
+    """A decoded request, and what its answer depends on."""
+
+    request: InferRequest
+    model: Model
+    alone: bool
+    instances: bool
+
+
+class Predictions:
+    """Predictions of the models of a server.
+
+    Args:
+        plane: the server's behaviour.
+        versions: finds the models.
+    """
+
+    def __init__(self, plane: DataPlane, versions: Versions):
+        self._plane = plane
+        self._versions = versions
+
+    def begin(
+        self,
+        service: Service,
+        head: InferHead,
+        body: bytes,
+        hold: Hold,
+        done: Done,
+        client: Hashable = None,
+        context: RequestContext | None = None,
+    ) -> Cancellable | None:
+        """Begin a prediction; see :func:`ingot.server.http.exchange.begin`."""
+        return exchange.begin(service, head, body, hold, done, client, context, self._decode)
+
+    def _decode(
+        self,
+        service: Service,
+        head: InferHead,
+        body: bytes,
+        hold: Hold,
+        done: Done,
+        client: Hashable,
+        context: RequestContext | None,
+    ) -> Cancellable | None:
+        read = partial(self._read, head, body)
+        proceed = partial(self._submit, service, hold, done, client, context)
+        if len(body) > json_large.AT_ONCE and "json" in _detail(head).media_type:
+            return ThreadedBody(service.budget, len(body), proceed).start(read)
+        return proceed(attempt("a prediction failed", read))
+
+    def _submit(
+        self,
+        service: Service,
+        hold: Hold,
+        done: Done,
+        client: Hashable,
+        context: RequestContext | None,
+        reading: _Reading | Exception,
+    ) -> Cancellable | None:
+        if isinstance(reading, Exception):
+            done(responses.failure(service.plane, reading, refusal))
+            return None
+        request = reading.request
+        request.client, request.context = client, context
+        try:
+            hold(sum(memory_of(array) for array in request.inputs.values()))
+            return service.plane.submit(request, "http", partial(self._reply, reading, done))
+        except IngotError as error:
+            done(responses.refusal(service.plane, error, refusal))
+        return None
+
+    def _reply(self, reading: _Reading, done: Done, outcome: InferResponse | IngotError) -> None:
+        if isinstance(outcome, IngotError):
+            done(responses.refusal(self._plane, outcome, refusal))
+            return
+        encode = partial(attempt, "an answer could not be written", _encoded, reading, outcome)
+        if sum(array.size for array in outcome.arrays.values()) <= _AT_ONCE:
+            self._send(done, encode())
+            return
+        encoding = asyncio.get_running_loop().run_in_executor(compression.threads, encode)
+        encoding.add_done_callback(lambda future: self._send(done, future.result()))
+
+    def _send(self, done: Done, body: bytes | IngotError) -> None:
+        if isinstance(body, IngotError):
+            done(responses.refusal(self._plane, body, refusal))
+        else:
+            done(HttpResponse(200, body))
+
+    def _read(self, head: InferHead, body: bytes) -> _Reading:
+        """Return the request that a body is.
+
+        Raises:
+            IngotError: the body does not fit the model, or the model cannot answer.
+        """
+        detail = _detail(head)
+        if detail.explains:
+            raise Unsupported(
+                "explanations are not served: archives hold no code that computes them; compute them in Python, where "
+                "the module is"
+            )
+        row = row_of(body, detail.media_type)
+        name = head.model or text(row.pop("model_name", "")) or self._versions.only()
+        if not name:
+            raise InvalidArgument("Parameter model_name is required.")
+        return self.reading(name, head.version, row, instances=detail.instances)
+
+    def reading(self, name: str, version: str, row: Row, *, instances: bool = False) -> _Reading:
+        """Return the request for a model that some values are.
+
+        Args:
+            name: the model's.
+            version: empty for the default.
+            row: the values.
+            instances: whether they are KServe's: a list of samples.
+
+        Raises:
+            IngotError: as for :meth:`begin`.
+        """
+        model = self._versions.model(name, version)
+        if instances:
+            found = [inputs_of(model, {BODY: each}) for each in _instances(row)]
+            arrays, alone = joined(found), False
+        else:
+            arrays, alone = inputs_of(model, row)
+        return _Reading(InferRequest(Template(model.name, model.version), arrays), model, alone, instances)
+
+    async def answers(self, name: str, version: str, row: Row, client: Hashable) -> AsyncGenerator[bytes, None]:
+        """Yield the answers of a model to values that a gRPC call has, one unless the model gives several.
+
+        Raises:
+            IngotError: as for :meth:`begin`.
+        """
+        reading = self.reading(name, version, row)
+        reading.request.client = client
+        async with aclosing(generation.answers(self._plane, reading.request, "grpc")) as found:
+            async for response, _ in found:
+                many = sum(array.size for array in response.arrays.values()) > _AT_ONCE
+                yield await compression.run(partial(_encoded, reading, response), in_thread=many)
+
+
+def _detail(head: InferHead) -> _Detail:
+    assert isinstance(head.detail, _Detail)  # noqa: S101 - of infers()
+    return head.detail
+
+
+def _instances(row: Row) -> list[Any]:
+    content = row.get(BODY)
+    found = content.get(_INSTANCES) if isinstance(content, dict) else None
+    if not isinstance(found, list) or not found:
+        raise InvalidArgument("the body must be a JSON object with 'instances', a list of one sample or more")
+    return found
+
+
+def _encoded(reading: _Reading, response: InferResponse) -> bytes:
+    steps = reading.model.steps_for(reading.request.inputs)
+    found = answer(response, reading.model, steps, alone=reading.alone)
+    return pretty({"predictions": found} if reading.instances else found)
