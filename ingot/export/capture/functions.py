@@ -34,24 +34,26 @@ Tensor = torch.Tensor
 
 
 @contextlib.contextmanager
-def dynamic(module: nn.Module, *, strict: bool = False) -> Iterator[None]:
+def dynamic(module: nn.Module, *, strict: bool = False, hidden: bool = False) -> Iterator[None]:
     """Let the layers of a module be captured at any size.
 
     Args:
         module: what is captured.
         strict: whether its bytecode is read, in which pooling cannot be replaced: Dynamo knows it by its identity.
+        hidden: whether PyTorch takes the frames of replacements for its own, when it looks for the user's line; not
+            for Dynamo, which reads only code outside of PyTorch.
     """
     listing = without_listing(needed=strict)
     with (
         listing,
-        _replaced(module, _BY_IDENTITY if strict else ()),
+        _replaced(module, _BY_IDENTITY if strict else (), hidden=hidden),
         recurrent.opaque() if recurrent.used_by(module) else contextlib.nullcontext(),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(module: nn.Module, kept: Collection[str]) -> Iterator[None]:
+def _replaced(module: nn.Module, kept: Collection[str], *, hidden: bool) -> Iterator[None]:
     """Replace the functions; a replacement calls the original where the sizes that matter are fixed."""
     names = [name for name in _FUNCTIONS if name not in kept]
     places = {(owner, name): name for name in names for owner in _OWNERS.get(name, (functional,))}
@@ -60,7 +62,10 @@ def _replaced(module: nn.Module, kept: Collection[str]) -> Iterator[None]:
     originals = {(owner, name): getattr(owner, name) for owner, name in places}
     inherited = {(owner, name) for owner, name in places if name not in vars(owner)}
     for (owner, name), original in originals.items():
-        setattr(owner, name, functools.wraps(original)(_FUNCTIONS[places[owner, name]](original)))
+        replacement: Any = _FUNCTIONS[places[owner, name]](original)
+        if hidden:
+            replacement.__code__ = replacement.__code__.replace(co_filename=torch.__file__)
+        setattr(owner, name, functools.wraps(original)(replacement))
     try:
         yield
     finally:

@@ -64,7 +64,10 @@ def _drafted(module: nn.Module, subject: Subject) -> list[Explanation]:
     """Return the obstacles that the draft export of a module finds; outputs that are not tensors are dropped."""
 
     def draft() -> torch.export.ExportedProgram:
-        with torch.no_grad(), functions.dynamic(module):  # not quiet(): the report is collected from torch's log
+        with (
+            torch.no_grad(),
+            functions.dynamic(module, hidden=True),
+        ):  # not quiet(): the report is collected from torch's log
             return torch.export.draft_export(
                 subject.eager.flat(),
                 subject.eager.tensors(subject.example),

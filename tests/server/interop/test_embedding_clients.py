@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ingot
+from benchmarks.texts.corpus import docstrings
 from tests.support import RunIngot, succeeded
 
 pytestmark = pytest.mark.long
@@ -27,20 +26,8 @@ CLIENTS = {
 }
 
 
-def sentences(count: int) -> list[str]:
-    """Return docstrings of the standard library, and their first sentences: of one word to many hundreds, each once."""
-    found: dict[str, None] = {}
-    for path in sorted(Path(os.__file__).parent.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                text = " ".join((ast.get_docstring(node) or "").split())
-                found.update({part: None for part in (text, text.partition(". ")[0]) if part})
-    return list(found)[:: len(found) // count][:count]
-
-
 def test_each_client_gets_the_vectors_of_sentence_transformers(tmp_path: Path, run_ingot: RunIngot) -> None:
-    texts = sentences(1000)
-    assert len(texts) == 1000
+    texts = [*dict.fromkeys(" ".join(text.split()) for text in docstrings())][:1000]  # each once
     assert min(map(len, texts)) < 20
     assert max(map(len, texts)) > 2000
     python = tmp_path / "env" / "bin" / "python"
