@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from types import MappingProxyType
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from ingot.protocol import open_inference_pb2 as pb
 from ingot.protocol.proto_codec import SERVICE, parse
+from ingot.runtime import Metrics
 from ingot.server.access.gate import Gate
 from ingot.server.grpc.call import Method, Streaming
 from ingot.server.grpc.calls import Calls
@@ -52,7 +52,6 @@ class FastListener:
         limits: those on clients; None for no limits.
         share_port: let other servers of this user listen on the same port.
         control: of the models, on the management listener.
-        more: the methods of further services, by their paths.
     """
 
     def __init__(
@@ -66,26 +65,28 @@ class FastListener:
         *,
         share_port: bool = False,
         control: Control | None = None,
-        more: Mapping[bytes, Method] = MappingProxyType({}),
     ):
         self._tls = tls
         self._share_port = share_port
         self._health = Health()
         self._faults = plane.metrics.grpc_faults
-        methods = {**self._methods(Service(plane, control)), **more}
+        methods = self._methods(Service(plane, control))
         budgets = bodies_budget(max_bodies_bytes), calls_budget(max_bodies_bytes)
         infer = method_path("ModelInfer")
         self._calls = Calls(plane, methods, infer, max_body_bytes, *budgets, self._count_fault, gate, limits)
-        connections = self._connections = set[Connection]()
+        self._connections = set[Connection]()
         if gate is not None:
             gate.changed.append(self._recheck)
-        if control is None and not more:
-            plane.metrics.grpc_connections.set_function(lambda: len(connections))
-            plane.metrics.grpc_streams.set_function(
-                lambda: sum(len(one.http2.sender.streams) for one in list(connections))
-            )
+        if control is None:
+            self._publish(plane.metrics)
         self._listener: asyncio.Server | None = None
         self._looking: asyncio.TimerHandle | None = None
+
+    def _publish(self, metrics: Metrics) -> None:
+        """Let the metrics show the connections and streams."""
+        connections = self._connections
+        metrics.grpc_connections.set_function(lambda: len(connections))
+        metrics.grpc_streams.set_function(lambda: sum(len(one.http2.sender.streams) for one in list(connections)))
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port; 0 chooses a free one.

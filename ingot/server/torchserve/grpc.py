@@ -10,8 +10,10 @@ from google.protobuf.message import Message
 
 from ingot.protocol.proto_codec import parse
 from ingot.protocol.requests import CLIENT
+from ingot.runtime import Metrics
 from ingot.server.grpc.call import Method
-from ingot.server.grpc.fast import method_path, unary
+from ingot.server.grpc.fast import FastListener, method_path, unary
+from ingot.server.grpc.service import Service
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.torchserve import torchserve_inference_pb2 as inference_pb
 from ingot.server.torchserve import torchserve_management_pb2 as management_pb
@@ -21,6 +23,25 @@ from ingot.server.torchserve.predictions import Predictions
 
 _INFERENCE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 _MANAGEMENT = "org.pytorch.serve.grpc.management.ManagementAPIsService"
+
+
+class ServicesListener(FastListener):
+    """A gRPC server that has further methods, and whose connections are not those that metrics show.
+
+    Args:
+        more: the methods, by their paths.
+        args: those of :class:`FastListener`.
+    """
+
+    def __init__(self, more: Mapping[bytes, Method], *args: Any):
+        self._more = more
+        super().__init__(*args)
+
+    def _methods(self, service: Service) -> dict[bytes, Method]:
+        return {**super()._methods(service), **self._more}
+
+    def _publish(self, metrics: Metrics) -> None:
+        pass
 
 
 def inference(plane: DataPlane, served: Predictions) -> dict[bytes, Method]:

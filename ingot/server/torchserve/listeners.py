@@ -12,7 +12,6 @@ from ingot.server.access.audit import AuditLog
 from ingot.server.access.gate import MANAGE, Gate
 from ingot.server.access.watch import Watch
 from ingot.server.grpc.call import Method
-from ingot.server.grpc.fast import FastListener
 from ingot.server.http.admission import Admission, Hosts
 from ingot.server.http.api import Api
 from ingot.server.http.listener import HttpListener
@@ -109,7 +108,7 @@ class TorchServe:
     ) -> None:
         sizes = self._config.max_body_bytes, self._config.max_bodies_mb << 20
         tls = None if self._tls is None else self._tls.context(["h2"])
-        listener = FastListener(self._plane, *sizes, tls, gate, limits, more=methods)
+        listener = grpc.ServicesListener(methods, self._plane, *sizes, tls, gate, limits)
         await self._listen(name, listener, host, port, "grpc")
         await listener.set_serving(True)
 
