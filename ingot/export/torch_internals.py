@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -357,6 +358,8 @@ def without_onnx_log() -> Iterator[None]:
 
 # The ONNX exporter: https://github.com/pytorch/pytorch/tree/v2.13.0/torch/onnx/_internal/exporter
 # torch.onnx.export reads all translations on each call, which takes longer than exporting a small model.
+_DEVICES = ("CPU", "CUDA", "Meta")
+_DEVICE_KEYS = ("_AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE", "_BACKEND_KEYS_TO_OVERRIDE")
 
 
 def default_opset() -> int:
@@ -377,6 +380,19 @@ def registry(opset: int, *, own: bool) -> Registry:
     return made
 
 
+def register(registry: Registry, target: Any, function: Callable[..., Any], *, is_complex: bool = False) -> None:
+    """Add a translation to a registry; ``is_complex`` is one for complex tensors."""
+    registry._register(target, _translation(target, function, is_complex))
+
+
+@functools.lru_cache(maxsize=1024)
+def _translation(target: Any, function: Callable[..., Any], is_complex: bool) -> Any:
+    """Return the entry of a translation, cached because the signatures of all take longer than a small model."""
+    from torch.onnx._internal.exporter._registration import OnnxDecompMeta
+
+    return OnnxDecompMeta(function, target, None, is_custom=True, is_complex=is_complex)
+
+
 def export_onnx(exported: torch.export.ExportedProgram, translations: Registry) -> Any:
     """Return a program as an ``onnx_ir.Model`` that is not optimized.
 
@@ -385,7 +401,7 @@ def export_onnx(exported: torch.export.ExportedProgram, translations: Registry) 
     """
     from torch.onnx._internal.exporter import _core
 
-    with _without_guards(exported):
+    with _without_guards(exported), _brief_preparation():
         return _core.export(
             exported, registry=translations, opset_version=translations.opset_version, verbose=False, optimize=False
         ).model
@@ -406,6 +422,33 @@ def _without_guards(exported: torch.export.ExportedProgram) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _brief_preparation() -> Iterator[None]:
+    """Prepare decompositions once, and only for devices of PyTorch's build: a small model takes less than this does.
+
+    PyTorch looks up all composite operators for each library of operators, twice for each program, because a library
+    could be loaded in between, and replaces their kernels for devices of ten kinds:
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_export/utils.py (``_materialize_cpp_cia_ops``) and
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/export/exported_program.py (``_BACKEND_KEYS_TO_OVERRIDE``)
+    """
+    utils: Any = importlib.import_module("torch._export.utils")
+    programs: Any = importlib.import_module("torch.export.exported_program")
+    accelerator = torch.accelerator.current_accelerator()
+    usual = accelerator is None or accelerator.type == "cuda"
+    kept = {name: getattr(programs, name) for name in _DEVICE_KEYS}
+    collect = utils._materialize_cpp_cia_ops
+    collect()
+    utils._materialize_cpp_cia_ops = lambda: None
+    for name, keys in kept.items():
+        setattr(programs, name, [key for key in keys if not usual or key.name.removeprefix("Autograd") in _DEVICES])
+    try:
+        yield
+    finally:
+        utils._materialize_cpp_cia_ops = collect
+        for name, keys in kept.items():
+            setattr(programs, name, keys)
+
+
+@contextlib.contextmanager
 def precise_numbers(prepare: Callable[[fx.GraphModule], None]) -> Iterator[None]:
     """Let the exporter keep Python floats, and those that depend on sizes, in double precision until they meet tensors.
 
@@ -423,7 +466,7 @@ def precise_numbers(prepare: Callable[[fx.GraphModule], None]) -> Iterator[None]
 
     def precise_constants(signature: Any, inputs: dict[str, Any], known: Any, made: Any, opset: Any) -> Any:
         double = building.ir.DataType.DOUBLE
-        untyped = signature.name == "CastLike" and not known
+        untyped = signature.name in ("Cast", "CastLike") and not known
         if untyped or any(found.dtype is double for found in known.values()):
             for name, number in inputs.items():
                 if isinstance(number, float) and signature.params_map[name].type_constraint not in known:
@@ -467,7 +510,7 @@ def decomposed(
     """
     from torch.onnx._internal.exporter import _core, _fx_passes
 
-    with _without_guards(exported):
+    with _without_guards(exported), _brief_preparation():
         if prepared:
             return _core._prepare_exported_program_for_export(exported, registry=translations)
         program = _fx_passes.decompose_with_registry(exported, translations)

@@ -311,9 +311,39 @@ class TestOnnx:
             assert all(internals.has_translation(node, own) for node in calls)
             assert not any(internals.has_translation(node, none) for node in calls)
 
+    def test_a_program_is_decomposed_as_without_the_shorter_preparation(self, exported: ExportedProgram) -> None:
+        programs: Any = importlib.import_module("torch.export.exported_program")
+        before = [list(programs._BACKEND_KEYS_TO_OVERRIDE), list(programs._AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE)]
+        own = internals.registry(internals.default_opset(), own=True)
+        fx_passes: Any = importlib.import_module("torch.onnx._internal.exporter._fx_passes")
+        expected = fx_passes.decompose_with_registry(copy.deepcopy(exported), own)
+        fx_passes.remove_assertion_nodes(expected.graph_module)
+        assert [n.target for n in internals.decomposed(exported, own).graph.nodes] == [
+            n.target for n in expected.graph.nodes
+        ]
+        assert before == [programs._BACKEND_KEYS_TO_OVERRIDE, programs._AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE]
+
+    def test_an_operator_of_a_library_loaded_between_exports_is_kept(self) -> None:
+        own = internals.registry(internals.default_opset(), own=True)
+        internals.decomposed(torch.export.export(Model(), (torch.ones(4, 3),)), own)
+        libraries: Any = torch.library
+        library = libraries.Library("internals_between", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        twice = torch.ops.internals_between.twice.default
+
+        class Twice(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                result: torch.Tensor = twice(x)
+                return result
+
+        program = torch.export.export(Twice(), (torch.ones(3),))
+        internals.register(own, twice, lambda x: x)
+        assert twice in {node.target for node in internals.decomposed(program, own).graph.nodes}
+
     def test_a_translation_of_ones_own_is_used(self, exported: ExportedProgram) -> None:
         made = internals.registry(18, own=False)
-        made.register_op(torch.ops.aten.linear.default, lambda *args: None)
+        internals.register(made, torch.ops.aten.linear.default, lambda *args: None)
         linear = exported.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
         assert [internals.has_translation(node, made) for node in linear] == [True]
         assert made.opset_version == 18

@@ -122,9 +122,9 @@ def make_registry(opset: int | None, translations: Translations | None) -> Regis
     known = _known(registry.opset_version).functions.items()
     registry.functions = {target: list(found) for target, found in known}
     for target, function in {**(translations or {}), **functions.translations()}.items():
-        registry.register_op(target, function)
+        torch_internals.register(registry, target, function)
     for target, function in complex_numbers.TRANSLATIONS.items():
-        registry.register_op(target, function, is_complex=True)
+        torch_internals.register(registry, target, function, is_complex=True)
     return registry
 
 
