@@ -102,6 +102,8 @@ BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "hypot": torch.hypot,
     "logaddexp": torch.logaddexp,
     "logaddexp2": torch.logaddexp2,
+    "lerp to y": lambda x, y: torch.lerp(torch.full_like(x, 0.5), y, x),
+    "lerp to y by -1": lambda x, y: torch.lerp(x, y, -1.0),
 }
 INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "trunc of x / y": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
@@ -149,6 +151,8 @@ NUMBERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "threshold": lambda x: functional.threshold(x, 0.3, 0.1),
     "nan_to_num": lambda x: x.nan_to_num(0.1, 1700000000.5, -1700000000.5),
     "lerp": lambda x: torch.lerp(x, x + 1, 0.3),
+    "linspace": lambda x: x * torch.linspace(0, 6.283185307179586, 8, dtype=torch.float64)[3],
+    "window": lambda x: x * torch.signal.windows.hamming(7, dtype=torch.float64)[2],
     "scatter": lambda x: x.scatter(0, torch.zeros(1, dtype=torch.int64), 0.1),
     "subtraction": lambda x: x - 1700000000.5,
     "comparison": lambda x: x < 0.3,

@@ -76,6 +76,14 @@ def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, inclu
     return found
 
 
+def scatter_with_reduction(x: Any, dim: int, index: Any, source: Any, reduce: str) -> Any:
+    """Express ``aten.scatter.reduce`` and ``aten.scatter.value_reduce``, whose source is a number."""
+    if not isinstance(source, ir.Value):
+        source = _filled(source, index, x)
+        source.dtype, source.shape = x.dtype, index.shape
+    return scatter_reduce(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
+
+
 _REDUCTIONS = {
     "sum": ("add", 0.0),
     "mean": ("add", 0.0),
@@ -127,6 +135,8 @@ def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter.src: scatter,
+    aten.scatter.reduce: scatter_with_reduction,
+    aten.scatter.value_reduce: scatter_with_reduction,
     aten.scatter_add.default: scatter_add,
     aten.index_put.default: index_put,
     aten.scatter_reduce.two: scatter_reduce,

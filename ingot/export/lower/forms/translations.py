@@ -27,7 +27,7 @@ from ingot.export.lower.forms import (
     special_functions,
     tails,
 )
-from ingot.export.lower.forms.exact_math import like
+from ingot.export.lower.forms.exact_math import in_single, like
 from ingot.export.lower.forms.size_arithmetic import is_integer
 from ingot.export.rewrite.rules.fx import onnx_forms
 
@@ -84,6 +84,19 @@ def maximum(x: Any, y: Any) -> Any:
     return op.Where(op.Greater(x, y), x, y) if x.dtype.is_integer() else core.aten_maximum(x, y)
 
 
+@in_single
+def interpolated(x: Any, end: Any, weight: Any) -> Any:
+    """Express ``aten.lerp``, which counts from the nearer end; the exporter takes every weight below 0 for a small one.
+
+    With an infinite ``end``, the two forms differ: one is infinite, the other NaN.
+    """
+    end, weight = like(end, x), like(weight, x)
+    gap = op.Sub(end, x)
+    near = op.Add(x, op.Mul(weight, gap))
+    far = op.Sub(end, op.Mul(gap, op.Sub(like(1.0, x), weight)))
+    return op.Where(op.Less(op.Abs(weight), like(0.5, x)), near, far)
+
+
 def _primitive(name: str) -> Callable[..., Any]:
     """Return the form of an operator that decompositions write, one of whose operands may depend on a size.
 
@@ -101,6 +114,8 @@ def _primitive(name: str) -> Callable[..., Any]:
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.rsub.Scalar: subtract_from_scalar,
+    aten.lerp.Scalar: interpolated,
+    aten.lerp.Tensor: interpolated,
     aten.clamp.default: clamp,
     aten.clamp_min.default: clamp,
     aten.clamp_max.default: clamp_max,
