@@ -217,6 +217,8 @@ STATED: dict[str, Holds] = {
     "1.2e-7 of the value": lambda it: _close(it.expected, it.actual, 1.2e-7),
 }
 """By a part of a note: for which elements it states a difference. Other notes state none."""
+_STATED_SHAPES: dict[str, Callable[[Difference], Array | bool]] = {"rows that hold a NaN may count as equal": _has_nan}
+"""By a part of a note: whether it states a difference in shape."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,11 @@ def reasons(tolerance: float, difference: Difference, notes: Sequence[str] = ())
     """Return why elements of an output may differ."""
     expected, actual = difference.expected, difference.actual
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        return Reasons((), (), actual)
+        known_shapes = (
+            note for note in notes for part, holds in _STATED_SHAPES.items() if part in note and holds(difference)
+        )
+        stated = tuple(known_shapes) if expected.dtype == actual.dtype else ()
+        return Reasons((), stated, expected if stated else actual)
     name = difference.operator
     kinds = [(item.reason, item.holds) for item in ACCEPTED if any(fnmatch(name, kind) for kind in item.operators)]
     known = [(note, holds) for note in notes for part, holds in STATED.items() if part in note]

@@ -117,7 +117,7 @@ def faults(
         for call in calls:
             outputs = [next(actual) for _ in call.answer]
             if call.valid:
-                yield from _compared(name, call, outputs, TOLERANCES.get(dtype, 1e-4), where, notes)
+                yield from _compared(name, call, outputs, dtype, where, notes)
 
 
 def _plan(samples: Sequence[Sample]) -> Iterator[tuple[int, str]]:
@@ -147,11 +147,12 @@ def _called(candidate: Candidate, inputs: Tensors, where: str) -> list[Array]:
 
 
 def _compared(
-    name: str, call: _Asked, outputs: Sequence[Array], tolerance: float, where: str, notes: Sequence[str]
+    name: str, call: _Asked, outputs: Sequence[Array], dtype: torch.dtype, where: str, notes: Sequence[str]
 ) -> Iterator[Fault]:
     each = call.sample.each and call.variant == "special"
     for output, (answer, actual) in enumerate(zip(call.answer, outputs, strict=True)):
         expected = answer.numpy()
+        tolerance = max(TOLERANCES.get(kind, 0) for kind in (dtype, answer.dtype)) or 1e-4
         try:
             compare(f"output {output}", expected, actual, where, tolerance, each=each)
         except Wrong as error:

@@ -18,7 +18,7 @@ from benchmarks.operators.outcome import MARK, Outcome
 Key = tuple[str, str, str]
 """Operator, datatype and exporter."""
 
-_TOGETHER = 25
+_TOGETHER = 100
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def as_numpy_has_it(item: Any) -> Any:
 
 
 @cache
-def _databases() -> tuple[list[Any], list[Any]]:
+def databases() -> tuple[list[Any], list[Any]]:
     """Return PyTorch's operators and modules. To import them takes seconds, and the package expecttest."""
     from torch.testing._internal import common_methods_invocations as operators
     from torch.testing._internal.common_modules import module_db
@@ -129,7 +129,7 @@ def _databases() -> tuple[list[Any], list[Any]]:
 
 def names(dtype: torch.dtype) -> list[str]:
     """Return the operators and modules that have samples of a datatype."""
-    operators, modules = _databases()
+    operators, modules = databases()
     known = {info.full_name for info in operators if dtype in info.dtypes}
     return [*sorted(known), *sorted({_module_name(info) for info in modules if dtype in info.dtypes})]
 
@@ -185,7 +185,7 @@ _Read = tuple[Callable[[], Callable[..., Any]], Any, bool]
 
 def _read(name: str, dtype: torch.dtype, seed: int, source: str) -> Iterator[_Read]:
     """Yield the builder of the function, its arguments, and whether it works on each element alone."""
-    operators, modules = _databases()
+    operators, modules = databases()
     torch.manual_seed(seed)
     for info in operators:
         if info.full_name == name and dtype in info.dtypes:

@@ -50,7 +50,9 @@ def sample(build: Callable[[], nn.Module]) -> Sample:
 SAMPLES = [sample(Logarithm), sample(Sine)]
 
 
-def judged(change: Callable[[list[Array]], list[Array]] = lambda outputs: outputs) -> list[Fault]:
+def judged(
+    change: Callable[[list[Array]], list[Array]] = lambda outputs: outputs, dtype: torch.dtype = torch.float32
+) -> list[Fault]:
     module = case("pair", SAMPLES).module()
 
     def call(inputs: Tensors) -> list[Array]:
@@ -59,7 +61,7 @@ def judged(change: Callable[[list[Array]], list[Array]] = lambda outputs: output
     def start() -> Candidate:
         return call
 
-    return list(faults("pair", SAMPLES, torch.float32, start))
+    return list(faults("pair", SAMPLES, dtype, start))
 
 
 def test_a_group_equals_itself_where_eager_refuses_some_values() -> None:
@@ -190,6 +192,23 @@ def test_a_difference_above_the_tolerance_needs_a_reason() -> None:
     assert why("lstm", expected, actual, note, floor=1.0).stated == ()
     near = expected + np.array([9e-7, 0], np.float32)
     assert why("lstm", expected, near, note, floor=1e-3).stated == (note,)
+
+
+def test_a_shape_differs_only_by_a_note_and_for_its_values() -> None:
+    note = "unique_dim (net.py:3): rows that hold a NaN may count as equal"
+    rows = np.array([[np.nan], [np.nan]], np.float32)
+    assert why("unique", rows, rows[:1], note, inputs=[rows]).stated == (note,)
+    assert why("unique", rows, rows[:1], note, inputs=[np.ones((2, 1), np.float32)]).rest is not rows
+    assert why("unique", rows, rows[:1], inputs=[rows]).rest is not rows
+
+
+def test_an_output_of_a_coarser_type_is_judged_by_its_own_tolerance() -> None:
+    def found(dtype: torch.dtype, error: float) -> list[Fault]:
+        return judged(lambda outputs: [(output * (1 + error)).astype(np.float32) for output in outputs], dtype)
+
+    assert not found(torch.float64, 5e-5)
+    assert found(torch.float64, 5e-4)
+    assert not found(torch.float16, 5e-4)
 
 
 def test_zeros_of_the_other_sign_are_listed() -> None:
