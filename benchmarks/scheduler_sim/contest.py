@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from benchmarks.scheduler_sim.policies import Fixed, Regression
 from benchmarks.scheduler_sim.profiles import Profile
@@ -36,9 +36,6 @@ class Row:
     p50: float
     p99: float
     batch: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def contest(profile: Profile, loads: tuple[float, ...] = LOADS, scale: float = 1.0) -> Iterator[Row]:

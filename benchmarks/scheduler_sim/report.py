@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,10 +46,8 @@ def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def keep(rows: Sequence[Row], about: str, folder: Path) -> None:
-    """Write ``report.md``, ``report.json`` and ``goodput-MODEL.svg`` for each model."""
+    """Write ``report.md`` and ``goodput-MODEL.svg`` for each model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(page(rows, about))
-    document = {"generated": about, "rows": [row.as_dict() for row in rows]}
-    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     for model, picture in pictures(rows):
         (folder / f"goodput-{model}.svg").write_text(picture)
