@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from statistics import mean
 from xml.etree import ElementTree
@@ -81,7 +80,7 @@ def test_the_backlog_of_a_heavy_model_costs_a_light_one_some_slices_and_no_calls
 def test_a_report_holds_every_policy_on_every_load(tmp_path: Path) -> None:
     rows = list(contest.contest(WIDE, loads=(1.0,), scale=0.1))
     report.keep(rows, "a test", tmp_path)
-    assert len(json.loads((tmp_path / "report.json").read_text())["rows"]) == len(rows) == 5 * (2 + 3)
+    assert len(rows) == 5 * (2 + 3)
     assert "| wide | 1 |" in (tmp_path / "report.md").read_text()
     assert ElementTree.parse(tmp_path / "goodput-wide.svg").getroot().tag.endswith("svg")
 

@@ -41,23 +41,20 @@ def address(server: RunningServer, protocol: str) -> str:
 
 @pytest.mark.matrix
 @both
-def test_many_requests_at_once(server: RunningServer, protocol: str) -> None:
-    async def ask() -> None:
-        async with ingot.AsyncClient(address(server, protocol), connections=10) as client:
-            assert await client.ready()
-            assert not await client.ready("nope")
-            assert (await client.metadata("affine"))["outputs"][0]["name"] == "y"
-            answers = await asyncio.gather(*(client.infer("affine", {"x": X + n}) for n in range(50)))
-            assert all(np.array_equal(each["y"], 2 * (X + n) + 1) for n, each in enumerate(answers))
-            assert (await client.infer("affine", {"x": X}, outputs=["z"], binary=False))["z"].tolist() == [[-1, -2, -3]]
-            with pytest.raises(NotFound, match="Request for unknown model: 'nope'"):
-                await client.infer("nope", {})
-            with pytest.raises(InvalidArgument, match="inputs is None"):
-                await client.infer("affine", None)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="this client is closed"):
-            await client.ready()
-
-    asyncio.run(ask())
+async def test_many_requests_at_once(server: RunningServer, protocol: str) -> None:
+    async with ingot.AsyncClient(address(server, protocol), connections=10) as client:
+        assert await client.ready()
+        assert not await client.ready("nope")
+        assert (await client.metadata("affine"))["outputs"][0]["name"] == "y"
+        answers = await asyncio.gather(*(client.infer("affine", {"x": X + n}) for n in range(50)))
+        assert all(np.array_equal(each["y"], 2 * (X + n) + 1) for n, each in enumerate(answers))
+        assert (await client.infer("affine", {"x": X}, outputs=["z"], binary=False))["z"].tolist() == [[-1, -2, -3]]
+        with pytest.raises(NotFound, match="Request for unknown model: 'nope'"):
+            await client.infer("nope", {})
+        with pytest.raises(InvalidArgument, match="inputs is None"):
+            await client.infer("affine", None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="this client is closed"):
+        await client.ready()
 
 
 @pytest.fixture(scope="module")

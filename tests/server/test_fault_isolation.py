@@ -75,7 +75,7 @@ class Endless:
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 66, 100])
-def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None:
+async def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None:
     """Neither queued requests, nor the next one that does not fit."""
     plane: Any = Endless()
 
@@ -83,34 +83,27 @@ def test_a_stream_whose_client_leaves_leaves_nothing_running(count: int) -> None
         for _ in range(count):
             yield pb.ModelInferRequest(model_name="affine")
 
-    async def test() -> None:
-        answers = Service(plane).model_stream_infer(requests())
-        waiting = asyncio.ensure_future(anext(answers))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert plane.begun == plane.ended > 0
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(test())
+    answers = Service(plane).model_stream_infer(requests())
+    waiting = asyncio.ensure_future(anext(answers))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert plane.begun == plane.ended > 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_request_that_cannot_be_started_ends_its_connection() -> None:
+async def test_a_request_that_cannot_be_started_ends_its_connection() -> None:
     """Its client would treat the next response as its own."""
     exchange: Any = mock.MagicMock()
     exchange.start.side_effect = ZeroDivisionError
-
-    async def test() -> None:
-        connection = Connection(HttpState(DataPlane(Repository()), 1, 1), Connections())
-        connection.connection_made(mock.MagicMock(is_closing=lambda: False))
-        connection._queue += [exchange, exchange]
-        with pytest.raises(ZeroDivisionError):
-            connection._advance()
-        cast(Any, connection.transport).abort.assert_called_once()
-        assert len(connection._queue) == 1
-
-    asyncio.run(test())
+    connection = Connection(HttpState(DataPlane(Repository()), 1, 1), Connections())
+    connection.connection_made(mock.MagicMock(is_closing=lambda: False))
+    connection._queue += [exchange, exchange]
+    with pytest.raises(ZeroDivisionError):
+        connection._advance()
+    cast(Any, connection.transport).abort.assert_called_once()
+    assert len(connection._queue) == 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -112,7 +111,7 @@ def test_a_port_of_a_server_that_does_not_share_it_is_refused(tmp_path: Path, pr
 
 
 @pytest.mark.parametrize("kind", matrix("fast", "grpcio"))
-def test_a_shared_port_is_closed_until_the_server_serves(ports: dict[str, Any], kind: str) -> None:
+async def test_a_shared_port_is_closed_until_the_server_serves(ports: dict[str, Any], kind: str) -> None:
     """Other servers answer on it while the models of this one load."""
     config = ServerConfig.of({**ports, "share_port": True, "grpc_server": kind})
 
@@ -120,15 +119,12 @@ def test_a_shared_port_is_closed_until_the_server_serves(ports: dict[str, Any], 
         with socket.socket() as client:
             return client.connect_ex(("127.0.0.1", port)) == 0
 
-    async def serve() -> None:
-        listeners = Listeners(DataPlane(Repository()), config, None)
-        await listeners.start()
-        assert not any(map(connects, ports.values()))
-        await listeners.set_serving(True)
-        assert all(map(connects, ports.values()))
-        await listeners.stop(0)
-
-    asyncio.run(serve())
+    listeners = Listeners(DataPlane(Repository()), config, None)
+    await listeners.start()
+    assert not any(map(connects, ports.values()))
+    await listeners.set_serving(True)
+    assert all(map(connects, ports.values()))
+    await listeners.stop(0)
 
 
 @pytest.mark.parametrize(

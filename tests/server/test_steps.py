@@ -303,31 +303,28 @@ class TestBadInput:
 
 
 @pytest.mark.parametrize("state", ["stuck", "failed"])
-def test_a_model_that_cannot_run_answers_raw_requests_that_wait(
+async def test_a_model_that_cannot_run_answers_raw_requests_that_wait(
     state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        archive, settings = make(tmp_path), Settings(warm_time=0)
-        served = Model("length", "1", ModelSource.of_archive(archive, settings, "length"), ServingTerms(settings))
-        await asyncio.to_thread(served.load)
-        [worker] = served.workers
-        with contextlib.closing(FairThreads(1, "steps")) as threads:
-            monkeypatch.setattr("ingot.runtime.dispatch.stepped.preparing", threads)
-            gate = threading.Event()
-            threads.submit("length", lambda: gate.wait(30))
-            asked = asyncio.create_task(served.infer(REQUEST))
-            await wait_until(lambda: served.in_flight)
-            if state == "stuck":
-                served.suspend("a call does not end", worker, InternalError("it did not end"))
-            else:
-                served._devices_lost("its device failed")
-            with pytest.raises(Unavailable, match=f"model 'length' version 1 is {state}"):
-                await asyncio.wait_for(asked, 30)
-            gate.set()
-            await asyncio.wait_for(served.drain(), 30)
-        served.close()
-
-    asyncio.run(work())
+    archive, settings = make(tmp_path), Settings(warm_time=0)
+    served = Model("length", "1", ModelSource.of_archive(archive, settings, "length"), ServingTerms(settings))
+    await asyncio.to_thread(served.load)
+    [worker] = served.workers
+    with contextlib.closing(FairThreads(1, "steps")) as threads:
+        monkeypatch.setattr("ingot.runtime.dispatch.stepped.preparing", threads)
+        gate = threading.Event()
+        threads.submit("length", lambda: gate.wait(30))
+        asked = asyncio.create_task(served.infer(REQUEST))
+        await wait_until(lambda: served.in_flight)
+        if state == "stuck":
+            served.suspend("a call does not end", worker, InternalError("it did not end"))
+        else:
+            served._devices_lost("its device failed")
+        with pytest.raises(Unavailable, match=f"model 'length' version 1 is {state}"):
+            await asyncio.wait_for(asked, 30)
+        gate.set()
+        await asyncio.wait_for(served.drain(), 30)
+    served.close()
 
 
 class TestLoading:

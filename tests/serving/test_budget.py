@@ -273,63 +273,54 @@ def expire(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.matrix
-def test_a_load_for_a_request_that_took_too_long_once(expire: Any) -> None:
-    async def work() -> None:
-        slow = SlowModel()
-        model, repository = slow.model, SimpleNamespace(metrics=Metrics(), deployments={})
-        residents = Residency(repository, {"cpu": 1 << 50}, asyncio.Lock())  # type: ignore[arg-type]
-        await residents.load(model, "start")
-        await residents._park(model)
+async def test_a_load_for_a_request_that_took_too_long_once(expire: Any) -> None:
+    slow = SlowModel()
+    model, repository = slow.model, SimpleNamespace(metrics=Metrics(), deployments={})
+    residents = Residency(repository, {"cpu": 1 << 50}, asyncio.Lock())  # type: ignore[arg-type]
+    await residents.load(model, "start")
+    await residents._park(model)
 
-        slow.slow, slow.on_wait = True, expire
-        with pytest.raises(Unavailable, match=r"could not be loaded: .* was not ready within 5m: it was loading"):
-            await slow.answer()
-        assert (model.state, model.parked, model.ready) == (State.UNLOADED, True, True)
-        assert model.reason == "its load took longer than 5m"
-        with pytest.raises(Unavailable, match=r"an earlier load of model 'm' version 1, .* has not ended; try again"):
-            await slow.answer()
-        assert (model.state, model.parked, len(slow.engines)) == (State.UNLOADED, True, 1)
+    slow.slow, slow.on_wait = True, expire
+    with pytest.raises(Unavailable, match=r"could not be loaded: .* was not ready within 5m: it was loading"):
+        await slow.answer()
+    assert (model.state, model.parked, model.ready) == (State.UNLOADED, True, True)
+    assert model.reason == "its load took longer than 5m"
+    with pytest.raises(Unavailable, match=r"an earlier load of model 'm' version 1, .* has not ended; try again"):
+        await slow.answer()
+    assert (model.state, model.parked, len(slow.engines)) == (State.UNLOADED, True, 1)
 
-        await slow.end_load()
-        assert (model.state, model.parked, slow.engines[1].closed) == (State.UNLOADED, True, True)
-        assert await slow.answer() == [[2, 2]]
-        assert (model.state, len(slow.engines), slow.engines[2].closed) == (State.READY, 3, False)
-        model.close()
-
-    asyncio.run(work())
+    await slow.end_load()
+    assert (model.state, model.parked, slow.engines[1].closed) == (State.UNLOADED, True, True)
+    assert await slow.answer() == [[2, 2]]
+    assert (model.state, len(slow.engines), slow.engines[2].closed) == (State.READY, 3, False)
+    model.close()
 
 
-def test_a_load_that_is_cancelled_closes_its_engines() -> None:
-    async def work() -> None:
-        slow, waits = SlowModel(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        slow.slow, slow.on_wait = True, lambda: loop.call_soon_threadsafe(waits.set)
-        task = asyncio.create_task(load_model(slow.model))
-        await waits.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await slow.end_load()
-        assert (slow.model.state, slow.engines[0].closed) == (State.UNLOADED, True)
-
-    asyncio.run(work())
+async def test_a_load_that_is_cancelled_closes_its_engines() -> None:
+    slow, waits = SlowModel(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    slow.slow, slow.on_wait = True, lambda: loop.call_soon_threadsafe(waits.set)
+    task = asyncio.create_task(load_model(slow.model))
+    await waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await slow.end_load()
+    assert (slow.model.state, slow.engines[0].closed) == (State.UNLOADED, True)
 
 
-def test_a_load_that_is_ready_when_its_time_ends_is_used(expire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        slow = SlowModel()
-        load = slow.model.load
+async def test_a_load_that_is_ready_when_its_time_ends_is_used(expire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowModel()
+    load = slow.model.load
 
-        def loaded(*args: Any, **options: Any) -> None:
-            load(*args, **options)
-            expire()
-            assert slow.gate.wait(60)
+    def loaded(*args: Any, **options: Any) -> None:
+        load(*args, **options)
+        expire()
+        assert slow.gate.wait(60)
 
-        monkeypatch.setattr(slow.model, "load", loaded)
-        await load_model(slow.model, parkable=True)
-        assert await slow.answer() == [[2, 2]]
-        await slow.end_load()
-        assert slow.model.state is State.READY
-        slow.model.close()
-
-    asyncio.run(work())
+    monkeypatch.setattr(slow.model, "load", loaded)
+    await load_model(slow.model, parkable=True)
+    assert await slow.answer() == [[2, 2]]
+    await slow.end_load()
+    assert slow.model.state is State.READY
+    slow.model.close()

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import tracemalloc
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -33,13 +33,6 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Frame = tuple[int, int, int, bytes]
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 30)
-
-    asyncio.run(bounded())
-
-
 def content(found: list[Frame], stream_id: int) -> bytes:
     return b"".join(payload for kind, _, of, payload in found if kind == frames.DATA and of == stream_id)
 
@@ -63,89 +56,71 @@ def resets(found: list[Frame]) -> dict[int, ErrorCode]:
     return {of: ErrorCode(int.from_bytes(p, "big")) for kind, _, of, p in found if kind == frames.RST_STREAM}
 
 
-def test_calls_of_one_tick_are_answered_each_with_its_own() -> None:
-    async def test() -> None:
-        peer = Peer()
-        peer.send(b"".join(peer.call(1 + 2 * index, request(index, 1)) for index in range(50)))
+async def test_calls_of_one_tick_are_answered_each_with_its_own() -> None:
+    peer = Peer()
+    peer.send(b"".join(peer.call(1 + 2 * index, request(index, 1)) for index in range(50)))
+    found = await peer.received()
+    assert [echoed(found, 1 + 2 * index) for index in range(50)] == [[index, 1] for index in range(50)]
+    assert {ending["grpc-status"] for ending in endings(peer, found).values()} == {"0"}
+
+
+async def test_bytes_one_by_one() -> None:
+    peer = Peer(begin=False)
+    for byte in frames.PREFACE + frames.settings({}) + peer.call(1, request(1, 2)):
+        peer.send(bytes((byte,)))
+    assert echoed(await peer.received(), 1) == [1, 2]
+
+
+async def test_ids_and_tensors_differ_while_the_rest_is_remembered() -> None:
+    peer = Peer()
+    for index, name in enumerate(["", "a", "b", "", "longer", "b"]):
+        peer.send(peer.call(1 + 2 * index, request(index, request_id=name)))
+        answer = pb.ModelInferResponse.FromString(content(await peer.received(), 1 + 2 * index)[5:])
+        assert answer.id == name
+        assert answer.raw_output_contents[0] == np.float32(index).tobytes()
+
+
+async def test_answers_wait_for_a_window_of_one_byte() -> None:
+    peer = Peer()
+    peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}) + peer.call(1, request(1, 2)))
+    found = await peer.received()
+    assert len(content(found, 1)) == 1
+    parts = [content(found, 1)]
+    while len(parts) < 500 and not any(kind == frames.HEADERS and flags & 1 for kind, flags, _, _ in found):
+        peer.send(frames.window_update(1, 1))
         found = await peer.received()
-        assert [echoed(found, 1 + 2 * index) for index in range(50)] == [[index, 1] for index in range(50)]
-        assert {ending["grpc-status"] for ending in endings(peer, found).values()} == {"0"}
-
-    run(test)
-
-
-def test_bytes_one_by_one() -> None:
-    async def test() -> None:
-        peer = Peer(begin=False)
-        for byte in frames.PREFACE + frames.settings({}) + peer.call(1, request(1, 2)):
-            peer.send(bytes((byte,)))
-        assert echoed(await peer.received(), 1) == [1, 2]
-
-    run(test)
+        parts.append(content(found, 1))
+    assert {len(part) for part in parts} <= {0, 1}
+    answer = pb.ModelInferResponse.FromString(b"".join(parts)[5:])
+    assert list(np.frombuffer(answer.raw_output_contents[0], np.float32)) == [1, 2]
 
 
-def test_ids_and_tensors_differ_while_the_rest_is_remembered() -> None:
-    async def test() -> None:
-        peer = Peer()
-        for index, name in enumerate(["", "a", "b", "", "longer", "b"]):
-            peer.send(peer.call(1 + 2 * index, request(index, request_id=name)))
-            answer = pb.ModelInferResponse.FromString(content(await peer.received(), 1 + 2 * index)[5:])
-            assert answer.id == name
-            assert answer.raw_output_contents[0] == np.float32(index).tobytes()
-
-    run(test)
-
-
-def test_answers_wait_for_a_window_of_one_byte() -> None:
-    async def test() -> None:
-        peer = Peer()
-        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}) + peer.call(1, request(1, 2)))
-        found = await peer.received()
-        assert len(content(found, 1)) == 1
-        parts = [content(found, 1)]
-        while len(parts) < 500 and not any(kind == frames.HEADERS and flags & 1 for kind, flags, _, _ in found):
-            peer.send(frames.window_update(1, 1))
-            found = await peer.received()
-            parts.append(content(found, 1))
-        assert {len(part) for part in parts} <= {0, 1}
-        answer = pb.ModelInferResponse.FromString(b"".join(parts)[5:])
-        assert list(np.frombuffer(answer.raw_output_contents[0], np.float32)) == [1, 2]
-
-    run(test)
+async def test_the_connection_window_is_shared_in_turn() -> None:
+    peer = Peer()
+    values = [float(index) for index in range(15_000)]
+    peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
+    for stream_id in (1, 3):
+        message = prefixed(request(*values))
+        peer.send(peer.head(stream_id))
+        for start in range(0, len(message), 16_000):
+            last = start + 16_000 >= len(message)
+            peer.send(data(stream_id, message[start : start + 16_000], frames.END_STREAM if last else 0))
+    found = await peer.received()
+    sizes = [len(content(found, stream_id)) for stream_id in (1, 3)]
+    assert sum(sizes) == frames.DEFAULT_WINDOW
+    assert abs(sizes[0] - sizes[1]) <= frames.DEFAULT_FRAME
+    peer.send(frames.window_update(0, 1 << 20))
+    found += await peer.received()
+    assert echoed(found, 1) == echoed(found, 3) == values
 
 
-def test_the_connection_window_is_shared_in_turn() -> None:
-    async def test() -> None:
-        peer = Peer()
-        values = [float(index) for index in range(15_000)]
-        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}))
-        for stream_id in (1, 3):
-            message = prefixed(request(*values))
-            peer.send(peer.head(stream_id))
-            for start in range(0, len(message), 16_000):
-                last = start + 16_000 >= len(message)
-                peer.send(data(stream_id, message[start : start + 16_000], frames.END_STREAM if last else 0))
-        found = await peer.received()
-        sizes = [len(content(found, stream_id)) for stream_id in (1, 3)]
-        assert sum(sizes) == frames.DEFAULT_WINDOW
-        assert abs(sizes[0] - sizes[1]) <= frames.DEFAULT_FRAME
-        peer.send(frames.window_update(0, 1 << 20))
-        found += await peer.received()
-        assert echoed(found, 1) == echoed(found, 3) == values
-
-    run(test)
-
-
-def test_a_smaller_initial_window_holds_for_open_streams() -> None:
-    async def test() -> None:
-        peer = Peer()
-        peer.send(peer.head(1) + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
-        peer.send(data(1, prefixed(request(1)), frames.END_STREAM))
-        assert content(await peer.received(), 1) == b""
-        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 100}))
-        assert echoed(await peer.received(), 1) == [1]
-
-    run(test)
+async def test_a_smaller_initial_window_holds_for_open_streams() -> None:
+    peer = Peer()
+    peer.send(peer.head(1) + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    peer.send(data(1, prefixed(request(1)), frames.END_STREAM))
+    assert content(await peer.received(), 1) == b""
+    peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 100}))
+    assert echoed(await peer.received(), 1) == [1]
 
 
 FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
@@ -187,32 +162,26 @@ def huffman(stream_id: int, size: int, path: str = INFER) -> bytes:
 
 @pytest.mark.one_case
 @pytest.mark.parametrize("kind", FLOODS)
-def test_floods_end_the_connection(kind: str) -> None:
-    async def test() -> None:
-        peer = Peer()
-        for index in range(3000):
-            peer.send(FLOODS[kind](peer, index))
-        assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
-        assert peer.wire.closed
-        assert all(ticket.cancelled for ticket in peer.plane.tickets)
-
-    run(test)
+async def test_floods_end_the_connection(kind: str) -> None:
+    peer = Peer()
+    for index in range(3000):
+        peer.send(FLOODS[kind](peer, index))
+    assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.wire.closed
+    assert all(ticket.cancelled for ticket in peer.plane.tickets)
 
 
 @pytest.mark.matrix
-def test_a_client_that_works_may_ping_more() -> None:
-    async def test() -> None:
-        peer = Peer()
-        for index in range(3000):
-            peer.send(peer.call(1 + 2 * index, request(1)) + frames.frame(frames.PING, 0, 0, bytes(8)))
-            if index % 100 == 0:
-                await peer.received()
-        assert goaway(await peer.received()) is None
-
-    run(test)
+async def test_a_client_that_works_may_ping_more() -> None:
+    peer = Peer()
+    for index in range(3000):
+        peer.send(peer.call(1 + 2 * index, request(1)) + frames.frame(frames.PING, 0, 0, bytes(8)))
+        if index % 100 == 0:
+            await peer.received()
+    assert goaway(await peer.received()) is None
 
 
-def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> None:
+async def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> None:
     class Counted(dict[int, Call]):
         """The streams of a connection; counts how many were given out by iteration."""
 
@@ -223,59 +192,48 @@ def test_the_last_window_of_a_frame_counts_and_calls_are_looked_at_once() -> Non
                 self.looks += 1
                 yield stream
 
-    async def test() -> None:
-        peer = Peer()
-        for index in range(1000):
-            peer.send(peer.head(1 + 2 * index))
-        streams = peer.connection.http2.sender.streams = Counted(peer.connection.http2.sender.streams)
-        windows = [frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, 70_000 + size) for size in range(60)]
-        peer.send(frames.frame(frames.SETTINGS, 0, 0, b"".join(windows)))
-        assert peer.connection.http2.sender.initial == 70_059
-        assert streams.looks <= 2 * len(streams)
-        peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[-1]))
-        assert streams.looks <= 2 * len(streams)
-        for index in range(3000):
-            peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[index % 60]))
-        assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
-        assert streams.looks < 200 * 1000
-
-    run(test)
+    peer = Peer()
+    for index in range(1000):
+        peer.send(peer.head(1 + 2 * index))
+    streams = peer.connection.http2.sender.streams = Counted(peer.connection.http2.sender.streams)
+    windows = [frames.SETTING.pack(frames.INITIAL_WINDOW_SIZE, 70_000 + size) for size in range(60)]
+    peer.send(frames.frame(frames.SETTINGS, 0, 0, b"".join(windows)))
+    assert peer.connection.http2.sender.initial == 70_059
+    assert streams.looks <= 2 * len(streams)
+    peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[-1]))
+    assert streams.looks <= 2 * len(streams)
+    for index in range(3000):
+        peer.send(frames.frame(frames.SETTINGS, 0, 0, windows[index % 60]))
+    assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
+    assert streams.looks < 200 * 1000
 
 
 @pytest.mark.parametrize("costs", ["one of Huffman's code", "many"])
-def test_headers_that_are_slow_to_read_use_up_the_limit(costs: str) -> None:
+async def test_headers_that_are_slow_to_read_use_up_the_limit(costs: str) -> None:
     many = b"".join(b"\x00\x01x\x06%06d" % number for number in range(300))
-
-    async def test() -> None:
-        peer = Peer()
-        before = peer.connection.http2.abuse_budget._left
-        for stream_id in (1, 3, 5, 7):
-            peer.send(huffman(stream_id, 14_000) if costs != "many" else literal_call(stream_id, many))
-        assert len(peer.connection.http2.sender.streams) == 4
-        assert peer.connection.http2.abuse_budget._left <= before - 4 * 4
-
-    run(test)
+    peer = Peer()
+    before = peer.connection.http2.abuse_budget._left
+    for stream_id in (1, 3, 5, 7):
+        peer.send(huffman(stream_id, 14_000) if costs != "many" else literal_call(stream_id, many))
+    assert len(peer.connection.http2.sender.streams) == 4
+    assert peer.connection.http2.abuse_budget._left <= before - 4 * 4
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("path", [INFER, "/x/y"])
-def test_calls_do_not_earn_back_what_decoding_their_huffman_code_costs(
+async def test_calls_do_not_earn_back_what_decoding_their_huffman_code_costs(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(abuse_budget, "_PER_SECOND", 0)
-
-    async def test() -> None:
-        peer = Peer()
-        for index in range(2000):
-            stream_id = 1 + 2 * index
-            block = huffman(stream_id, 8000, path)  # less than half of what a client may send
-            peer.send(block + data(stream_id, prefixed(request(1)), frames.END_STREAM))
-            if goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM:
-                break
-        assert peer.wire.closed
-        assert index < 1999
-
-    run(test)
+    peer = Peer()
+    for index in range(2000):
+        stream_id = 1 + 2 * index
+        block = huffman(stream_id, 8000, path)  # less than half of what a client may send
+        peer.send(block + data(stream_id, prefixed(request(1)), frames.END_STREAM))
+        if goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM:
+            break
+    assert peer.wire.closed
+    assert index < 1999
 
 
 def test_only_huffman_code_costs_more_than_the_bytes_it_stands_for() -> None:
@@ -292,17 +250,14 @@ def test_only_huffman_code_costs_more_than_the_bytes_it_stands_for() -> None:
 
 
 @pytest.mark.matrix
-def test_a_client_that_works_may_send_headers_of_some_kib() -> None:
-    async def test() -> None:
-        peer = Peer()
-        for index in range(1500):
-            block = literal_call(1 + 2 * index, b"\x00\x01x" + integer(4000, 7) + b"%04000d" % index)
-            peer.send(block + data(1 + 2 * index, prefixed(request(1)), frames.END_STREAM))
-            if index % 100 == 0:
-                await peer.received()
-        assert goaway(await peer.received()) is None
-
-    run(test)
+async def test_a_client_that_works_may_send_headers_of_some_kib() -> None:
+    peer = Peer()
+    for index in range(1500):
+        block = literal_call(1 + 2 * index, b"\x00\x01x" + integer(4000, 7) + b"%04000d" % index)
+        peer.send(block + data(1 + 2 * index, prefixed(request(1)), frames.END_STREAM))
+        if index % 100 == 0:
+            await peer.received()
+    assert goaway(await peer.received()) is None
 
 
 class TestOpenCalls:
@@ -312,67 +267,58 @@ class TestOpenCalls:
         return peer.listener._calls._open_calls._held
 
     @pytest.mark.matrix
-    def test_they_use_no_more_memory_than_is_counted(self) -> None:
-        async def test() -> None:
-            message = prefixed(request(1, model="never"))
-            encoding = b"\x00\x0dgrpc-encoding" + integer(12_000, 7)
-            for path, sent, each in (
-                (INFER, b"", CALL_BYTES),
-                ("", b"", CALL_BYTES),
-                (STREAM, b"", CALL_BYTES),
-                (STREAM, message, CALL_BYTES + STREAM_BYTES),
-            ):
-                peer = Peer()
-                await peer.received()
-                tracemalloc.start()
-                for stream_id in range(1, 1000, 2):
-                    large = b"" if path else literal_call(stream_id, encoding + b"%012000d" % stream_id)
-                    peer.send(large or peer.head(stream_id, path) + (data(stream_id, sent) if sent else b""))
-                await peer.received()
-                taken, _ = tracemalloc.get_traced_memory()
-                tracemalloc.stop()
-                assert len(peer.connection.http2.sender.streams) == 500
-                assert taken < 500 * each
-                assert self.counted(peer) == 500 * (CALL_BYTES + (STREAM_BYTES if sent else 0))
-                peer.connection.connection_lost(None)
-                await peer.received()
-
-        run(test)
-
-    def test_more_than_the_server_may_hold_are_refused(self) -> None:
-        async def test() -> None:
+    async def test_they_use_no_more_memory_than_is_counted(self) -> None:
+        message = prefixed(request(1, model="never"))
+        encoding = b"\x00\x0dgrpc-encoding" + integer(12_000, 7)
+        for path, sent, each in (
+            (INFER, b"", CALL_BYTES),
+            ("", b"", CALL_BYTES),
+            (STREAM, b"", CALL_BYTES),
+            (STREAM, message, CALL_BYTES + STREAM_BYTES),
+        ):
             peer = Peer()
-            peer.listener._calls._open_calls = Budget(2 * (CALL_BYTES + STREAM_BYTES), "open calls")
-            message = prefixed(request(1, model="never"))
-            for stream_id in (1, 3, 5):
-                peer.send(peer.head(stream_id, STREAM) + data(stream_id, message))
-            found = endings(peer, await peer.received())
-            assert {of: ending["grpc-status"] for of, ending in found.items()} == {5: "14"}
-            assert "memory limit for open calls" in found[5]["grpc-message"]
-            peer.send(frames.reset(1, ErrorCode.CANCEL) + peer.call(7, request(1)))
-            assert echoed(await peer.received(), 7) == [1]
-            assert self.counted(peer) == CALL_BYTES + STREAM_BYTES
-            peer.send(frames.reset(3, ErrorCode.CANCEL))
-            assert self.counted(peer) == held(peer) == 0
+            await peer.received()
+            tracemalloc.start()
+            for stream_id in range(1, 1000, 2):
+                large = b"" if path else literal_call(stream_id, encoding + b"%012000d" % stream_id)
+                peer.send(large or peer.head(stream_id, path) + (data(stream_id, sent) if sent else b""))
+            await peer.received()
+            taken, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert len(peer.connection.http2.sender.streams) == 500
+            assert taken < 500 * each
+            assert self.counted(peer) == 500 * (CALL_BYTES + (STREAM_BYTES if sent else 0))
+            peer.connection.connection_lost(None)
+            await peer.received()
 
-        run(test)
+    async def test_more_than_the_server_may_hold_are_refused(self) -> None:
+        peer = Peer()
+        peer.listener._calls._open_calls = Budget(2 * (CALL_BYTES + STREAM_BYTES), "open calls")
+        message = prefixed(request(1, model="never"))
+        for stream_id in (1, 3, 5):
+            peer.send(peer.head(stream_id, STREAM) + data(stream_id, message))
+        found = endings(peer, await peer.received())
+        assert {of: ending["grpc-status"] for of, ending in found.items()} == {5: "14"}
+        assert "memory limit for open calls" in found[5]["grpc-message"]
+        peer.send(frames.reset(1, ErrorCode.CANCEL) + peer.call(7, request(1)))
+        assert echoed(await peer.received(), 7) == [1]
+        assert self.counted(peer) == CALL_BYTES + STREAM_BYTES
+        peer.send(frames.reset(3, ErrorCode.CANCEL))
+        assert self.counted(peer) == held(peer) == 0
 
-    def test_those_of_a_connection_that_is_lost_end_over_several_ticks(self) -> None:
-        async def test() -> None:
-            peers = [Peer(), Peer()]
-            peers[1].listener._calls.cleanup = peers[0].listener._calls.cleanup  # as of one server
-            for peer in peers:
-                for index in range(500):
-                    peer.send(peer.call(1 + 2 * index, request(1, model="never")))
-                peer.connection.connection_lost(None)
-            left = [1000]
-            while left[-1]:
-                await asyncio.sleep(0)
-                left.append(sum(not ticket.cancelled for peer in peers for ticket in peer.plane.tickets))
-            assert max(before - after for before, after in pairwise(left)) <= 128
-            assert all(self.counted(peer) == 0 and not peer.connection.http2.sender.streams for peer in peers)
-
-        run(test)
+    async def test_those_of_a_connection_that_is_lost_end_over_several_ticks(self) -> None:
+        peers = [Peer(), Peer()]
+        peers[1].listener._calls.cleanup = peers[0].listener._calls.cleanup  # as of one server
+        for peer in peers:
+            for index in range(500):
+                peer.send(peer.call(1 + 2 * index, request(1, model="never")))
+            peer.connection.connection_lost(None)
+        left = [1000]
+        while left[-1]:
+            await asyncio.sleep(0)
+            left.append(sum(not ticket.cancelled for peer in peers for ticket in peer.plane.tickets))
+        assert max(before - after for before, after in pairwise(left)) <= 128
+        assert all(self.counted(peer) == 0 and not peer.connection.http2.sender.streams for peer in peers)
 
 
 BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
@@ -420,17 +366,14 @@ BROKEN: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_connection_errors_end_the_connection_with_their_code(case: str) -> None:
-    async def test() -> None:
-        peer = Peer()
-        send, code = BROKEN[case]
-        peer.send(send(peer))
-        assert goaway(await peer.received()) is code
-        assert peer.wire.closed
-        labels = peer.plane.metrics.grpc_faults.labels(code.name.lower())
-        assert labels._value.get() == 1
-
-    run(test)
+async def test_connection_errors_end_the_connection_with_their_code(case: str) -> None:
+    peer = Peer()
+    send, code = BROKEN[case]
+    peer.send(send(peer))
+    assert goaway(await peer.received()) is code
+    assert peer.wire.closed
+    labels = peer.plane.metrics.grpc_faults.labels(code.name.lower())
+    assert labels._value.get() == 1
 
 
 STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
@@ -466,17 +409,14 @@ STREAM_ERRORS: dict[str, tuple[Callable[[Peer], bytes], ErrorCode]] = {
 
 
 @pytest.mark.parametrize("case", STREAM_ERRORS)
-def test_stream_errors_end_only_their_stream(case: str) -> None:
-    async def test() -> None:
-        peer = Peer()
-        send, code = STREAM_ERRORS[case]
-        peer.send(send(peer))
-        found = await peer.received()
-        assert resets(found) == {1: code}
-        peer.send(peer.call(3, request(1)))
-        assert echoed(await peer.received(), 3) == [1]
-
-    run(test)
+async def test_stream_errors_end_only_their_stream(case: str) -> None:
+    peer = Peer()
+    send, code = STREAM_ERRORS[case]
+    peer.send(send(peer))
+    found = await peer.received()
+    assert resets(found) == {1: code}
+    peer.send(peer.call(3, request(1)))
+    assert echoed(await peer.received(), 3) == [1]
 
 
 REFUSED: dict[str, tuple[Callable[[Peer], bytes], int, str]] = {
@@ -510,21 +450,18 @@ REFUSED: dict[str, tuple[Callable[[Peer], bytes], int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_errors_of_a_call_are_its_status(case: str) -> None:
-    async def test() -> None:
-        peer = Peer()
-        send, status, says = REFUSED[case]
-        peer.send(send(peer))
-        for _ in range(20):
-            if found := endings(peer, await peer.received()):
-                break
-            await asyncio.sleep(0.01)
-        assert found[1]["grpc-status"] == str(status)
-        assert says in found[1]["grpc-message"]
-        peer.send(peer.call(3, request(1)))
-        assert echoed(await peer.received(), 3) == [1]
-
-    run(test)
+async def test_errors_of_a_call_are_its_status(case: str) -> None:
+    peer = Peer()
+    send, status, says = REFUSED[case]
+    peer.send(send(peer))
+    for _ in range(20):
+        if found := endings(peer, await peer.received()):
+            break
+        await asyncio.sleep(0.01)
+    assert found[1]["grpc-status"] == str(status)
+    assert says in found[1]["grpc-message"]
+    peer.send(peer.call(3, request(1)))
+    assert echoed(await peer.received(), 3) == [1]
 
 
 def held(peer: Peer) -> int:
@@ -571,96 +508,83 @@ def test_messages_that_wait_take_about_the_bytes_that_came() -> None:
         assert taken < 1.5 * len(raw)
 
 
-def test_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_MOST_QUEUED", 100_000)
-
-    async def test() -> None:
-        peer = Peer()
-        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
-        for index in range(40):
-            peer.send(peer.call(1 + 2 * index, request(*range(3000))))
-            await peer.received()
-        assert peer.connection.http2.sender.queued <= 100_000
-        refused = len(peer.plane.errors)
-        assert 0 < refused < 40
-        assert "windows" not in str(peer.plane.errors[0])
-        assert "read" in str(peer.plane.errors[0])
-        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}) + frames.window_update(0, 1 << 20))
-        found = await peer.received()
-        assert len({of for kind, _, of, _ in found if kind == frames.DATA}) == 40 - refused
-        assert peer.connection.http2.sender.queued == 0
-
-    run(test)
-
-
-def test_a_client_that_answers_pings_but_reads_no_answers_is_closed() -> None:
-    async def test() -> None:
-        peer = Peer()
-        peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}) + peer.call(1, request(1)))
+    peer = Peer()
+    peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    for index in range(40):
+        peer.send(peer.call(1 + 2 * index, request(*range(3000))))
         await peer.received()
-        for look in range(8):
-            peer.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)))
-            if look == 3:
-                peer.send(frames.window_update(1, 1))
-                await peer.received()
-            assert not peer.wire.closed
-            peer.connection.poll(5, 7)
+    assert peer.connection.http2.sender.queued <= 100_000
+    refused = len(peer.plane.errors)
+    assert 0 < refused < 40
+    assert "windows" not in str(peer.plane.errors[0])
+    assert "read" in str(peer.plane.errors[0])
+    peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20}) + frames.window_update(0, 1 << 20))
+    found = await peer.received()
+    assert len({of for kind, _, of, _ in found if kind == frames.DATA}) == 40 - refused
+    assert peer.connection.http2.sender.queued == 0
+
+
+async def test_a_client_that_answers_pings_but_reads_no_answers_is_closed() -> None:
+    peer = Peer()
+    peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}) + peer.call(1, request(1)))
+    await peer.received()
+    for look in range(8):
+        peer.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)))
+        if look == 3:
+            peer.send(frames.window_update(1, 1))
+            await peer.received()
+        assert not peer.wire.closed
         peer.connection.poll(5, 7)
-        assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
-        assert peer.wire.closed
-        assert peer.connection.http2.sender.queued == 0
+    peer.connection.poll(5, 7)
+    assert goaway(await peer.received()) is ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.wire.closed
+    assert peer.connection.http2.sender.queued == 0
 
-    run(test)
 
-
-def test_a_decompressed_message_is_counted_until_its_call_is_over() -> None:
-    async def test() -> None:
-        peer = Peer()
-        packed = zlib.compress(request(*20_000 * [0], model="never"))
-        assert len(packed) < 1000
-        peer.send(peer.head(1, grpc_encoding="deflate") + data(1, prefixed(packed, 1), frames.END_STREAM))
-        while not peer.plane.requests:
-            await asyncio.sleep(0.01)
-        assert held(peer) > 80_000
-        peer.send(frames.reset(1, ErrorCode.CANCEL))
-        assert held(peer) == 0
-
-    run(test)
+async def test_a_decompressed_message_is_counted_until_its_call_is_over() -> None:
+    peer = Peer()
+    packed = zlib.compress(request(*20_000 * [0], model="never"))
+    assert len(packed) < 1000
+    peer.send(peer.head(1, grpc_encoding="deflate") + data(1, prefixed(packed, 1), frames.END_STREAM))
+    while not peer.plane.requests:
+        await asyncio.sleep(0.01)
+    assert held(peer) > 80_000
+    peer.send(frames.reset(1, ErrorCode.CANCEL))
+    assert held(peer) == 0
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-def test_decompression_stops_when_its_call_is_over(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        begun, go_on = asyncio.Event(), threading.Event()
-        unfolded: list[int] = []
+async def test_decompression_stops_when_its_call_is_over(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    begun, go_on = asyncio.Event(), threading.Event()
+    unfolded: list[int] = []
 
-        def slowly(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
-            for number in range(1000):
-                unfolded.append(number)
-                if number == 20:  # in a thread
-                    loop.call_soon_threadsafe(begun.set)
-                    go_on.wait(30)
-                yield b"x"
+    def slowly(data: bytes, encoding: bytes, limit: int) -> Iterator[bytes]:
+        for number in range(1000):
+            unfolded.append(number)
+            if number == 20:  # in a thread
+                loop.call_soon_threadsafe(begun.set)
+                go_on.wait(30)
+            yield b"x"
 
-        monkeypatch.setattr(calls, "pieces", slowly)
-        peer = Peer()
-        message = data(1, prefixed(b"packed", 1), frames.END_STREAM if path == INFER else 0)
-        peer.send(peer.head(1, path, grpc_encoding="gzip") + message)
-        await begun.wait()
-        assert held(peer) > 0
-        peer.send(frames.reset(1, ErrorCode.CANCEL))
-        assert held(peer) == 0
-        go_on.set()
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-        assert len(unfolded) < 100
-        assert held(peer) == 0
-
-    run(test)
+    monkeypatch.setattr(calls, "pieces", slowly)
+    peer = Peer()
+    message = data(1, prefixed(b"packed", 1), frames.END_STREAM if path == INFER else 0)
+    peer.send(peer.head(1, path, grpc_encoding="gzip") + message)
+    await begun.wait()
+    assert held(peer) > 0
+    peer.send(frames.reset(1, ErrorCode.CANCEL))
+    assert held(peer) == 0
+    go_on.set()
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert len(unfolded) < 100
+    assert held(peer) == 0
 
 
-def test_concurrent_decompression_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_decompression_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget is four times the limit of one message, and each of these is ten times the limit."""
     unfolded = dict.fromkeys(range(1, 17, 2), 0)
 
@@ -670,206 +594,165 @@ def test_concurrent_decompression_is_bounded_by_the_budget(monkeypatch: pytest.M
             yield bytes(LIMIT // 100)
 
     monkeypatch.setattr(calls, "pieces", large)
+    peer = Peer()
+    for stream_id in unfolded:
+        packed = prefixed(bytes((stream_id,)), 1)
+        peer.send(peer.head(stream_id, grpc_encoding="gzip") + data(stream_id, packed, frames.END_STREAM))
+    while len(peer.plane.errors) < len(unfolded):
+        await asyncio.sleep(0.01)
+    assert sum(size == 10 * LIMIT for size in unfolded.values()) <= 1  # which was alone at last
+    assert held(peer) == 0
 
-    async def test() -> None:
-        peer = Peer()
-        for stream_id in unfolded:
-            packed = prefixed(bytes((stream_id,)), 1)
-            peer.send(peer.head(stream_id, grpc_encoding="gzip") + data(stream_id, packed, frames.END_STREAM))
-        while len(peer.plane.errors) < len(unfolded):
+
+async def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
+    peer = Peer()
+    for stream_id, model in ((1, "m"), (3, "never")):
+        message = prefixed(zlib.compress(request(*20_000 * [0], model=model)), 1)
+        peer.send(peer.head(stream_id, STREAM, grpc_encoding="deflate") + data(stream_id, 3 * message))
+        expected = len(peer.plane.requests) + 3
+        while len(peer.plane.requests) < expected:
             await asyncio.sleep(0.01)
-        assert sum(size == 10 * LIMIT for size in unfolded.values()) <= 1  # which was alone at last
-        assert held(peer) == 0
-
-    run(test)
-
-
-def test_a_stream_holds_its_messages_until_they_are_answered() -> None:
-    async def test() -> None:
-        peer = Peer()
-        for stream_id, model in ((1, "m"), (3, "never")):
-            message = prefixed(zlib.compress(request(*20_000 * [0], model=model)), 1)
-            peer.send(peer.head(stream_id, STREAM, grpc_encoding="deflate") + data(stream_id, 3 * message))
-            expected = len(peer.plane.requests) + 3
-            while len(peer.plane.requests) < expected:
-                await asyncio.sleep(0.01)
-            await peer.received()
-            assert held(peer) > 240_000 if model == "never" else held(peer) == 0
-        peer.send(data(1, b"\0\0", frames.END_STREAM) + frames.reset(3, ErrorCode.CANCEL))
-        assert "in the middle of a message" in endings(peer, await settled(peer, 1))[1]["grpc-message"]
-        assert held(peer) == 0
-
-    run(test)
+        await peer.received()
+        assert held(peer) > 240_000 if model == "never" else held(peer) == 0
+    peer.send(data(1, b"\0\0", frames.END_STREAM) + frames.reset(3, ErrorCode.CANCEL))
+    assert "in the middle of a message" in endings(peer, await settled(peer, 1))[1]["grpc-message"]
+    assert held(peer) == 0
 
 
 class TestStalls:
     """Checks of a connection for stalls; three of them are a minute here."""
 
-    def test_a_message_that_is_too_slow_ends_only_its_call(self) -> None:
-        async def test() -> None:
-            peer = Peer()
-            whole = prefixed(request(1))
-            peer.send(peer.head(3, STREAM) + data(3, whole + whole[:10]) + peer.head(5, STREAM) + data(5, whole))
-            peer.send(peer.call(7, request(1, model="never")))
-            await peer.received()
-            peer.connection.poll(3, 1 << 30)  # which sees that the begun message of stream 3 is its second one
-            peer.send(peer.head(9) + data(9, whole[:10]))
-            for part in whole[10:13]:
-                peer.connection.poll(3, 1 << 30)
-                peer.send(data(9, bytes((part,))))
-                assert set(peer.connection.http2.sender.streams) == {3, 5, 7, 9}
+    async def test_a_message_that_is_too_slow_ends_only_its_call(self) -> None:
+        peer = Peer()
+        whole = prefixed(request(1))
+        peer.send(peer.head(3, STREAM) + data(3, whole + whole[:10]) + peer.head(5, STREAM) + data(5, whole))
+        peer.send(peer.call(7, request(1, model="never")))
+        await peer.received()
+        peer.connection.poll(3, 1 << 30)  # which sees that the begun message of stream 3 is its second one
+        peer.send(peer.head(9) + data(9, whole[:10]))
+        for part in whole[10:13]:
             peer.connection.poll(3, 1 << 30)
-            found = await peer.received()
-            assert {of: ending["grpc-status"] for of, ending in endings(peer, found).items()} == {3: "4", 9: "4"}
-            assert set(peer.connection.http2.sender.streams) == {5, 7}
-            assert held(peer) == 0
-            for _ in range(10):
-                peer.connection.poll(3, 1 << 30)
-            assert set(peer.connection.http2.sender.streams) == {5, 7}
+            peer.send(data(9, bytes((part,))))
+            assert set(peer.connection.http2.sender.streams) == {3, 5, 7, 9}
+        peer.connection.poll(3, 1 << 30)
+        found = await peer.received()
+        assert {of: ending["grpc-status"] for of, ending in endings(peer, found).items()} == {3: "4", 9: "4"}
+        assert set(peer.connection.http2.sender.streams) == {5, 7}
+        assert held(peer) == 0
+        for _ in range(10):
+            peer.connection.poll(3, 1 << 30)
+        assert set(peer.connection.http2.sender.streams) == {5, 7}
 
-        run(test)
-
-    def test_a_message_that_brings_enough_has_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_message_that_brings_enough_has_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(call_module, "BODY_BYTES", 10)
-
-        async def test() -> None:
-            peer = Peer()
-            whole = prefixed(request(*range(50)))
-            peer.send(peer.head(1))
-            for start in range(0, len(whole) - 5, 5):
-                peer.send(data(1, whole[start : start + 5]))
-                peer.connection.poll(3, 1 << 30)
-            peer.send(data(1, whole[start + 5 :], frames.END_STREAM))
-            assert echoed(await peer.received(), 1) == list(range(50))
-
-        run(test)
-
-    def test_messages_that_are_slow_only_together_have_time(self) -> None:
-        async def test() -> None:
-            peer = Peer()
-            whole = prefixed(request(1))
-            peer.send(peer.head(1, STREAM) + data(1, whole[:10]))
-            for _ in range(10):
-                peer.connection.poll(3, 1 << 30)
-                peer.connection.poll(3, 1 << 30)
-                peer.send(data(1, whole[10:] + whole[:10]))
-                await peer.received()
-            assert set(peer.connection.http2.sender.streams) == {1}
-
-        run(test)
-
-    def test_bytes_that_the_server_does_not_read_have_no_time_limit(self) -> None:
-        async def test() -> None:
-            peer = Peer()
-            peer.send(peer.head(1) + data(1, prefixed(request(1))[:10]))
-            peer.connection.pause_writing()
-            for _ in range(10):
-                peer.connection.poll(3, 1 << 30)
-            assert set(peer.connection.http2.sender.streams) == {1}
-
-        run(test)
-
-
-def test_a_call_that_is_not_grpc_is_answered_in_http() -> None:
-    async def test() -> None:
         peer = Peer()
-        peer.send(peer.head(1, content_type="text/plain"))
-        assert endings(peer, await peer.received())[1][":status"] == "415"
-        browser = Peer(begin=False)
-        browser.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert bytes(browser.wire.written).startswith(b"HTTP/1.1 400 ")
-        assert browser.wire.closed
+        whole = prefixed(request(*range(50)))
+        peer.send(peer.head(1))
+        for start in range(0, len(whole) - 5, 5):
+            peer.send(data(1, whole[start : start + 5]))
+            peer.connection.poll(3, 1 << 30)
+        peer.send(data(1, whole[start + 5 :], frames.END_STREAM))
+        assert echoed(await peer.received(), 1) == list(range(50))
 
-    run(test)
-
-
-def test_a_client_that_cancels_or_leaves_is_forgotten() -> None:
-    async def test() -> None:
+    async def test_messages_that_are_slow_only_together_have_time(self) -> None:
         peer = Peer()
-        peer.send(peer.call(1, request(1, model="never")) + peer.call(3, request(1, model="never")))
-        peer.send(frames.reset(1, ErrorCode.CANCEL))
-        assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, False]
-        peer.connection.connection_lost(None)
-        assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, True]
-        assert not peer.connection.http2.sender.streams
+        whole = prefixed(request(1))
+        peer.send(peer.head(1, STREAM) + data(1, whole[:10]))
+        for _ in range(10):
+            peer.connection.poll(3, 1 << 30)
+            peer.connection.poll(3, 1 << 30)
+            peer.send(data(1, whole[10:] + whole[:10]))
+            await peer.received()
+        assert set(peer.connection.http2.sender.streams) == {1}
 
-    run(test)
-
-
-def test_a_deadline_counts_while_the_request_arrives() -> None:
-    async def test() -> None:
+    async def test_bytes_that_the_server_does_not_read_have_no_time_limit(self) -> None:
         peer = Peer()
-        peer.send(peer.head(1, grpc_timeout="20m"))
-        await asyncio.sleep(0.05)
-        assert endings(peer, await peer.received())[1]["grpc-status"] == "4"
-        peer.send(peer.call(3, request(1), grpc_timeout="1000S"))
-        await peer.received()
-        left = peer.plane.requests[-1].left
-        assert left is not None
-        assert 100 < left <= 1000
-
-    run(test)
-
-
-def test_a_client_that_does_not_read_is_not_read() -> None:
-    async def test() -> None:
-        peer = Peer()
+        peer.send(peer.head(1) + data(1, prefixed(request(1))[:10]))
         peer.connection.pause_writing()
-        assert peer.wire.reading_paused
-        peer.connection.resume_writing()
-        assert not peer.wire.reading_paused
-
-    run(test)
+        for _ in range(10):
+            peer.connection.poll(3, 1 << 30)
+        assert set(peer.connection.http2.sender.streams) == {1}
 
 
-def test_a_server_that_stops_answers_what_was_sent_before_it_was_known() -> None:
-    async def test() -> None:
-        peer = Peer()
-        await peer.received()
-        stopping = asyncio.create_task(peer.listener.stop(20))
-        found = await peer.received()
-        assert goaway(found) is ErrorCode.NO_ERROR
-        [ping] = [payload for kind, flags, _, payload in found if kind == frames.PING and not flags]
-        peer.send(peer.call(1, request(1)))
-        peer.send(frames.frame(frames.PING, frames.ACK, 0, ping) + peer.head(3))
-        found = await peer.received()
-        assert echoed(found, 1) == [1]
-        assert resets(found) == {3: ErrorCode.REFUSED_STREAM}
-        assert peer.wire.closed
-        peer.connection.connection_lost(None)
-        await stopping
-
-    run(test)
+async def test_a_call_that_is_not_grpc_is_answered_in_http() -> None:
+    peer = Peer()
+    peer.send(peer.head(1, content_type="text/plain"))
+    assert endings(peer, await peer.received())[1][":status"] == "415"
+    browser = Peer(begin=False)
+    browser.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert bytes(browser.wire.written).startswith(b"HTTP/1.1 400 ")
+    assert browser.wire.closed
 
 
-def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
-    async def test() -> None:
-        peer = Peer()
-        await peer.received()
-        for _ in range(3):
-            peer.connection.poll(3, 5)
-        assert [kind for kind, _, _, _ in await peer.received()] == [frames.PING]
+async def test_a_client_that_cancels_or_leaves_is_forgotten() -> None:
+    peer = Peer()
+    peer.send(peer.call(1, request(1, model="never")) + peer.call(3, request(1, model="never")))
+    peer.send(frames.reset(1, ErrorCode.CANCEL))
+    assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, False]
+    peer.connection.connection_lost(None)
+    assert [ticket.cancelled for ticket in peer.plane.tickets] == [True, True]
+    assert not peer.connection.http2.sender.streams
+
+
+async def test_a_deadline_counts_while_the_request_arrives() -> None:
+    peer = Peer()
+    peer.send(peer.head(1, grpc_timeout="20m"))
+    await asyncio.sleep(0.05)
+    assert endings(peer, await peer.received())[1]["grpc-status"] == "4"
+    peer.send(peer.call(3, request(1), grpc_timeout="1000S"))
+    await peer.received()
+    left = peer.plane.requests[-1].left
+    assert left is not None
+    assert 100 < left <= 1000
+
+
+async def test_a_client_that_does_not_read_is_not_read() -> None:
+    peer = Peer()
+    peer.connection.pause_writing()
+    assert peer.wire.reading_paused
+    peer.connection.resume_writing()
+    assert not peer.wire.reading_paused
+
+
+async def test_a_server_that_stops_answers_what_was_sent_before_it_was_known() -> None:
+    peer = Peer()
+    await peer.received()
+    stopping = asyncio.create_task(peer.listener.stop(20))
+    found = await peer.received()
+    assert goaway(found) is ErrorCode.NO_ERROR
+    [ping] = [payload for kind, flags, _, payload in found if kind == frames.PING and not flags]
+    peer.send(peer.call(1, request(1)))
+    peer.send(frames.frame(frames.PING, frames.ACK, 0, ping) + peer.head(3))
+    found = await peer.received()
+    assert echoed(found, 1) == [1]
+    assert resets(found) == {3: ErrorCode.REFUSED_STREAM}
+    assert peer.wire.closed
+    peer.connection.connection_lost(None)
+    await stopping
+
+
+async def test_a_silent_client_gets_a_ping_and_is_then_closed() -> None:
+    peer = Peer()
+    await peer.received()
+    for _ in range(3):
         peer.connection.poll(3, 5)
-        assert not peer.wire.aborted
-        peer.connection.poll(3, 5)
-        assert peer.wire.aborted
+    assert [kind for kind, _, _, _ in await peer.received()] == [frames.PING]
+    peer.connection.poll(3, 5)
+    assert not peer.wire.aborted
+    peer.connection.poll(3, 5)
+    assert peer.wire.aborted
 
-    run(test)
 
-
-def test_headers_are_remembered_only_while_they_mean_the_same() -> None:
-    async def test() -> None:
-        peer = Peer()
-        # \x44 puts a path into the table, and \xbe is the entry put there last.
-        first = b"\x44" + bytes((len(INFER),)) + INFER.encode()
-        peer.send(frames.frame(frames.HEADERS, 4, 1, b"\x83\x86" + first + b"\x0f\x10\x10application/grpc"))
-        peer.send(frames.frame(frames.HEADERS, 4, 3, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
-        peer.send(frames.frame(frames.HEADERS, 4, 5, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
-        other = b"\x44\x04/a/b"
-        peer.send(frames.frame(frames.HEADERS, 4, 7, b"\x83\x86" + other + b"\x0f\x10\x10application/grpc"))
-        peer.send(frames.frame(frames.HEADERS, 4, 9, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
-        found = endings(peer, await peer.received())
-        assert set(found) == {7, 9}
-        assert "/a/b" in found[9]["grpc-message"]
-
-    run(test)
+async def test_headers_are_remembered_only_while_they_mean_the_same() -> None:
+    peer = Peer()
+    # \x44 puts a path into the table, and \xbe is the entry put there last.
+    first = b"\x44" + bytes((len(INFER),)) + INFER.encode()
+    peer.send(frames.frame(frames.HEADERS, 4, 1, b"\x83\x86" + first + b"\x0f\x10\x10application/grpc"))
+    peer.send(frames.frame(frames.HEADERS, 4, 3, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
+    peer.send(frames.frame(frames.HEADERS, 4, 5, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
+    other = b"\x44\x04/a/b"
+    peer.send(frames.frame(frames.HEADERS, 4, 7, b"\x83\x86" + other + b"\x0f\x10\x10application/grpc"))
+    peer.send(frames.frame(frames.HEADERS, 4, 9, b"\x83\x86\xbe\x0f\x10\x10application/grpc"))
+    found = endings(peer, await peer.received())
+    assert set(found) == {7, 9}
+    assert "/a/b" in found[9]["grpc-message"]

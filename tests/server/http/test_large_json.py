@@ -276,7 +276,9 @@ def test_a_client_that_leaves_meanwhile_is_forgotten_once_its_body_is_decoded(
 
 
 @pytest.mark.source  # has no DataPlane
-def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_that_wait_to_be_decoded_are_dropped_with_their_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun, go = threading.Semaphore(0), threading.Event()
     texts: list[bytes] = []
 
@@ -291,24 +293,20 @@ def test_bodies_that_wait_to_be_decoded_are_dropped_when_their_clients_leave(mon
     service = Service(cast(DataPlane, None), Decoder(), 1 << 30, budget, OPEN_INFERENCE)
     head = InferHead("", "", None, "", None)
     threads = compression.threads._max_workers
-
-    async def work() -> None:
-        bodies = [large_request() + b" " * number for number in range(threads + 1)]
-        asked = [begin(service, head, raw, lambda _: None, lambda _: pytest.fail("answered")) for raw in bodies]
-        for _ in range(threads):
-            assert await asyncio.to_thread(begun.acquire, timeout=60)
-        for item in asked:
-            assert item is not None
-            item.cancel()
-        assert budget._held == sum(map(len, bodies[:threads]))
-        go.set()
-        async with asyncio.timeout(60):
-            while budget._held:
-                await asyncio.sleep(0.01)
-        await asyncio.to_thread(compression.threads.submit(int).result)
-        assert sorted(map(len, texts)) == sorted(map(len, bodies[:threads]))
-
-    asyncio.run(work())
+    bodies = [large_request() + b" " * number for number in range(threads + 1)]
+    asked = [begin(service, head, raw, lambda _: None, lambda _: pytest.fail("answered")) for raw in bodies]
+    for _ in range(threads):
+        assert await asyncio.to_thread(begun.acquire, timeout=60)
+    for item in asked:
+        assert item is not None
+        item.cancel()
+    assert budget._held == sum(map(len, bodies[:threads]))
+    go.set()
+    async with asyncio.timeout(60):
+        while budget._held:
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(compression.threads.submit(int).result)
+    assert sorted(map(len, texts)) == sorted(map(len, bodies[:threads]))
 
 
 @pytest.mark.matrix

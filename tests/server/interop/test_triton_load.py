@@ -111,18 +111,15 @@ def test_compressed(client: triton.InferenceServerClient, algorithm: str) -> Non
 
 
 @pytest.mark.matrix
-def test_asynchronous(service: Service) -> None:
-    async def work() -> None:
-        async with triton_aio.InferenceServerClient(service.grpc) as client:
+async def test_asynchronous(service: Service) -> None:
+    async with triton_aio.InferenceServerClient(service.grpc) as client:
 
-            async def ask(number: int) -> None:
-                check(number, await client.infer("affine", numbered(number)))
+        async def ask(number: int) -> None:
+            check(number, await client.infer("affine", numbered(number)))
 
-            await asyncio.gather(*(ask(number) for number in range(CALLS)))
-            answer = await client.infer("increment", tensor(large(4)))
-            assert np.array_equal(answer.as_numpy("y"), large(4) + 1)
-
-    asyncio.run(work())
+        await asyncio.gather(*(ask(number) for number in range(CALLS)))
+        answer = await client.infer("increment", tensor(large(4)))
+        assert np.array_equal(answer.as_numpy("y"), large(4) + 1)
 
 
 def test_a_stream_answers_in_order_and_reports_errors_in_band(client: triton.InferenceServerClient) -> None:
