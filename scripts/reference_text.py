@@ -168,11 +168,10 @@ def _documents() -> dict[str, Any]:
     """Return the schemas of bodies, with those that they consist of, by name."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for item in OPERATIONS for name in (item.request, item.response) if name):
-        model = getattr(schema, _inner(name), None)
-        if inspect.isclass(model):
+        if (model := schema.MODELS.get(_inner(name))) is not None:
             document = model.model_json_schema()
             found |= {**document.pop("$defs", {}), model.__name__: document}
-    return found | {"Refusal": schema.Refusal.model_json_schema()}
+    return found | {"Refusal": schema.MODELS["Refusal"].model_json_schema()}
 
 
 def _inner(name: str) -> str:
