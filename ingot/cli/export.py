@@ -111,11 +111,17 @@ class Original:
             return read_steps(self.steps)
         if found is None:
             return None
+        from ingot.export.source import defaults
+
         try:
             return found.describe(model)
         except Unsupported as error:
             if self.task != "auto":
                 raise
+            if not (self.inputs or self.example or defaults.of(model).inputs):
+                raise Unsupported(
+                    f"{error}; without these steps the sizes of the inputs are not known: or declare them with --input"
+                ) from error
             note(f"note: the archive accepts tensors alone: {error}")
             return None
 
@@ -513,7 +519,7 @@ def _show(archive: Archive, out: Path | None, why: str) -> None:
                 equal = f"equal within {proof.deviation:.0e}" if proof.deviation else "equal to the bit"
                 note(f"  {'processor':14} {proof.reference}; values of {proof.items} hard {kind}: {equal}")
             close = f" within {proof.error:.0e}" if proof.error else ""
-            if any(step.kind == "masks" for step in steps.after):
+            if any(step.kind in ("masks", "segments") for step in steps.after):
                 close = f" but for {proof.error:.0e} of their pixels" if proof.error else " to the pixel"
             if proof.answers:
                 road += f"; answers of {proof.answers} {kind} equal to {proof.reference}'s{close}"

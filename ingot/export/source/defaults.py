@@ -134,9 +134,16 @@ def _produced(folder: Path) -> tuple[str, ...]:
             continue
         config = config if isinstance(config, dict) else {}
         classes = (getattr(transformers, str(config.get(key)), None) for key in keys)
-        stated = (config.get("model_input_names"), *(getattr(item, "model_input_names", None) for item in classes))
+        stated = (config.get("model_input_names"), *map(_declared, classes))
         names += next((list(map(str, item)) for item in stated if isinstance(item, list | tuple)), [])
     return tuple(dict.fromkeys(names))
+
+
+def _declared(item: Any) -> Any:
+    """Return the names of tensors that a class declares; None if a package that it needs is not installed."""
+    with contextlib.suppress(ImportError):
+        return getattr(item, "model_input_names", None)
+    return None
 
 
 def _of_graph(module: fx.GraphModule) -> tuple[str, ...]:
