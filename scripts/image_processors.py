@@ -30,6 +30,27 @@ from ingot.tensors import Array
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "image-processors.md"
 # Options without which a class makes no values of pixels.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"LayoutLMv2": {"apply_ocr": False}, "LayoutLMv3": {"apply_ocr": False}}
+_PAIRS, _FRAMES = "its models read pairs of pictures", "its models read the frames of a video"
+_GENERATES = "its models generate text or pictures, which no task does"
+# Why a class has no steps; for others, the mechanism that no operation stands for is named by its methods.
+_REASONS: Mapping[str, str] = {
+    "EfficientLoFTR": _PAIRS,
+    "Glmga": _GENERATES,
+    "ImageGPT": "makes the ids of nearest colours instead of values",
+    "LightGlue": _PAIRS,
+    "Nougat": _GENERATES,
+    "OneFormer": "its models also read the name of a subtask as tokens",
+    "Owlv2": "resizes with scipy; its models also read texts",
+    "Pixtral": _GENERATES,
+    "SegGpt": "its models also read another picture and its segmentation",
+    "Siglip2": "makes a list of patches with a mask and the size of their grid",
+    "SuperGlue": _PAIRS,
+    "Tvp": _FRAMES,
+    "VideoMAE": _FRAMES,
+    "VitMatte": "its models also read a map of what is certain",
+    "VitPose": "cuts out boxes that another model finds",
+    "ZoeDepth": "resizes with PyTorch instead of Pillow",
+}
 _COUNT = 60
 _LARGE = 512
 
@@ -76,7 +97,7 @@ def row_of(kind: Any, count: int = _COUNT) -> Row:
         processor = _made(kind, OPTIONS.get(name.removesuffix("ImageProcessor"), {}))
         operations = operations_of(processor)
     except Unsupported as error:
-        return Row(name, reason=_short(str(error)))
+        return Row(name, reason=_reason(kind) or _short(str(error)))
     except ImportError as error:
         return Row(name, reason=f"needs {error.name or 'a package'}")
     pipeline = Pipeline(operations, Limits().resized_pixels)
@@ -122,6 +143,16 @@ def reference(processor: Any, content: bytes) -> Array:
     return values[0]
 
 
+def _reason(kind: Any) -> str:
+    """Return why a class has no steps: what is stated, or that the models of its package generate text or pictures."""
+    package, name = kind.__module__.rpartition(".")[0], kind.__name__.removesuffix("ImageProcessorPil")
+    if name in _REASONS:
+        return _REASONS[name]
+    modeling = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    heads = [each for each in vars(modeling) if "For" in each]
+    return _GENERATES if any(each.endswith(("ForConditionalGeneration", "ForCausalLM")) for each in heads) else ""
+
+
 def _short(reason: str) -> str:
     """Return the reason of a refusal without its remedy."""
     return reason.partition(":")[0].rpartition(", as ")[2]
@@ -157,8 +188,7 @@ these.
 |---|---|---|
 {with_steps}
 
-The others have no steps, because of a method or a field that no operation stands for. Send tensors to such models, or
-declare the steps by hand.
+The others have no steps, for the reasons here. Send tensors to such models, or declare the steps by hand.
 
 | class | reason |
 |---|---|

@@ -25,8 +25,14 @@ _FIELDS = {
 _WITHOUT_EFFECT = {
     "return_tensors", "data_format", "input_data_format", "device", "disable_grouping", "image_seq_length",
     "default_to_square", "do_convert_rgb", "do_reduce_labels", "do_convert_annotations", "format",
-    "return_segmentation_masks", "ignore_index", "num_labels", "image_num_channels", "image_size",
+    "return_segmentation_masks", "ignore_index", "num_labels", "image_num_channels", "image_size", "mask_size",
+    "mask_pad_size",
 }  # fmt: skip
+# Fields of FLAVA's further tensors, as their names begin, by the field that asks for these.
+_OPTIONAL = {
+    "return_codebook_pixels": ("codebook_",),
+    "return_image_mask": ("input_size_patches", "total_mask_", "mask_group_"),
+}
 _NAMES = {number: name for name, number in FILTERS.items()}
 
 
@@ -48,9 +54,17 @@ def operations_of(processor: Any) -> list[Operation]:
             f"the steps of {name} are not known, as its class has its own {', '.join(methods)}: declare the steps by "
             "hand, or send tensors"
         )
+    unused = tuple(
+        option for flag, options in _OPTIONAL.items() if not getattr(processor, flag, None) for option in options
+    )
     for field in type(processor).valid_kwargs.__annotations__:
         value = getattr(processor, field, None)
-        if field not in _FIELDS | _WITHOUT_EFFECT and field not in fields and value not in (None, False, ""):
+        if (
+            field not in _FIELDS | _WITHOUT_EFFECT
+            and not field.startswith(unused)
+            and field not in fields
+            and value not in (None, False, "")
+        ):
             raise Unsupported(
                 f"the field '{field}' of {name}, here {value!r}, is not known: declare the steps by hand, or send "
                 "tensors"
@@ -235,6 +249,11 @@ def _square(processor: Any) -> Iterator[Operation]:
         yield Pad(to="square", centered=True, values=getattr(processor, "background_color", mean))
 
 
+def _sam_resize(processor: Any) -> Iterator[Operation]:
+    if processor.do_resize:
+        yield Resize(rule="longest_edge_half_up", edge=processor.size.longest_edge, filter=_filter(processor))
+
+
 def _janus_resize(processor: Any) -> Iterator[Operation]:
     size = processor.size.height
     return _resize(processor, rule="longest_edge", edge=size, least=processor.min_size, height=0, width=0)
@@ -249,6 +268,8 @@ def _reverse(processor: Any) -> Iterator[Operation]:
 _DETR: tuple[_Part, ...] = (_detector_resize, _values, _pad)
 _MASKFORMER: tuple[_Part, ...] = (_larger_resize, _values, _maskformer_pad)
 _PLAIN: tuple[_Part, ...] = (_resize, _crop, _values)
+_DPT: tuple[_Part, ...] = (_dpt_resize, _values, _dpt_pad)
+_DPT_FIELDS = ("ensure_multiple_of", "keep_aspect_ratio", "size_divisor")
 _JANUS: tuple[_Part, ...] = (_janus_resize, _square, _values)
 # The parts of each class that overrides methods of the PIL backend, in its order, and further fields that they read.
 _CLASSES: dict[str, tuple[tuple[_Part, ...], tuple[str, ...]]] = {
@@ -256,13 +277,14 @@ _CLASSES: dict[str, tuple[tuple[_Part, ...], tuple[str, ...]]] = {
     "BridgeTower": ((_vilt_resize, _crop, _values), ("size_divisor",)),
     "ConditionalDetr": (_DETR, ()),
     "ConvNext": ((_convnext_resize, _convnext_crop, _values), ("crop_pct",)),
-    "DPT": ((_dpt_resize, _values, _dpt_pad), ("ensure_multiple_of", "keep_aspect_ratio", "size_divisor")),
+    "DPT": (_DPT, _DPT_FIELDS),
     "DeepseekVL": (_JANUS, ("min_size",)),
     "DeformableDetr": (_DETR, ()),
     "Detr": (_DETR, ()),
     "Donut": ((_donut_resize, _donut_pad, _crop, _values), ("do_thumbnail",)),
     "EfficientNet": ((*_PLAIN, _efficientnet_top), ("rescale_offset", "include_top")),
     "Eomt": ((_resize, _eomt_pad, _values), ()),
+    "Flava": (_PLAIN, ()),
     "GLPN": ((_glpn_resize, _values), ("size_divisor",)),
     "GroundingDino": (_DETR, ()),
     "Janus": (_JANUS, ("min_size",)),
@@ -276,7 +298,9 @@ _CLASSES: dict[str, tuple[tuple[_Part, ...], tuple[str, ...]]] = {
     "MobileViT": ((_resize, _crop, _rescale, _reverse), ("do_flip_channel_order",)),
     "Perceiver": ((_perceiver_crop, _resize, _values), ()),
     "PoolFormer": ((_poolformer_resize, _crop, _values, _pad), ("crop_pct",)),
+    "PromptDepthAnything": (_DPT, (*_DPT_FIELDS, "prompt_scale_to_meter")),
     "RTDetr": (_DETR, ()),
+    "Sam": ((_sam_resize, _crop, _values, _pad), ()),
     "Segformer": ((_resize, _values), ()),
     "SuperPoint": ((_resize, _rescale), ()),
     "Swin2SR": ((_swin2sr_pad, _rescale), ("size_divisor",)),

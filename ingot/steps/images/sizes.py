@@ -16,7 +16,8 @@ Side = Annotated[int, Field(ge=0, le=1 << 20)]
 Multiple = Annotated[int, Field(ge=1, le=1 << 16)]
 """A number of which sides are made multiples."""
 Rule = Literal[
-    "exact", "shortest_edge", "longest_edge", "bounded_edges", "bounded_edges_exact", "bounded_edges_half_up", "fit",
+    "exact", "shortest_edge", "longest_edge", "longest_edge_half_up", "bounded_edges", "bounded_edges_exact",
+    "bounded_edges_half_up", "fit",
     "thumbnail", "closest", "keep", "line", "page",
 ]  # fmt: skip
 
@@ -58,6 +59,12 @@ def _longest_edge(size: Size, to: Target) -> Size:
     """Give the longer side ``edge`` pixels, and the other at least ``least``, both rounded to even."""
     ratio = to.edge / max(size)
     return max(round(size[0] * ratio), to.least), max(round(size[1] * ratio), to.least)
+
+
+def _longest_edge_half_up(size: Size, to: Target) -> Size:
+    """Give the longer side ``edge`` pixels, and round halves of the other up: SAM's rule."""
+    ratio = to.edge / max(size)
+    return int(size[0] * ratio + 0.5), int(size[1] * ratio + 0.5)
 
 
 def _bounded_edges(size: Size, to: Target) -> Size:
@@ -152,6 +159,7 @@ _RULES: dict[str, Callable[[Size, Target], Size]] = {
     "exact": _exact,
     "shortest_edge": _shortest_edge,
     "longest_edge": _longest_edge,
+    "longest_edge_half_up": _longest_edge_half_up,
     "bounded_edges": _bounded_edges,
     "bounded_edges_exact": _bounded_edges_exact,
     "bounded_edges_half_up": _bounded_edges_half_up,
