@@ -25,6 +25,7 @@ OnFiles = Literal[
     "image-classification",
     "object-detection",
     "image-segmentation",
+    "depth-estimation",
     "image-feature-extraction",
     "audio-classification",
     "automatic-speech-recognition",
@@ -40,6 +41,7 @@ FORMS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "boxes": frozenset({"label", "score", "box", "count"}),
         "masks": frozenset({"label", "mask", "count"}),
+        "depths": frozenset({"depth", "predicted_depth", "original_size"}),
         "entities": frozenset({"entity", "word", "score", "start", "end", "count"}),
         "spans": frozenset({"answer", "score", "start", "end", "count"}),
         "words": frozenset({"token", "token_str", "score", "sequence", "count"}),

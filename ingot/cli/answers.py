@@ -46,14 +46,30 @@ def _boxes(outputs: Mapping[str, Array]) -> list[str]:
 
 
 def _masks(outputs: Mapping[str, Array]) -> list[str]:
-    """Return a line for each mask: its label, and the size of its PNG."""
+    """Return a line for each mask: its label, its score if it has one, and the size of its PNG."""
     places = _places(outputs)
     width = max((len(outputs["label"][place]) for place in places), default=0)
     lines = []
     for index, place in places:
-        size = " x ".join(map(str, struct.unpack_from(">2I", outputs["mask"][index, place], 16)))  # of the PNG's head
-        lines.append(f"{_of(outputs, index)}{_text(outputs['label'][index, place]):{width}}  a mask of {size} pixels")
+        score = outputs["score"][index, place] if "score" in outputs else 0
+        name = f"{_of(outputs, index)}{_text(outputs['label'][index, place]):{width}}"
+        score = f"  {score:.3f}" if score else ""
+        lines.append(f"{name}{score}  a mask of {_size(outputs['mask'][index, place])} pixels")
+    return lines or ["no segments"]
+
+
+def _depths(outputs: Mapping[str, Array]) -> list[str]:
+    """Return a line for each picture: its least and its largest depth, and the size of its PNG."""
+    lines = []
+    for index, (height, width) in enumerate(outputs["original_size"].tolist()):
+        own = outputs["predicted_depth"][index, :height, :width]
+        number = f"{index}: " if len(outputs["depth"]) > 1 else ""
+        lines.append(f"{number}depths from {own.min():.4g} to {own.max():.4g}, drawn in {width} x {height} pixels")
     return lines
+
+
+def _size(png: bytes) -> str:
+    return " x ".join(map(str, struct.unpack_from(">2I", png, 16)))  # of the PNG's head
 
 
 def _entities(outputs: Mapping[str, Array]) -> list[str]:
@@ -123,6 +139,7 @@ _WORD = ("token", "token_str", "score")
 LINES: Mapping[str, Lines] = {
     "boxes": _boxes,
     "masks": _masks,
+    "depths": _depths,
     "classes": _classes,
     "entities": _entities,
     "spans": _answers,

@@ -11,6 +11,7 @@ from ingot.steps import Steps
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.masks import Masks
+from ingot.steps.after.segments import Segments
 from ingot.steps.tokenize import Tokenize
 
 # Texts of inputs in an example, by names; and files, by the first part of their media types.
@@ -37,7 +38,7 @@ def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[st
                 yield "prompts", f"{', '.join(step.prompts)}; default: {step.default_prompt or 'none'}"
     if steps.labels:
         yield "labels", _labels(steps)
-    masks = any(isinstance(step, Masks) for step in steps.after)
+    masks = any(isinstance(step, Masks | Segments) for step in steps.after)
     yield "proof", "none: the steps are as declared" if evidence is None else _proof(evidence, masks=masks)
 
 

@@ -30,7 +30,13 @@ text.py, token_tasks.py, image.py and sound.py describe the steps of tasks.
 
 from ingot.steps.described import Described, Original
 from ingot.steps.file import file_classification
-from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
+from ingot.steps.image import (
+    depth_estimation,
+    image_classification,
+    image_feature_extraction,
+    image_segmentation,
+    object_detection,
+)
 from ingot.steps.item import ItemStep
 from ingot.steps.ocr import image_to_text, text_detection
 from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
@@ -52,6 +58,7 @@ __all__ = [
     "Steps",
     "Values",
     "audio_classification",
+    "depth_estimation",
     "embedding",
     "feature_extraction",
     "file_classification",

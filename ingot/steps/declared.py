@@ -12,7 +12,13 @@ from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, quoted
 from ingot.steps.described import Described
 from ingot.steps.file import file_classification
-from ingot.steps.image import image_classification, image_feature_extraction, image_segmentation, object_detection
+from ingot.steps.image import (
+    depth_estimation,
+    image_classification,
+    image_feature_extraction,
+    image_segmentation,
+    object_detection,
+)
 from ingot.steps.ocr import image_to_text, text_detection
 from ingot.steps.sound import audio_classification, speech_recognition
 from ingot.steps.text import embedding, text_classification, text_ranking
@@ -69,6 +75,7 @@ TASKS: Mapping[Task | Declared, Callable[..., Described]] = {
     "image-classification": image_classification,
     "object-detection": object_detection,
     "image-segmentation": image_segmentation,
+    "depth-estimation": depth_estimation,
     "image-feature-extraction": image_feature_extraction,
     "image-to-text": image_to_text,
     "text-detection": text_detection,

@@ -8,17 +8,21 @@ from typing import Any, TypeVar
 from ingot.errors import InvalidArgument
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
-from ingot.steps.after.masks import MOST_LOGITS, Masks
+from ingot.steps.after.depth import Depth
+from ingot.steps.after.masks import Masks
+from ingot.steps.after.pixels import MOST_RESIZED
+from ingot.steps.after.segments import Segments
 from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
 from ingot.steps.images.presets import IMAGENET, classifier
+from ingot.steps.pipeline import AnyStep
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 256
 
-_After = TypeVar("_After", Classify, Boxes, Masks)
+_After = TypeVar("_After", Classify, Boxes, Masks, Segments)
 
 
 @options_checked
@@ -100,7 +104,6 @@ def object_detection(
         operations = classifier(size, mean, std, filter=filter)
     task = "object-detection"
     image, after = _steps(task, Boxes, labels, operations, options)
-    _whole(image)
     row = (BATCH, "boxes")
     answers = (
         TensorSpec(after.label, DType.BYTES, row),
@@ -108,7 +111,7 @@ def object_detection(
         TensorSpec(after.box, DType.FP32, (*row, 4)),
         TensorSpec(after.count, DType.INT32, (BATCH,)),
     )
-    return _described(task, image, after, answers, (TensorSpec(after.given, DType.FP32, (BATCH,)),))
+    return _described(task, _whole(image), after, answers, (TensorSpec(after.given, DType.FP32, (BATCH,)),))
 
 
 @options_checked
@@ -120,11 +123,14 @@ def image_segmentation(
     std: Sequence[float] = IMAGENET[1],
     filter: Filter = "bilinear",  # noqa: A002 - as the operation calls it
     operations: Sequence[Operation] | None = None,
+    queries: bool = False,
     **options: Any,
 ) -> Described:
-    """Describe the steps of a semantic segmentation: files of pictures in, and a mask of each class as a PNG out.
+    """Describe the steps of a segmentation: files of pictures in, and a mask of each class or segment as a PNG out.
 
     A picture may have as many pixels as its classes allow within some seconds of resizing: 14 million for 150 classes.
+    With ``queries``, requests may choose in the inputs ``subtask``, ``threshold``, ``mask_threshold`` and
+    ``overlap_mask_area_threshold``.
 
     Args:
         labels: the names of classes, in the order of the logits.
@@ -133,25 +139,76 @@ def image_segmentation(
         std: likewise.
         filter: likewise.
         operations: likewise.
-        options: fields of :class:`~ingot.steps.images.image.Image` and of :class:`~ingot.steps.after.masks.Masks`.
+        queries: whether the graph returns a class and a mask for each query, as MaskFormer does, instead of one plane
+            for each class.
+        options: fields of :class:`~ingot.steps.images.image.Image` and of :class:`~ingot.steps.after.masks.Masks`, or
+            with ``queries`` of :class:`~ingot.steps.after.segments.Segments`.
 
     Raises:
         InvalidArgument: as for :func:`object_detection`.
     """
-    most = min(Limits().pixels, MOST_LOGITS // max(1, len(labels)))
+    most = min(Limits().pixels, MOST_RESIZED // max(1, len(labels)))
     options = {"limits": Limits(pixels=most), **options}
     if operations is None:
         operations = classifier(size, mean, std, filter=filter)
     task = "image-segmentation"
-    image, after = _steps(task, Masks, labels, operations, options)
-    _whole(image)
-    row = (BATCH, "labels")
-    answers = (
-        TensorSpec(after.label, DType.BYTES, row),
-        TensorSpec(after.mask, DType.BYTES, row),
-        TensorSpec(after.count, DType.INT32, (BATCH,)),
+    if not queries:
+        image, after = _steps(task, Masks, labels, operations, options)
+        return _described(task, _whole(image), after, _masks(after, "labels"))
+    image, segments = _steps(task, Segments, labels, operations, options)
+    score = TensorSpec(segments.score, DType.FP32, (BATCH, "segments"))
+    choices = [
+        TensorSpec(name, DType.BYTES if name in segments.choices else DType.FP32, (BATCH,)) for name in segments.shared
+    ]
+    return _described(task, _whole(image), segments, (*_masks(segments, "segments"), score), choices)
+
+
+def _masks(step: Masks | Segments, dimension: str) -> tuple[TensorSpec, ...]:
+    row = (BATCH, dimension)
+    return (
+        TensorSpec(step.label, DType.BYTES, row),
+        TensorSpec(step.mask, DType.BYTES, row),
+        TensorSpec(step.count, DType.INT32, (BATCH,)),
     )
-    return _described(task, image, after, answers)
+
+
+@options_checked
+def depth_estimation(
+    *,
+    size: int | tuple[int, int] = 384,
+    mean: Sequence[float] = IMAGENET[0],
+    std: Sequence[float] = IMAGENET[1],
+    filter: Filter = "bicubic",  # noqa: A002 - as the operation calls it
+    operations: Sequence[Operation] | None = None,
+    **options: Any,
+) -> Described:
+    """Describe the steps of a model that estimates the depth of each pixel: files of pictures in, depths and a PNG out.
+
+    Depths are resized (bicubic) to the size of each picture, which is the answer ``original_size``, height and width;
+    those of a smaller picture of a request have zeros at the right and at the bottom.
+
+    Args:
+        size: as for :func:`object_detection`.
+        mean: likewise.
+        std: likewise.
+        filter: likewise.
+        operations: likewise.
+        options: fields of :class:`~ingot.steps.images.image.Image` and of :class:`~ingot.steps.after.depth.Depth`.
+
+    Raises:
+        InvalidArgument: as for :func:`object_detection`.
+    """
+    if operations is None:
+        operations = classifier(size, mean, std, filter=filter)
+    task = "depth-estimation"
+    before, others = split(task, {"size": "original_size", **options}, Image, Depth)
+    image, after = Image(operations=tuple(operations), **before), Depth(size=before["size"], **others)
+    answers = (
+        TensorSpec(after.drawn, DType.BYTES, (BATCH,)),
+        TensorSpec(after.resized, DType.FP32, (BATCH, "height", "width")),
+        TensorSpec(image.size, DType.INT64, (BATCH, 2)),
+    )
+    return _described(task, _whole(image), after, answers)
 
 
 @options_checked
@@ -197,20 +254,21 @@ def _steps(
     return Image(operations=tuple(operations), **before), kind.model_validate({**others, "labels": tuple(labels)})
 
 
-def _whole(image: Image) -> None:
+def _whole(image: Image) -> Image:
     """Refuse declared operations after which a picture has other parts than before; those of others are as they are."""
     for operation in image.operations:
         if not image.reference and isinstance(operation, CenterCrop | Pad):
             raise InvalidArgument(
-                f"the operation '{operation.operation}' changes which part of a picture the graph sees, but its boxes "
+                f"the operation '{operation.operation}' changes which part of a picture the graph sees, but boxes "
                 "and masks must relate to the whole picture: only resize it"
             )
+    return image
 
 
 def _described(
     task: str,
     image: Image,
-    after: Classify | Boxes | Masks | None,
+    after: AnyStep | None,
     answers: Sequence[TensorSpec],
     choices: Sequence[TensorSpec] = (),
 ) -> Described:

@@ -15,12 +15,14 @@ from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.dense import Dense
+from ingot.steps.after.depth import Depth
 from ingot.steps.after.entities import Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.masks import Masks
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
 from ingot.steps.after.relabel import Relabel
+from ingot.steps.after.segments import Segments
 from ingot.steps.after.span import Span
 from ingot.steps.after.text_boxes import TextBoxes
 from ingot.steps.after.vectors import Vectors
@@ -50,10 +52,13 @@ AnyStep = Annotated[
     | Vectors
     | Boxes
     | TextBoxes
-    | Masks,
+    | Masks
+    | Segments
+    | Depth,
     Field(discriminator="kind"),
 ]
 """All kinds; a new one is added here."""
+_LABELLED = Classify | Boxes | Masks | Segments | Entities
 StepTime = tuple[str, float, float]
 """The kind of a step, and when it began and ended, in seconds of ``time.perf_counter``."""
 T = TypeVar("T")
@@ -132,7 +137,7 @@ class Steps(BaseModel):
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of classes that answers have; empty without any."""
-        return next((step.labels for step in self.after if isinstance(step, Classify | Boxes | Masks | Entities)), ())
+        return next((step.labels for step in self.after if isinstance(step, _LABELLED)), ())
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -259,6 +264,7 @@ class OpenedSteps:
         self._specs = {spec.name: spec for spec in config.inputs}
         self._shared = {name for step in (*config.before, *config.after) for name in step.shared}
         self._required = [name for name in self._specs if name not in config.optional]
+        self._pictures = [step for step in config.before if isinstance(step, Image)]
         self._lengths = next((step.lengths for step in config.before if step.lengths), "")
         self._answers = {spec.name: spec for spec in config.outputs}
 
@@ -340,7 +346,13 @@ class OpenedSteps:
         return _run(self._before, values, times)
 
     def tensors(self, values: Values) -> dict[str, Array]:
-        """Return the graph's inputs from what :meth:`prepare` returns."""
+        """Return the graph's inputs from what :meth:`prepare` returns.
+
+        Raises:
+            InvalidArgument: a picture has a size that the graph does not take.
+        """
+        for step in self._pictures:
+            step.check_sides(values[step.pixels], self.signature)
         return {name: values[name].astype(dtype, copy=False) for name, dtype in self._graph.items()}
 
     def lengths(self, values: Values) -> Array | None:

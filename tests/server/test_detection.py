@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ingot
 from ingot import Client, RunningServer
 from ingot.errors import InvalidArgument
-from ingot.steps import image_segmentation, object_detection
+from ingot.steps import depth_estimation, image_segmentation, object_detection
 from tests import onnx_models
 from tests.server import test_image_steps as colours
 from tests.support import RunIngot, refused, succeeded
@@ -210,3 +210,99 @@ def test_hugging_faces_client_asks(server: RunningServer) -> None:
     masks = client("pixels").image_segmentation(drawn)
     assert masks[0].mask.size == (40, 20)
     assert masks[0].mask.mode == "L"
+
+
+@pytest.fixture(scope="module")
+def planes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A segmentation with a query for each colour, and a model whose depths are red."""
+    folder = tmp_path_factory.mktemp("planes")
+    pixels = [("pixel_values", TensorProto.FLOAT, ("batch", 3, 8, 8))]
+    classes = np.where(np.eye(4), 8, 0).astype(np.float32)[None, :3]
+    constants = {
+        "classes": classes,
+        "axes": np.array([2, 3]),
+        "zero": np.zeros(1, np.float32),
+        "shape": np.array([0, 3, 1]),
+        "scale": np.array([40], np.float32),
+        "half": np.array([20], np.float32),
+        "first": np.array(0),
+    }
+    nodes = [
+        helper.make_node("ReduceMean", ["pixel_values", "axes"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        helper.make_node("Reshape", ["nothing", "shape"], ["column"]),
+        helper.make_node("Add", ["column", "classes"], ["class_queries_logits"]),
+        helper.make_node("Mul", ["pixel_values", "scale"], ["scaled"]),
+        helper.make_node("Sub", ["scaled", "half"], ["masks_queries_logits"]),
+        helper.make_node("Gather", ["pixel_values", "first"], ["predicted_depth"], axis=1),
+    ]
+    arrays = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    outputs = {"class_queries_logits": ("batch", 3, 4), "masks_queries_logits": ("batch", 3, 8, 8)}
+    listed = [(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+    queries = onnx_models.save(folder / "queries.onnx", nodes[:-1], pixels, listed, arrays[:-1])
+    depth = [("predicted_depth", TensorProto.FLOAT, ("batch", 8, 8))]
+    red = onnx_models.save(folder / "red.onnx", nodes[-1:], pixels, depth, arrays[-1:])
+    options: dict[str, Any] = {"size": 8, "mean": (0, 0, 0), "std": (1, 1, 1), "filter": "nearest"}
+    steps = image_segmentation(LABELS, queries=True, **options)
+    ingot.export_model(queries, steps=steps, name="queries").save(folder / "queries.ingot")
+    ingot.export_model(red, steps=depth_estimation(**options), name="red").save(folder / "red.ingot")
+    with ingot.serve(str(folder / "queries.ingot"), str(folder / "red.ingot"), http_port=0, grpc_port=0) as running:
+        yield running
+
+
+def pixels_of(file: bytes) -> Any:
+    return np.asarray(pytest.importorskip("PIL.Image").open(BytesIO(file)))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_segments_over_each_protocol(planes: RunningServer, protocol: str) -> None:
+    with Client(planes.http_url if protocol == "http" else planes.grpc_url) as client:
+        sent = files(picture("red", "red", "black", "blue"), picture("lime", "lime", "lime", "lime", size=(20, 20)))
+        found = client.infer("queries", {"image": sent})
+        assert found["count"].tolist() == [2, 1]
+        assert found["label"].tolist() == [[b"red", b"blue"], [b"green", b""]]
+        assert found["score"][0].min() > 0.9
+        red, blue = map(pixels_of, found["mask"][0])
+        assert red.shape == (20, 40)
+        assert (red[5, 10], red[15, 30], blue[15, 30], blue[5, 30]) == (255, 0, 255, 0)
+        assert client.infer("queries", {"image": sent, "threshold": np.array([1], np.float32)})["count"].sum() == 0
+        each = client.infer("queries", {"image": sent, "subtask": files(b"semantic", b"panoptic")})
+        assert each["score"].tolist()[0] == [0, 0]
+        assert each["score"][1, 0] > 0.9
+        with pytest.raises(InvalidArgument, match="'subtask' is 'all'; send one of: panoptic, instance, semantic"):
+            client.infer("queries", {"image": sent, "subtask": files(b"all")})
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_depths_over_each_protocol(planes: RunningServer, protocol: str) -> None:
+    with Client(planes.http_url if protocol == "http" else planes.grpc_url) as client:
+        sent = files(picture("red", "black", "black", "red"), picture("red", "red", "red", "red", size=(20, 10)))
+        found = client.infer("red", {"image": sent})
+        assert found["original_size"].tolist() == [[20, 40], [10, 20]]
+        assert found["predicted_depth"].shape == (2, 20, 40)
+        assert found["predicted_depth"][0, 3, 8] == pytest.approx(1, abs=0.01)
+        assert not found["predicted_depth"][1, 10:].any()
+        drawn = pixels_of(found["depth"][0])
+        assert (drawn.shape, drawn[15, 5] < 40, drawn[5, 5] > 200) == ((20, 40), True, True)
+
+
+def test_people_and_hugging_faces_client_read_segments_and_depths(
+    planes: RunningServer, run_ingot: RunIngot, tmp_path: Path
+) -> None:
+    (tmp_path / "picture.png").write_bytes(picture("red", "red", "black", "blue"))
+    image = f"image=@{tmp_path / 'picture.png'}"
+    found = succeeded(run_ingot("infer", planes.http_url, "queries", "--input", image)).splitlines()
+    assert [line.split()[0] for line in found] == ["red", "blue"]
+    assert found[1].endswith("  0.999  a mask of 40 x 20 pixels")
+    depths = succeeded(run_ingot("infer", planes.http_url, "red", "--input", image))
+    assert depths.strip().startswith("depths from ")
+    assert "drawn in 40 x 20 pixels" in depths
+    hub = pytest.importorskip("huggingface_hub")
+    client = hub.InferenceClient(model=f"{planes.http_url}/models/queries")
+    drawn = picture("red", "red", "black", "blue")
+    red, blue = client.image_segmentation(drawn, threshold=0.5, mask_threshold=0.4, overlap_mask_area_threshold=0.1)
+    assert (red.label, blue.label, red.mask.size) == ("red", "blue", (40, 20))
+    assert red.score > 0.9
+    assert client.image_segmentation(drawn, subtask="semantic")[0].score is None
+    posted = httpx.post(f"{planes.http_url}/models/red", content=drawn, headers={"content-type": "image/png"})
+    assert pixels_of(base64.b64decode(posted.json()["depth"])).shape == (20, 40)

@@ -23,7 +23,14 @@ from tests.steps import answering
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("models")
-    makers = answering.detector, answering.segmenter, answering.finder, answering.reader, answering.filler
+    makers = (
+        answering.detector,
+        answering.segmenter,
+        answering.ranger,
+        answering.finder,
+        answering.reader,
+        answering.filler,
+    )
     for make in makers:
         make(folder).save(folder / f"{make.__name__}.ingot")
     bursts = speech_recognition(
@@ -84,6 +91,14 @@ def test_masks_are_laid_over_the_picture(opened: Opened, picture: Path) -> None:
     assert red > 200
     assert (blue, green) != (0, 0)  # half of the mask's own colour
     assert colour(canvas, 180, 50) != [0, 0, 255]
+
+
+def test_depths_are_drawn_with_their_range(opened: Opened, picture: Path) -> None:
+    page = choose(opened, "ranger", "depth-estimation")
+    page.get_by_label("image", exact=True).set_input_files(picture)
+    answer = ask(page)
+    expect(answer).to_contain_text(re.compile(r"from -0\.\d+ \(black\) to 1\.\d+ \(white\)"))
+    assert answer.locator("img.picture").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [200, 100]
 
 
 def test_entities_are_marked_in_the_text(opened: Opened) -> None:

@@ -14,6 +14,7 @@ from ingot.model_store import Archive, BlobFolder, Provenance, Serving, add_vari
 from ingot.model_store.format import manifest
 from ingot.steps import (
     Described,
+    depth_estimation,
     fill_mask,
     image_segmentation,
     object_detection,
@@ -69,6 +70,14 @@ def segmenter(folder: Path) -> Archive:
     }
     described = image_segmentation(["red", "rest"], size=8, mean=(0, 0, 0), std=(1, 1, 1))
     return _archive(folder, "segmenter", described, _pixels(), {"logits": ("batch", 2, 8, 8)}, nodes, constants)
+
+
+def ranger(folder: Path) -> Archive:
+    """Takes what is red for far away."""
+    nodes = [helper.make_node("Gather", ["pixel_values", "first"], ["predicted_depth"], axis=1)]
+    described = depth_estimation(size=8, mean=(0, 0, 0), std=(1, 1, 1))
+    outputs = {"predicted_depth": ("batch", 8, 8)}
+    return _archive(folder, "ranger", described, _pixels(), outputs, nodes, {"first": np.array(0)})
 
 
 def finder(folder: Path) -> Archive:

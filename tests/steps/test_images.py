@@ -14,6 +14,7 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
+from ingot.steps import image_classification
 from ingot.steps.declared import read_steps
 from ingot.steps.images import presets
 from ingot.steps.images.decoding import Limits
@@ -21,7 +22,7 @@ from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Normalize, Pad, Rescale, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
-from ingot.tensors import Array
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from scripts import image_processors
 
 STEP = Image(operations=(Resize(rule="exact", height=8, width=8), Rescale(factor=1 / 255)))
@@ -258,3 +259,25 @@ def test_torchvisions_crop_rounds_half_to_even() -> None:
     assert even.shape == (4, 6, 3)
     assert np.array_equal(even[:, 1:5], pixels[2:6])  # round(1.5), where transformers takes 1
     assert np.array_equal(CenterCrop(height=4, width=4).apply(pixels, 1000), pixels[1:5])
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (
+            (96, 10),
+            "has 96 x 10 pixels after the model's steps, .* takes a width of 32 to 96 and a height of 32 to 64 in",
+        ),
+        ((31, 40), "has 31 x 40 pixels .* multiples of 16: send one of another size or aspect ratio"),
+    ],
+)
+def test_a_picture_that_the_graph_does_not_take_is_named(size: tuple[int, int], message: str) -> None:
+    pixels = TensorSpec("pixel_values", DType.FP32, ("batch", 3, "height", "width"))
+    ranges = {"height": Range(32, 64, 16), "width": Range(32, 96)}
+    signature = Signature((pixels,), (TensorSpec("logits", DType.FP32, ("batch", 1)),), "batch", ranges)
+    opened = image_classification(["a"], operations=[Rescale(factor=1 / 255)]).steps.open(lambda name: b"", signature)
+    raw = {"image": np.array([file_of(Pillow.new("RGB", size)), None], object)[:1]}
+    with pytest.raises(InvalidArgument, match=f"a picture of input 'image' {message}"):
+        opened.tensors(opened.prepare(raw))
+    raw["image"][0] = file_of(Pillow.new("RGB", (33, 32)))
+    assert opened.tensors(opened.prepare(raw))["pixel_values"].shape == (1, 3, 32, 33)

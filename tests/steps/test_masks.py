@@ -14,7 +14,8 @@ from PIL import Image as Pillow
 
 from ingot.errors import InvalidArgument, TooLarge
 from ingot.steps import image_segmentation
-from ingot.steps.after.masks import Masks, best_classes, png
+from ingot.steps.after.masks import Masks, best_classes
+from ingot.steps.after.pixels import png
 from ingot.tensors import DType, TensorSpec
 
 LABELS = tuple(f"label{index}" for index in range(7))

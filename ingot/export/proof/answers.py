@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ import numpy as np
 from ingot.steps import Values
 from ingot.tensors import Array, arrays
 
-# The part of all pixels whose class may differ: where the logits of two classes are equal but for rounding.
-MASKS = 1e-4
+# The part of all pixels whose class may differ: where the logits of two classes are equal but for rounding. One request
+# may have a larger part, of which a pixel of a small picture is one.
+MASKS, OF_REQUEST = 1e-4, 1e-3
+# The difference that scores of segments may have: they are means over pixels that may differ.
+_SCORES = 1e-3
 
 
 def error(expected: Values, given: Values, tolerance: float) -> tuple[str, float]:
@@ -27,7 +31,11 @@ def error(expected: Values, given: Values, tolerance: float) -> tuple[str, float
     """
     given = {name: given[name] for name in expected}
     if "mask" in expected:
-        return "mask", _of_masks(expected, given)
+        score = _of_scores(expected, given)
+        return ("score", score) if score > _SCORES else ("mask", _of_masks(expected, given))
+    if "depth" in expected:
+        numbers = {name: values for name, values in expected.items() if name != "depth"}
+        return max(("depth", _of_levels(expected, given)), arrays.worst_error(numbers, given), key=itemgetter(1))
     if "box" in expected:
         return _of_boxes(expected, given, tolerance)
     return arrays.worst_error(_by_label(expected), _by_label(given))
@@ -45,28 +53,48 @@ def _by_label(values: Values) -> dict[str, Array]:
 def _of_masks(expected: Values, given: Values) -> float:
     different = pixels = 0
     for one, other in zip(_masks(expected), _masks(given), strict=True):
-        size = next(iter(one.values())).shape
-        if any(mask.shape != size for mask in other.values()):
+        if not (sizes := {mask.shape for mask in (*one.values(), *other.values())}):
+            continue  # neither has a segment
+        [size, *others] = sizes
+        if others:
             return np.inf
         nothing = np.zeros(size, bool)
         names = one.keys() | other.keys()
         different += sum(int((one.get(name, nothing) != other.get(name, nothing)).sum()) for name in names)
         pixels += nothing.size
-    return different / 2 / pixels  # each differs in two masks
+    return different / 2 / max(pixels, 1)  # each differs in two masks
 
 
-def _masks(values: Values) -> list[Mapping[bytes, Array]]:
-    """Return the masks of each picture by their label."""
-    from PIL import Image
-
-    def decoded(file: bytes) -> Array:
-        return np.asarray(Image.open(BytesIO(file))) > 0
-
+def _masks(values: Values) -> list[Mapping[tuple[bytes, int], Array]]:
+    """Return the masks of each picture by their label and their number among those of the label."""
     rows = zip(values["label"].tolist(), values["mask"].tolist(), values["count"].tolist(), strict=True)
     return [
-        {label: decoded(file) for label, file in zip(labels[:count], files[:count], strict=True)}
+        {
+            (label, labels[:index].count(label)): _decoded(file) > 0
+            for index, (label, file) in enumerate(zip(labels[:count], files[:count], strict=True))
+        }
         for labels, files, count in rows
     ]
+
+
+def _of_scores(expected: Values, given: Values) -> float:
+    """Return the largest difference of the scores of segments, if they have scores, and are as many."""
+    if "score" not in expected or expected["score"].shape != given["score"].shape:
+        return 0.0
+    return float(np.abs(expected["score"] - given["score"]).max(initial=0))
+
+
+def _of_levels(expected: Values, given: Values) -> float:
+    """Return how much the brightness of drawn depths differs, from 0 to 1, by more than one level of rounding."""
+    pairs = zip(expected["depth"], given["depth"], strict=True)
+    levels = (int(np.abs(_decoded(one).astype(int) - _decoded(other)).max()) for one, other in pairs)
+    return max(0, *(level - 1 for level in levels)) / 255
+
+
+def _decoded(file: bytes) -> Array:
+    from PIL import Image
+
+    return np.asarray(Image.open(BytesIO(file)))
 
 
 def _of_boxes(expected: Values, given: Values, tolerance: float) -> tuple[str, float]:

@@ -13,6 +13,7 @@ from ingot import foreign
 from ingot.errors import InvalidArgument
 from ingot.export.program import quiet
 from ingot.export.tasks import (
+    depth,
     detection,
     embedding,
     features,
@@ -42,6 +43,7 @@ _FINDERS: Mapping[Task, _Find] = {
     "image-classification": pictures.find_classifier,
     "object-detection": detection.find_detector,
     "image-segmentation": segmentation.find_segmentation,
+    "depth-estimation": depth.find_depth,
     "image-feature-extraction": features.find_features,
     "audio-classification": sounds.find_classifier,
     "automatic-speech-recognition": sounds.find_recognizer,

@@ -64,7 +64,7 @@ def describe(module: Any, folder: Path) -> Described:
             operations = operations[:-1]
     described = object_detection(labels_of(config), operations=operations, reference=processor.name, **options)
     # Few scores of a model are above its threshold, so half of the samples compare all boxes.
-    original = processor.original(_answer(processor, described), 0, None, padded=bool(mask))
+    original = processor.original(_answer(processor, described), {"threshold": 0.0}, {})
     return replace(described, original=original, inputs=processor.inputs(config, mask))
 
 

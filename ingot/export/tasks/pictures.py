@@ -5,7 +5,7 @@ Here are the classifiers, and what all tasks on pictures share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -31,6 +31,10 @@ _HARD, _SAMPLES, _LEAST = 60, 50, 24
 _MODERATE = ((64, 48), (37, 91), (500, 333), (225, 224), (97, 51), (256, 256), (301, 150), (400, 161))
 # Pixels of the shorter side of the narrowest picture that the graph accepts, if the aspect ratio is kept.
 _NARROWEST = 32
+# Multiples of its step that a side has at least: a normalization of a single value has no result.
+_CELLS = 2
+# The longer side where it has no bound: in parts of the declared size, or in pixels where pictures keep their size.
+_ASPECT, _LARGEST = 4, 2048
 
 Answer = Callable[[Any, Values], Values]
 
@@ -119,14 +123,13 @@ class Processor:
         """Return the pictures of raw inputs as transformers loads them; see :func:`_upright`."""
         return [*map(_upright, values["image"].tolist())]
 
-    def original(self, answer: Answer, *thresholds: float | None, padded: bool = False) -> Original:
+    def original(self, answer: Answer, *options: Mapping[str, Any], enlarged: int = 1) -> Original:
         """Return the work of transformers, with which the steps are compared.
 
         Args:
             answer: returns the answers.
-            thresholds: those of the samples, which are divided among them; None for the default.
-            padded: whether pictures of several sizes share a batch. Their answers are then compared one by one, as
-                padding changes them a little.
+            options: further inputs of the samples, which are divided among them.
+            enlarged: how many times larger pictures of several sizes are drawn.
         """
 
         def prepare(values: Values) -> Values:
@@ -135,21 +138,19 @@ class Processor:
             }
 
         fixed = all(isinstance(side, int) for side in sides_of(self.operations) or (0,))
-        options: dict[str, Any] = {"least": _LEAST} if fixed else {"sizes": _MODERATE}
-        items, samples = drawn(_HARD, **options), drawn(_SAMPLES, seed=1, **options)
-        return Original(
-            self.name, prepare, answer, [*_sets(items, fixed)], [*_sets(samples, fixed, thresholds or (None,))]
-        )
+        sides: dict[str, Any] = {"least": _LEAST} if fixed else {"sizes": np.array(_MODERATE) * enlarged}
+        items, samples = drawn(_HARD, **sides), drawn(_SAMPLES, seed=1, **sides)
+        return Original(self.name, prepare, answer, [*_sets(items, fixed)], [*_sets(samples, fixed, options or ({},))])
 
 
-def _sets(files: Iterable[bytes], together: bool, thresholds: Sequence[float | None] = (None,)) -> Iterator[Values]:
-    """Yield raw inputs with all files, or with one if pictures get several sizes, divided among thresholds."""
+def _sets(files: Iterable[bytes], together: bool, options: Sequence[Mapping[str, Any]] = ({},)) -> Iterator[Values]:
+    """Yield raw inputs with all files, or with one if pictures get several sizes, divided among options."""
     found = [*files]
-    part = len(found) // len(thresholds)
-    for index, threshold in enumerate(thresholds):
-        chosen = found[index * part : (index + 1) * part]
+    for index, option in enumerate(options):
+        chosen = found[index :: len(options)]
         for each in [chosen] if together else ([file] for file in chosen):
-            given = {} if threshold is None else {"threshold": np.full(len(each), threshold, np.float32)}
+            types = {name: np.float32 if isinstance(value, float) else object for name, value in option.items()}
+            given = {name: np.full(len(each), value, types[name]) for name, value in option.items()}
             yield {"image": texts.as_bytes(each), **given}
 
 
@@ -169,10 +170,17 @@ def sides_of(operations: Iterable[Operation]) -> tuple[int | str, int | str] | N
 
 
 def _ranges(resize: Resize) -> tuple[str, str] | None:
-    if not resize.rule.startswith("bounded_edges"):
-        return None
     step = resize.multiple
-    least, most = (side // step * step for side in (min(_NARROWEST, resize.edge), resize.longest))
+    if resize.rule.startswith("bounded_edges"):
+        least, most = min(max(_NARROWEST, _CELLS * step), resize.edge), resize.longest
+    elif resize.rule == "closest":
+        least, most = step, _ASPECT * max(resize.height, resize.width)
+    elif resize.rule == "keep":
+        least, most = max(_NARROWEST, step), _LARGEST
+    else:
+        return None
+    ceil = step - 1 if resize.round_up else 0
+    least, most = ((side + ceil) // step * step for side in (least, most))
     bounds = f"{least}..{most}" + (f":{step}" if step > 1 else "")
     return f"height={bounds}", f"width={bounds}"
 

@@ -1,7 +1,8 @@
-"""Semantic segmentations in folders of transformers: masks as transformers' pipeline makes them."""
+"""Segmentations in folders of transformers: masks as transformers' pipeline makes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,52 +13,100 @@ from ingot.errors import Unsupported
 from ingot.export.tasks.folder import Folder, Found, labels_of
 from ingot.export.tasks.pictures import FILE, Answer, Processor
 from ingot.steps import Described, Values, image_segmentation
-from ingot.steps.after.masks import png
+from ingot.steps.after.pixels import png
 from ingot.steps.ragged import columns
 
 _SEMANTIC = "ForSemanticSegmentation"
-# Segmentations into instances, whose masks no step makes.
-_OTHERS = ("ForUniversalSegmentation", "ForInstanceSegmentation", "ForSegmentation", "ForImageSegmentation")
+_QUERIES = ("ForUniversalSegmentation", "ForInstanceSegmentation", "ForSegmentation")
+_DETR = {"logits": "logits", "masks": "pred_masks"}
+# How processors choose the segments of queries, by their name.
+_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "Detr": _DETR,
+    "ConditionalDetr": _DETR,
+    "MaskFormer": {"pairs": True},
+    "Mask2Former": {"pairs": True, "resized": (384, 384)},
+}
+# Few segments of a model have a score above the default threshold.
+_OPTIONS: Sequence[Mapping[str, Any]] = (
+    {"threshold": 0.0},
+    {"threshold": 0.0, "subtask": b"instance"},
+    {"subtask": b"semantic"},
+    {},
+)
 
 
 def find_segmentation(folder: Folder, *, named: bool) -> Found | None:
     """Return a segmentation that has an image processor; see :func:`ingot.export.tasks.find`."""
-    if not folder.architecture.endswith((_SEMANTIC, *_OTHERS)) or not (folder.path / FILE).is_file():
+    if not folder.architecture.endswith((_SEMANTIC, *_QUERIES)) or not (folder.path / FILE).is_file():
         if named:
-            raise folder.needs("image-segmentation", f"a model ...{_SEMANTIC} and {FILE}")
+            kinds = " or ...".join((_SEMANTIC, *_QUERIES))
+            raise folder.needs("image-segmentation", f"a model ...{kinds}, and {FILE}")
         return None
     return Found("image-segmentation", folder.why, folder.path, lambda module: describe(module, folder.path))
 
 
 def describe(module: Any, folder: Path) -> Described:
-    """Describe the steps of a semantic segmentation.
+    """Describe the steps of a segmentation.
 
     Raises:
         InvalidArgument: the folder's processor cannot be loaded.
-        Unsupported: the model divides a picture into instances, the processor does what no operation stands for, or
-            Pillow is not installed.
+        Unsupported: the processor chooses segments by rules that are not known, it does what no operation stands for,
+            or Pillow is not installed.
     """
-    if not type(module).__name__.endswith(_SEMANTIC):
-        raise Unsupported(
-            f"{type(module).__name__} divides a picture into instances, for which there is no step; there is one for "
-            f"models ...{_SEMANTIC}: send tensors"
-        )
+    semantic = type(module).__name__.endswith(_SEMANTIC)
     processor = Processor(folder)
-    labels = labels_of(module.config)
-    described = image_segmentation(labels, operations=processor.operations, reference=processor.name)
-    return replace(described, original=processor.original(_answer(processor)), inputs=processor.inputs(module.config))
+    if not semantic and processor.kind not in _FAMILIES:
+        raise Unsupported(
+            f"how {type(processor.own).__name__} chooses segments is not known, only how those of "
+            f"{', '.join(_FAMILIES)} do: send tensors"
+        )
+    options = {} if semantic else {"queries": True, **_FAMILIES[processor.kind]}
+    described = image_segmentation(
+        labels_of(module.config), operations=processor.operations, reference=processor.name, **options
+    )
+    # A pixel, between two classes of which rounding decides, is a smaller part of a larger picture.
+    original = processor.original(_answer(processor, semantic), *(() if semantic else _OPTIONS), enlarged=3)
+    return replace(described, original=original, inputs=processor.inputs(module.config))
 
 
-def _answer(processor: Processor) -> Answer:
+def _answer(processor: Processor, semantic: bool) -> Answer:
+    scores = {} if semantic else {"score": (lambda item: item["score"] or 0, np.float32)}
+
     def answer(module: Any, values: Values) -> Values:
-        pipeline = processor.pipeline("ImageSegmentationPipeline", module)
-        rows = [pipeline(picture) for picture in processor.upright(values)]
+        pipeline, pictures = processor.pipeline("ImageSegmentationPipeline", module), processor.upright(values)
+        chosen = [{"subtask": "semantic"} if semantic else _chosen(values, index) for index in range(len(pictures))]
+        with _sorted():
+            rows = [pipeline(picture, **each) for picture, each in zip(pictures, chosen, strict=True)]
         return columns(
             rows,
             {
                 "label": (lambda item: item["label"].encode(), object),
-                "mask": (lambda item: png(np.asarray(item["mask"]) > 0), object),
+                "mask": (lambda item: png(np.asarray(item["mask"])), object),
+                **scores,
             },
         )
 
     return answer
+
+
+def _chosen(values: Values, index: int) -> dict[str, Any]:
+    """Return a sample's parameters of the pipeline."""
+    found = {name: array[index] for name, array in values.items() if name != "image"}
+    return {name: value.decode() if isinstance(value, bytes) else float(value) for name, value in found.items()}
+
+
+def _sorted() -> Any:
+    """Return a context in which the largest elements are in their order.
+
+    MaskFormer's processor leaves the order of its pairs open, which decides which of two instances covers the other.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    class Sorted(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = {**(kwargs or {})}
+            if getattr(function, "__name__", "") == "topk":
+                kwargs["sorted"] = True
+            return function(*args, **kwargs)
+
+    return Sorted()

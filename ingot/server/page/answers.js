@@ -175,6 +175,18 @@ function tinted(mask, colour, {width, height}) {
   return canvas;
 }
 
+// The drawn depths of a picture, and the least and the largest; behind its size there is padding.
+function depths(item) {
+  const [height, width] = [...item.of("original_size")].map(Number), stride = item.outputs.predicted_depth.shape[2], values = item.of("predicted_depth");
+  let least = Infinity, most = -Infinity;
+  for (let at = 0; at < height * stride; at++) {
+    if (at % stride >= width) continue;
+    least = Math.min(least, values[at]);
+    most = Math.max(most, values[at]);
+  }
+  return [picture(item.of("depth")[0]), make("p", {class: "soft"}, `from ${number(least)} (black) to ${number(most)} (white)`)];
+}
+
 // Offsets count code points, as Python does; JavaScript's strings count UTF-16.
 function marked(text, spans) {
   const points = [...text], element = make("p", {class: "marked"});
@@ -257,6 +269,7 @@ const scores = (by) => (by.score?.shape.length === 1 && by.score.shape[0] > 1 ? 
 const FORMS = {
   boxes: {each: boxes, reads: ["label", "score", "box", "polygon"]},
   masks: {each: masks, reads: ["label", "mask", "score"]},
+  depths: {each: depths, reads: ["depth", "predicted_depth", "original_size"]},
   entities: {each: entities, reads: ["entity", "word", "score", "start", "end", "index"]},
   spans: {each: span, reads: ["answer", "score", "start", "end"]},
   words: {each: filled, reads: ["token_str", "sequence", "score", "token"]},

@@ -188,6 +188,13 @@ def _boxes(values: Mapping[str, Array], task: str) -> list[Any]:
     ]
 
 
+def _segments(values: Mapping[str, Array], task: str) -> list[Any]:
+    return [
+        [{text(label): text(mask), "score": score} for label, score, mask in zip(*(e[:kept] for e in row), strict=True)]
+        for *row, kept in _rows(values, "label", "score", "mask", "count")
+    ]
+
+
 def _masks(values: Mapping[str, Array], task: str) -> list[Any]:
     return [
         {text(label): text(mask) for label, mask in zip(labels[:kept], masks[:kept], strict=True)}
@@ -200,6 +207,7 @@ def _rows(values: Mapping[str, Array], *names: str) -> Any:
 
 
 _FORMS: Sequence[tuple[set[str], Callable[[Mapping[str, Array], str], list[Any]]]] = (
+    ({"label", "score", "mask", "count"}, _segments),
     ({"label", "mask", "count"}, _masks),
     ({"label", "score", "box", "count"}, _boxes),
     ({"label", "score"}, _classes),

@@ -13,7 +13,7 @@ from ingot.steps.images.decoding import Limits, decode, prepare
 from ingot.steps.images.operations import Operation, Pipeline
 from ingot.steps.item import Item, ItemStep
 from ingot.steps.step import Values
-from ingot.tensors import Array
+from ingot.tensors import Array, Range, Signature
 
 # Bytes that decoding needs for each pixel, with transparency that is put on white; and MiB of the process itself.
 _PIXEL_BYTES = 24
@@ -59,6 +59,29 @@ class Image(ItemStep):
     def memory_mb(self) -> int:
         return _PROCESS_MB + (self.limits.pixels * _PIXEL_BYTES >> 20)
 
+    def check_sides(self, pixels: Array, signature: Signature) -> None:
+        """Check that the graph takes pictures of the size that the operations gave them.
+
+        Args:
+            pixels: the values, [n, 3, height, width].
+            signature: the graph's.
+
+        Raises:
+            InvalidArgument: they are too small or too large.
+        """
+        spec = next((spec for spec in signature.inputs if spec.name == self.pixels), None)
+        if spec is None or len(spec.shape) != 4 or pixels.ndim != 4:
+            return
+        ranges = [Range(side, side) if isinstance(side, int) else signature.range(side) for side in spec.shape[2:]]
+        if all(size in sides for size, sides in zip(pixels.shape[2:], ranges, strict=True)):
+            return
+        height, width = pixels.shape[2:]
+        raise InvalidArgument(
+            f"a picture of input '{self.image}' has {width} x {height} pixels after the model's steps, and the model "
+            f"takes a width of {_shown(ranges[1])} and a height of {_shown(ranges[0])}: send one of another size or "
+            "aspect ratio"
+        )
+
     def item(self) -> Item:
         prepare()
         limits, pipeline = self.limits, Pipeline(self.operations, self.limits.resized_pixels)
@@ -103,3 +126,10 @@ class Image(ItemStep):
             pixels[index, :, *place] = row
             mask[index, *place] = 1
         return {self.pixels: pixels, self.mask: mask}
+
+
+def _shown(sides: Range) -> str:
+    if sides.low == sides.high:
+        return str(sides.low)
+    ends = f"{sides.low} or more" if sides.high is None else f"{sides.low} to {sides.high}"
+    return f"{ends} in multiples of {sides.step}" if sides.step > 1 else ends

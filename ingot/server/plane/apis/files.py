@@ -17,12 +17,15 @@ from ingot.server.plane.apis.fields import Fields, check_count, in_fields, liste
 from ingot.server.plane.handlers import Call
 from ingot.steps import ItemStep
 from ingot.steps.after.classify import FUNCTIONS
+from ingot.steps.after.segments import SUBTASKS, Segments
 from ingot.tensors import Array
 
 Rows = list[Any]
 """The answer to each file."""
 # Classes that transformers' pipelines return unless asked for more or fewer.
 _CLASSES = 5
+# Answers that are files.
+_DRAWN = {"mask", "depth"}
 
 
 class _Form(NamedTuple):
@@ -70,7 +73,7 @@ async def answer(call: Call, served: Served) -> Any:
         values = (await call.plane.infer(request, "http")).arrays
     except IngotError as error:
         raise in_fields(error, {step.reads[0]: place}) from error
-    many = sum(array.size for array in values.values()) > AT_ONCE or "mask" in values
+    many = sum(array.size for array in values.values()) > AT_ONCE or not _DRAWN.isdisjoint(values)
     rows = await compression.run(partial(form.rows, values, count), in_thread=many)
     return rows if isinstance(given, list) else rows[0]
 
@@ -101,21 +104,27 @@ def _declared_function(parameters: Fields, served: Served) -> dict[str, Array]:
     return {}
 
 
-def _threshold(parameters: Fields, served: Served) -> dict[str, Array]:
-    value = parameters.any("threshold")
+def _threshold(parameters: Fields, served: Served, name: str = "threshold") -> dict[str, Array]:
+    value = parameters.any(name)
     if value is None:
         return {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InvalidField("parameters.threshold", f"is {quoted(value)}; it must be a number from 0 to 1")
-    if "threshold" not in served.steps.optional:
-        raise InvalidField("parameters.threshold", "is fixed in the model's steps; leave it out")
-    return {"threshold": np.full(1, value, np.float32)}
+        raise InvalidField(f"parameters.{name}", f"is {quoted(value)}; it must be a number from 0 to 1")
+    if name not in served.steps.optional:
+        raise InvalidField(f"parameters.{name}", "is fixed in the model's steps; leave it out")
+    return {name: np.full(1, value, np.float32)}
 
 
-def _semantic(parameters: Fields, served: Served) -> dict[str, Array]:
-    """Refuse other segmentations than one by classes."""
-    parameters.text("subtask", "semantic", ("semantic",))
-    return {}
+def _segmentation(parameters: Fields, served: Served) -> dict[str, Array]:
+    """Return the choices of a segmentation by queries; one by classes has none."""
+    step = next((each for each in served.steps.after if isinstance(each, Segments)), None)
+    if step is None:
+        parameters.text("subtask", "semantic", ("semantic",))
+        return {}
+    found = {"subtask": np.array([parameters.text("subtask", step.subtask, SUBTASKS).encode()], object)}
+    for name in step.shared[1:]:
+        found.update(_threshold(parameters, served, name))
+    return found
 
 
 def _classes(values: Mapping[str, Array], count: int) -> Rows:
@@ -145,15 +154,24 @@ def _box(corners: Sequence[float]) -> dict[str, int]:
 def _masks(values: Mapping[str, Array], count: int) -> Rows:
     return [
         [
-            {"label": _text(label), "score": None, "mask": base64.b64encode(mask).decode()}
-            for label, mask in zip(labels[:kept], masks[:kept], strict=True)
+            {"label": _text(label), "score": score or None, "mask": _base64(mask)}
+            for label, score, mask in zip(*(each[:kept] for each in row), strict=True)
         ]
-        for labels, masks, kept in _rows(values, "label", "mask", "count")
+        for *row, kept in _rows({"score": np.zeros(values["label"].shape), **values}, "label", "score", "mask", "count")
     ]
 
 
 def _lines(values: Mapping[str, Array], count: int) -> Rows:
     return [[{"generated_text": _text(text), "score": score}] for text, score in _rows(values, "text", "score")]
+
+
+def _depths(values: Mapping[str, Array], count: int) -> Rows:
+    """Return the drawn depths; as numbers they would take 20 bytes for each pixel."""
+    return [{"depth": _base64(file)} for file in values["depth"].tolist()]
+
+
+def _base64(file: bytes) -> str:
+    return base64.b64encode(file).decode()
 
 
 def _transcripts(values: Mapping[str, Array], count: int) -> Rows:
@@ -169,8 +187,9 @@ def _text(value: bytes) -> str:
 
 
 FORMS: Mapping[str, _Form] = {
-    "masks": _Form(_masks, _semantic),
+    "masks": _Form(_masks, _segmentation),
     "boxes": _Form(_boxes, _threshold),
+    "depths": _Form(_depths),
     "classes": _Form(_classes, _declared_function, counted=True),
     "transcripts": _Form(_transcripts),
     "lines": _Form(_lines),
