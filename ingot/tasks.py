@@ -8,7 +8,7 @@ test names what is missing. This module imports nothing else of Ingot, so that `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
@@ -53,7 +53,11 @@ FORMS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """The forms of answers, each with the outputs that it needs. The first that fits is the form of a model's answers."""
 
 
-def form_of(outputs: Iterable[str]) -> str:
-    """Return the form of answers with these outputs; empty if none fits, as for vectors."""
-    names = frozenset(outputs)
+# The dimensions of outputs that pipelines may have for each of several parts of an item, which is another form.
+_RANKS: Final[Mapping[str, int]] = MappingProxyType({"label": 2, "text": 1})
+
+
+def form_of(outputs: Mapping[str, int]) -> str:
+    """Return the form of answers with these outputs and numbers of dimensions; empty if none fits, as for vectors."""
+    names = frozenset(name for name, rank in outputs.items() if _RANKS.get(name, rank) == rank)
     return next((form for form, needed in FORMS.items() if needed <= names), "")

@@ -132,7 +132,7 @@ class Steps(BaseModel):
     @property
     def answer_form(self) -> str:
         """The form of the answers, of :data:`ingot.tasks.FORMS`; empty if none fits."""
-        return form_of(spec.name for spec in self.outputs)
+        return form_of({spec.name: len(spec.shape) for spec in self.outputs})
 
     @property
     def labels(self) -> tuple[str, ...]:
