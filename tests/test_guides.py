@@ -36,6 +36,7 @@ PAGES = {
         "'prompt_name' is 'query'; model 'minilm' has no prompts",
     ],
     "guides/serve/image-classifier.md": ["dog 0.", "[b'dog' b'", '"data":["dog"'],
+    "guides/serve/pipelines.md": ["1 model and 1 pipeline", '"red",', '"ingot_pipeline"', '"part":{"count":1,'],
     "guides/serve/sounds.md": ["bark 0.", "[0. 0.]", '"name":"label"'],
     "guides/serve/object-detection.md": ["label  score  left", "a mask of 320 x 240", "in mask.png", '"box":{"xmin":'],
     "guides/serve/texts.md": [

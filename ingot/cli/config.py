@@ -58,10 +58,13 @@ def check(
         raise typer.Exit(1) from None
     differences = None if old is None else changes(old, found)
     if as_json:
-        print_json({"ok": True, "models": len(found.models), **_described(differences)})
+        counts = {"models": len(found.models), "pipelines": len(found.pipelines)}
+        print_json({"ok": True, **counts, **_described(differences)})
         return
     settings = [value for value in found.given.values() if value.place]
-    say(f"{file}: ok, {_counted(settings, 'setting')} and {_counted(found.models, 'model')}")
+    counted = [_counted(settings, "setting"), _counted(found.models, "model")]
+    counted += [_counted(found.pipelines, "pipeline")] if found.pipelines else []
+    say(f"{file}: ok, {', '.join(counted[:-1])} and {counted[-1]}")
     for line in differences.lines if differences is not None else ():
         say(line)
 

@@ -149,7 +149,7 @@ def print_addresses(server: Any) -> None:
     # With print: the first requests would wait while rich is imported.
     for model in server.repository:
         task = "" if model.steps is None else model.steps.task
-        facts = ", ".join(filter(None, (model.variant, model.device, task)))
+        facts = ", ".join(dict.fromkeys(filter(None, (model.variant, model.device, task))))
         print(f"{model.name} version {model.version} ({facts}) is ready")
     if summary := server.config.summary:
         print(f"with  {summary}")

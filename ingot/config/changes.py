@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.config.configuration import Configuration
@@ -31,6 +31,7 @@ class Changes:
         load: models that are new.
         unload: models that are gone.
         reload: models whose source or settings differ, before and after, with what differs.
+        pipelines: a line for each pipeline that is new, gone or different.
         live: settings of the server that a running server changes by loading models again.
         restart: settings that only take effect when the server starts again.
     """
@@ -38,11 +39,12 @@ class Changes:
     load: tuple[ModelConfig, ...] = ()
     unload: tuple[ModelConfig, ...] = ()
     reload: tuple[tuple[ModelConfig, ModelConfig, tuple[Change, ...]], ...] = ()
+    pipelines: tuple[str, ...] = ()
     live: tuple[Change, ...] = ()
     restart: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.load or self.unload or self.reload or self.live or self.restart)
+        return bool(self.load or self.unload or self.reload or self.pipelines or self.live or self.restart)
 
     @property
     def lines(self) -> list[str]:
@@ -51,6 +53,7 @@ class Changes:
             *(f"live: load {model.address}" for model in self.load),
             *(f"live: unload {model.address}" for model in self.unload),
             *(f"live: load {model.address} again: {', '.join(map(str, found))}" for _, model, found in self.reload),
+            *(f"live: {line}" for line in self.pipelines),
             *(f"live: {change}" for change in self.live),
             *(f"restart: {change}" for change in self.restart),
         ]
@@ -68,6 +71,7 @@ def changes(old: Configuration, new: Configuration) -> Changes:
         load=tuple(model for key, model in after.items() if key not in before),
         unload=tuple(model for key, model in before.items() if key not in after),
         reload=tuple(each for each in both if each[-1]),
+        pipelines=tuple(_of_pipelines(old, new)),
         live=tuple(change for name, change in server.items() if known[name].per_model),
         restart=tuple(change for name, change in server.items() if not known[name].per_model),
     )
@@ -86,6 +90,14 @@ def _of_model(before: ModelConfig, after: ModelConfig, old: Configuration, new: 
     source = Change(name="source", before=before.source, after=after.source)
     own = (change for name, change in found.items() if known[name].per_model)
     return (*((source,) if before.source != after.source else ()), *own)
+
+
+def _of_pipelines(old: Configuration, new: Configuration) -> Iterator[str]:
+    before, after = ({pipeline.name: pipeline for pipeline in each.pipelines} for each in (old, new))
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            verb = "unload" if name not in after else "load" if name not in before else "change"
+            yield f"{verb} pipeline {name}"
 
 
 def _differences(old: ServerConfig, new: ServerConfig) -> Mapping[str, Change]:

@@ -1,4 +1,4 @@
-"""The whole configuration of a server: its settings from every source, and the models of its file."""
+"""The whole configuration of a server: its settings from every source, and the models and pipelines of its file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ingot.config.given import Given, given
 from ingot.config.model import ModelConfig
 from ingot.config.server import ServerConfig
+
+if TYPE_CHECKING:
+    from ingot.config.pipelines import PipelineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +23,14 @@ class Configuration:
     Attributes:
         server: the settings.
         models: those of the file.
+        pipelines: those of the file.
         given: the settings that were given, with where; the others have their defaults.
         path: the file, if there is one.
     """
 
     server: ServerConfig
     models: tuple[ModelConfig, ...] = ()
+    pipelines: tuple[PipelineConfig, ...] = ()
     given: Mapping[str, Given] = field(default_factory=dict)
     path: Path | None = None
 
@@ -57,6 +62,7 @@ class Configuration:
         return cls(
             server=ServerConfig.of(settings, options=options, file=file.server),
             models=file.models,
+            pipelines=file.pipelines,
             given=given(ServerConfig.settings(), settings, options, file.server),
             path=Path(path),
         )

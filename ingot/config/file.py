@@ -19,6 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from ingot.config import toml_lines
 from ingot.config.given import Given, nearest
 from ingot.config.model import ModelConfig
+from ingot.config.pipelines import Condition, Node, PipelineConfig, Table, problems
 from ingot.config.server import ServerConfig
 from ingot.config.setting import Setting
 from ingot.errors import InvalidConfig
@@ -44,10 +45,11 @@ class _Table(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """The parsed file: the server's settings by name, and the models."""
+    """The parsed file: the server's settings by name, the models and the pipelines."""
 
     server: Mapping[str, Given] = field(default_factory=dict)
     models: tuple[ModelConfig, ...] = ()
+    pipelines: tuple[PipelineConfig, ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> ConfigFile:
@@ -87,7 +89,9 @@ class ConfigFile:
             raise InvalidConfig(reader.problems(error)) from error
         models = tuple(reader.model(index, entry) for index, entry in enumerate(parsed.model))
         _check_different(models)
-        return cls(server=reader.given(parsed.server, ("server",)), models=models)
+        reader.check_pipelines(parsed.pipelines, models)
+        pipelines = tuple(PipelineConfig.of(name, table, reader.place) for name, table in parsed.pipelines.items())
+        return cls(server=reader.given(parsed.server, ("server",)), models=models, pipelines=pipelines)
 
 
 @cache
@@ -114,6 +118,10 @@ def document() -> type[BaseModel]:
         __doc__="The configuration file of ingot serve.",
         server=(server, Field(default_factory=server)),
         model=(list[model], Field(default_factory=list, description="The models to serve.")),
+        pipelines=(
+            dict[Annotated[str, Field(pattern=_NAME)], Table],
+            Field(default_factory=dict, description="Pipelines of these models by name."),
+        ),
     )
 
 
@@ -169,7 +177,7 @@ class _Reader:
         """Return the settings of a table."""
         known, found = ServerConfig.settings(), {}
         for name in sorted(table.model_fields_set & set(known)):
-            place, value = self._place((*at, name)), getattr(table, name)
+            place, value = self.place((*at, name)), getattr(table, name)
             found[name] = Given(self._relative(value), f"{place}: {name}", place)
         return found
 
@@ -179,7 +187,22 @@ class _Reader:
         source = entry.source
         if is_file(source) and "://" not in source:
             source = os.path.abspath(self._relative(Path(source)))  # noqa: PTH100 - "#variant" is not part of the path
-        return ModelConfig(name=entry.name, source=source, given=self.given(entry, at), place=self._place(at))
+        return ModelConfig(name=entry.name, source=source, given=self.given(entry, at), place=self.place(at))
+
+    def check_pipelines(self, pipelines: Mapping[str, Table], models: Sequence[ModelConfig]) -> None:
+        """Check what can be checked of pipelines without their models.
+
+        Raises:
+            InvalidConfig: one has faults, or a model has its name.
+        """
+        found = [item for name, table in pipelines.items() for item in problems(name, table)]
+        for model in models:
+            if model.name in pipelines:
+                text = f"'{model.name}' is also the name of the model of {model.place}; rename one of them"
+                found.append((("pipelines", model.name), text))
+        if found:
+            texts = sorted((self._line(at), f"{self.place(at)}: pipeline '{at[1]}': {text}") for at, text in found)
+            raise InvalidConfig([text for _, text in texts])
 
     def problems(self, error: ValidationError) -> list[str]:
         """Return the problems in the order of their lines."""
@@ -188,7 +211,9 @@ class _Reader:
 
     def _problem(self, item: Mapping[str, Any]) -> str:
         loc = item["loc"]
-        key, place = str(loc[-1]), self._place(loc)
+        key, place = str(loc[-1]), self.place(loc)
+        if loc[0] == "pipelines":
+            return f"{place}: {_pipeline_problem(item)}"
         if item["type"] == "extra_forbidden":
             return f"{place}: {_unknown(key, loc)}"
         if item["type"] == "missing":
@@ -208,8 +233,9 @@ class _Reader:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
 
-    def _place(self, loc: toml_lines.KeyPath) -> str:
-        return f"{self.path}:{self._line(loc)}"
+    def place(self, loc: Sequence[str | int]) -> str:
+        """Return the file and the line of a path of keys."""
+        return f"{self.path}:{self._line(tuple(loc))}"
 
     def _relative(self, value: Any) -> Any:
         """Return a path relative to the file's folder; other values as they are."""
@@ -218,19 +244,33 @@ class _Reader:
         return self.path.parent / os.path.expanduser(value)  # noqa: PTH111 - as in ConfigFile.load
 
 
+def _pipeline_problem(item: Mapping[str, Any]) -> str:
+    """Describe a fault in the form of a pipeline; ``loc`` is ("pipelines", NAME, key or "nodes", NODE, key)."""
+    loc = item["loc"]
+    named = ".".join(map(str, loc[: 4 if len(loc) > 3 else 2]))
+    tables = (Table, Node, Condition)[min(max(0, len(loc) - 3) // 2, 2)]
+    if item["type"] == "extra_forbidden":
+        near = nearest(str(loc[-1]), tables.model_fields)
+        remedy = f"did you mean {near}?" if near else f"there are: {', '.join(tables.model_fields)}"
+        return f"unknown key '{loc[-1]}' in [{named}]; {remedy}"
+    if item["type"] == "missing":
+        return f"[{named if len(loc) > 4 else '.'.join(map(str, loc[:-1]))}] has no {loc[-1]}; add it"
+    return f"{'.'.join(map(str, loc[1:]))} is {item['input']!r}: {item['msg'].lower()}"
+
+
 def _unknown(key: str, loc: toml_lines.KeyPath) -> str:
     """Describe an unknown key, with the one that may be meant."""
     settings = ServerConfig.settings()
     tables: Mapping[str, Collection[str]] = {
-        "": ("server", "model"),
+        "": ("server", "model", "pipelines"),
         "server": (*settings,),
         "model": ("name", "source", *(name for name, setting in settings.items() if setting.per_model)),
     }
     here = str(loc[0]) if len(loc) > 1 else ""
     what = f"unknown key '{key}' in [[model]]" if here == "model" else f"unknown key '{key}'"
     if key not in tables[here] and (meant := nearest(key, tables[here])):
-        shown = {"server": "[server]", "model": "[[model]]"}.get(meant, meant) if not here else meant
-        return f"{what}; did you mean {shown}?"
+        headers = {"server": "[server]", "model": "[[model]]", "pipelines": "[pipelines.NAME]"}
+        return f"{what}; did you mean {meant if here else headers.get(meant, meant)}?"
     if meant := nearest(key, settings):
         return f"{what}; {meant} is a setting of the server: write it below [server]"
     return f"{what}; there are: {', '.join(tables[here])}"

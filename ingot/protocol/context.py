@@ -88,6 +88,7 @@ class RequestContext:
         inferences: their number; more than 1 only in a stream.
         batch: the last batch that its inputs ran in; None if a cache answered, or another process has the models.
         steps: of its last inference that had raw inputs: the kind of each step, and when it began and ended.
+        nodes: of its last inference by a pipeline: the name of each node, and when it began and ended.
         span: the identities of the request's span and of its parent, if it is sampled.
     """
 
@@ -100,6 +101,7 @@ class RequestContext:
     rows = 0
     inferences = 0
     steps: tuple[tuple[str, float, float], ...] = ()
+    nodes: tuple[tuple[str, float, float], ...] = ()
 
     def __init__(self, request_id: bytes = b"", traceparent: bytes = b""):
         self.id = request_id or next(_ids)

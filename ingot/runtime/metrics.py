@@ -153,6 +153,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.node_seconds = Histograms(
+            "ingot_pipeline_node_seconds",
+            "One node of a pipeline for one request, with the time in its model's queue",
+            (*_MODEL, "node"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.cut_tokens = Counts(
             "ingot_cut_tokens", "Tokens that were cut from texts longer than the model accepts", _MODEL, registry
         )

@@ -419,6 +419,8 @@ def create(
         with _placed(model.place):
             repository.add(model.address, model.runtime(config))
     server = Server(repository, config, ends_process=ends_process, ports=ports)
+    if configuration.pipelines:
+        server.rollouts.prepare_pipelines(configuration.pipelines)
     if configuration.path is not None or ports is not None:
         server.rollouts.reconfigure = Reconfiguration(server.rollouts, configuration, read).apply
     return server

@@ -3,7 +3,7 @@
 Start in repository.py; rollout.py changes what is served, and deployment.py is one name and version over time.
 """
 
-from ingot.serving.catalog import Catalog
+from ingot.serving.catalog import Catalog, ServedModel
 from ingot.serving.repository import Repository
 
-__all__ = ["Catalog", "Repository"]
+__all__ = ["Catalog", "Repository", "ServedModel"]

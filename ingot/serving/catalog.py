@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ingot.errors import NotFound
+from ingot.errors import AlreadyExists, InvalidConfig, NotFound, Unsupported
 from ingot.model_store.references import version_key
 from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
+from ingot.runtime.settings.settings import Settings
+from ingot.serving.pipelines.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from ingot.config.pipelines import PipelineConfig
 
 LATEST = "latest"
 """The version that means the highest, unless a model has it as its version."""
 
 
+ServedModel = Model | Pipeline
+"""What answers under a name and version."""
+
+
 class Catalog:
-    """Models by name and version.
+    """Models and pipelines by name and version.
+
+    ``complete`` is False while pipelines wait for their models to be loaded for the first time.
 
     Args:
         metrics: shared by all models.
@@ -22,11 +34,13 @@ class Catalog:
 
     def __init__(self, metrics: Metrics):
         self.metrics = metrics
-        self._models: dict[str, dict[str, Model]] = {}
-        self._highest: dict[str, Model] = {}
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        self._highest: dict[str, ServedModel] = {}
         self._aliases: Mapping[tuple[str, str], str] = {}
+        self._pipelines: dict[str, Pipeline] = {}
+        self.complete = True
 
-    def get(self, name: str, version: str = "") -> Model:
+    def get(self, name: str, version: str = "") -> ServedModel:
         """Return a model; without a version or with ``latest``, the highest version. A version may be an alias of one.
 
         Raises:
@@ -46,12 +60,76 @@ class Catalog:
             raise NotFound(_unknown_version(name, version, ", ".join(versions)))
         return versions[version]
 
-    def _list(self, model: Model) -> None:
+    def model(self, name: str, version: str = "") -> Model:
+        """Return a model; errors as for :meth:`get`.
+
+        Raises:
+            Unsupported: it is a pipeline.
+        """
+        found = self.get(name, version)
+        if isinstance(found, Pipeline):
+            raise Unsupported(f"'{name}' is a pipeline; name its models instead")
+        return found
+
+    def check_pipelines(self, configs: Sequence[PipelineConfig]) -> None:
+        """Check the names of pipelines and of their models, which need not be loaded.
+
+        Raises:
+            InvalidConfig: a model has the name of a pipeline, or a node's model is not served.
+        """
+        models = {name for name in self._models if name not in self._pipelines}
+        for config in configs:
+            if config.name in models:
+                raise InvalidConfig([f"{config.place}: '{config.name}' is also the name of a model; rename one"])
+            for name, node in config.table.nodes.items():
+                if node.model and (base := node.model.partition(":")[0]) not in models:
+                    place, others = config.node_places.get(name, ""), ", ".join(models) or "none"
+                    raise InvalidConfig(
+                        [
+                            f"{place}: node '{name}' of pipeline '{config.name}' needs model '{base}', which is not "
+                            f"served; add a [[model]] with that name, or use one of: {others}"
+                        ]
+                    )
+
+    def serve_pipelines(self, configs: Sequence[PipelineConfig], settings: Settings) -> None:
+        """Serve these pipelines instead of those so far; their models are loaded.
+
+        Raises:
+            InvalidConfig: as for :meth:`check_pipelines`, or one does not fit its models; those so far still answer.
+            Unsupported: a package that a step needs is missing.
+        """
+        self.check_pipelines(configs)
+        made = {config.name: self._pipeline(config, settings) for config in configs}
+        for name, old in self._pipelines.items():
+            if made.get(name) is not old:
+                self._unlist(old)
+                old.close()
+        for name, pipeline in made.items():
+            if self._pipelines.get(name) is not pipeline:
+                self._list(pipeline)
+                pipeline.publish()
+        self._pipelines, self.complete = made, True
+
+    def _pipeline(self, config: PipelineConfig, settings: Settings) -> Pipeline:
+        known = self._pipelines.get(config.name)
+        same = known is not None and known.config == config
+        return known if known is not None and same else Pipeline(config, self.model, settings, self.metrics)
+
+    def check_free(self, name: str) -> None:
+        """Check that no pipeline has the name of a model.
+
+        Raises:
+            AlreadyExists: one has.
+        """
+        if name in self._pipelines:
+            raise AlreadyExists(f"'{name}' is the name of a pipeline; serve the model under another: other=SOURCE")
+
+    def _list(self, model: ServedModel) -> None:
         versions = self._models.setdefault(model.name, {})
         versions[model.version] = model
         self._highest[model.name] = versions[max(versions, key=version_key)]
 
-    def _unlist(self, model: Model) -> None:
+    def _unlist(self, model: ServedModel) -> None:
         versions = self._models[model.name]
         del versions[model.version]
         if versions:
@@ -62,14 +140,17 @@ class Catalog:
     def versions(self, name: str) -> list[str]:
         return sorted(self._models.get(name, ()), key=version_key)
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return (model for versions in self._models.values() for model in versions.values())
 
     @property
     def ready(self) -> bool:
-        """Whether all models are loaded, also if one restarts now, and not all of them fail."""
-        models = list(self)
-        return all(model.loaded for model in models) and not all(model.failed for model in models)
+        """Whether all models are loaded, also if one restarts now, and not all of them fail.
+
+        Pipelines do not count: the others must be served while one lacks a model.
+        """
+        models = [model for model in self if isinstance(model, Model)]
+        return self.complete and all(model.loaded for model in models) and not all(model.failed for model in models)
 
 
 def _unknown_version(name: str, version: str, others: str) -> str:

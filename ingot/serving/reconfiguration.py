@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ingot.config.changes import Changes, changes
 from ingot.config.configuration import Configuration
@@ -13,6 +14,9 @@ from ingot.config.model import ModelConfig
 from ingot.errors import IngotError
 from ingot.serving.deployment import CHANGES
 from ingot.serving.rollout import Rollouts
+
+if TYPE_CHECKING:
+    from ingot.config.pipelines import PipelineConfig
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -52,8 +56,20 @@ class Reconfiguration:
         if live:
             await self._rollouts.use(server)
         models, failures = await self._apply(found, Configuration(server=server, models=new.models))
-        self._current = dataclasses.replace(new, server=server, models=models)
+        pipelines = new.pipelines
+        if failure := self._serve(pipelines):
+            failures, pipelines = [*failures, failure], old.pipelines
+        self._current = dataclasses.replace(new, server=server, models=models, pipelines=pipelines)
         return found.lines, failures
+
+    def _serve(self, pipelines: Sequence[PipelineConfig]) -> str:
+        """Serve these pipelines; return why that failed, or an empty text."""
+        try:
+            self._rollouts.serve_pipelines(pipelines)
+        except IngotError as error:
+            log.error("configuration: the pipelines stay as they are: %s", error)
+            return f"failed: the pipelines stay as they are: {error}"
+        return ""
 
     async def _apply(self, found: Changes, new: Configuration) -> tuple[tuple[ModelConfig, ...], list[str]]:
         """Apply the changes of models; return those whose state is that of their configuration, and failures."""

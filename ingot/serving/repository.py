@@ -73,7 +73,7 @@ class Repository(Catalog):
         Raises:
             NotFound: there is no such reference or file.
             Unavailable: a registry cannot be reached, and the store has no copy that is certain to be the same.
-            AlreadyExists: the name and version are served already.
+            AlreadyExists: the name and version are served already, or a pipeline has the name.
             Untrusted: the policy requires a signature that is missing.
         """
         deployment, model = self.open(source, settings)
@@ -185,6 +185,7 @@ class Repository(Catalog):
     def close(self, timeout: float | None = None) -> None:
         for model in [*self.held]:
             model.close(timeout)
+        self.serve_pipelines((), self._trust.settings)
 
     def open(
         self, source: str | Archive, settings: Settings | None = None, *, tag: str = "", version: str = ""
@@ -198,6 +199,7 @@ class Repository(Catalog):
             version: served instead of the source's tag, for a candidate of a deployment with another one.
         """
         located, model = self._model(source, settings, tag, version)
+        self.check_free(model.name)
         return Deployment(name=model.name, tag=model.version, source=source, located=located, settings=settings), model
 
     def is_stored(self, source: str) -> bool:

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot.config import ServerConfig
 from ingot.config.model import ModelConfig
@@ -21,6 +21,9 @@ from ingot.serving.canaries import Canaries
 from ingot.serving.deployment import CHANGES, Deployment, Event, Result
 from ingot.serving.loading import Tasks, in_thread
 from ingot.serving.residency import Residency, sweep
+
+if TYPE_CHECKING:
+    from ingot.config.pipelines import PipelineConfig
 
 log = logging.getLogger(__name__)
 changes_log = logging.getLogger(CHANGES)
@@ -76,6 +79,7 @@ class Rollouts:
         self.canaries = Canaries(self, repository.metrics, self._tasks)
         # One model is loaded at a time: loading takes cores from those that answer, and memory.
         self._loading = asyncio.Lock()
+        self._pipelines: Sequence[PipelineConfig] = ()
         self._residency = Residency(repository, config.memory_by_device, self._loading)
 
     async def start(self) -> None:
@@ -85,13 +89,23 @@ class Rollouts:
             DeadlineExceeded: a model takes longer than ``load_timeout``.
             IngotError: a model cannot be loaded.
         """
-        for model in self.repository:
+        for model in [*self.repository.held]:
             async with self._loading:
                 await self._residency.load(model, "start")
         for deployment in self.repository.deployments.values():
             await self._name(deployment)
+        self.serve_pipelines(self._pipelines)
         if (every := self._config.watch) is not None:
             self._tasks.begin(lambda: follow(self.repository, self._on_change, every, self._tasks))
+
+    def prepare_pipelines(self, configs: Sequence[PipelineConfig]) -> None:
+        """Check pipelines that are served from the start on; errors as for :meth:`Catalog.check_pipelines`."""
+        self.repository.check_pipelines(configs)
+        self._pipelines, self.repository.complete = configs, False
+
+    def serve_pipelines(self, configs: Sequence[PipelineConfig]) -> None:
+        """Serve these pipelines instead of those so far; errors as for :meth:`Catalog.serve_pipelines`."""
+        self.repository.serve_pipelines(configs, self._config.runtime)
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""

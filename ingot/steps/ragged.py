@@ -16,6 +16,11 @@ T = TypeVar("T")
 _FILL: Mapping[str, object] = {"O": b"", "f": 0, "i": -1}
 
 
+def filled(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return an array of padding: empty BYTES, 0 in floats, -1 in integers, and 0 in all others."""
+    return np.full(shape, _FILL.get(dtype.base.kind, 0), dtype)
+
+
 def padded(rows: Sequence[Sequence[Any] | Array], dtype: DTypeLike) -> Array:
     """Return rows of different lengths as one array, [n, longest].
 
@@ -26,7 +31,7 @@ def padded(rows: Sequence[Sequence[Any] | Array], dtype: DTypeLike) -> Array:
         dtype: of an element. One with a shape, such as ``np.dtype((np.float32, 4))``, makes [n, longest, 4].
     """
     dtype = np.dtype(dtype)
-    found = np.full((len(rows), max(map(len, rows), default=0)), _FILL[dtype.base.kind], dtype)
+    found = filled((len(rows), max(map(len, rows), default=0)), dtype)
     for index, row in enumerate(rows):
         if len(row):
             found[index, : len(row)] = row

@@ -143,7 +143,13 @@ def test_changes_from_another_file(run_ingot: RunIngot, tmp_path: Path) -> None:
     (tmp_path / "old.toml").write_text(GOOD)
     (tmp_path / "ingot.toml").write_text(GOOD.replace("8000", "8080").replace("instances = 2", "instances = 3"))
     shown = succeeded(run_ingot("config", "check", "--against", "old.toml")).splitlines()
-    live = "load digits=digits:prod again: instances: 2 -> 3"
-    assert shown[1:] == [f"live: {live}", "restart: http_port: 8000 -> 8080"]
+    live, restart = "load digits=digits:prod again: instances: 2 -> 3", "http_port: 8000 -> 8080"
+    assert shown[1:] == [f"live: {live}", f"restart: {restart}"]
     described = json.loads(succeeded(run_ingot("config", "check", "--against", "old.toml", "--json")))
-    assert described == {"ok": True, "models": 1, "live": [live], "restart": ["http_port: 8000 -> 8080"]}
+    assert described == {
+        "ok": True,
+        "models": 1,
+        "pipelines": 0,
+        "live": [live],
+        "restart": ["http_port: 8000 -> 8080"],
+    }

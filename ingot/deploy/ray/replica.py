@@ -116,7 +116,7 @@ class Replica:
             NotFound: no such model or version is served.
             IngotError: as for :meth:`ingot.runtime.Model.infer`.
         """
-        return dict(await self._server.repository.get(model, version).infer(inputs, timeout))
+        return dict(await self._server.repository.model(model, version).infer(inputs, timeout))
 
     async def __del__(self) -> None:
         """Close the models; Serve calls it when the requests in flight are answered."""

@@ -22,10 +22,15 @@ def confined(variant: Variant, settings: Settings) -> tuple[OpenedSteps | None, 
     decoding: list[StepProcesses] = []
     if settings.isolate == "none":
         return variant.opened_steps(), decoding
-    count = max(1, min(_MOST, cpu_count() // 2))
 
     def opened(step: ItemStep) -> Apply:
-        decoding.append(StepProcesses(step, count, settings.engine_memory_mb, settings.load_timeout))
+        decoding.append(processes_of(step, settings))
         return decoding[-1].apply
 
     return variant.opened_steps(opened), decoding
+
+
+def processes_of(step: ItemStep, settings: Settings) -> StepProcesses:
+    """Return the processes of a step; they start with its first items."""
+    count = max(1, min(_MOST, cpu_count() // 2))
+    return StepProcesses(step, count, settings.engine_memory_mb, settings.load_timeout)

@@ -86,6 +86,8 @@ class Spans:
         if context.inferences == 1:  # a further message of a stream has no known arrival
             self._stage(context, "decode", context.arrived, context.submitted)
         batch = context.batch
+        for node, began, ended in context.nodes:
+            self._stage(context, f"node {node}", began, ended, {"ingot.pipeline.node": node})
         if batch is None:
             return
         for kind, began, ended in context.steps:

@@ -73,7 +73,8 @@ export function stages(model, before, now, recent) {
   const means = STAGES.map(([key]) => mean(model.inference_stats[key], before?.inference_stats[key]));
   if (means.some((each) => each)) means[3] += encoding(now, recent, {model: model.name, version: model.version});
   const steps = Object.entries(model.ingot.steps ?? {}).map(([kind, spent]) => [`step: ${kind}`, mean(spent, before?.ingot.steps?.[kind])]);
-  const parts = [...means.map((each, index) => [STAGES[index][1], each]), ...steps], all = parts.reduce((sum, [, each]) => sum + each, 0);
+  const nodes = Object.entries(model.ingot.nodes ?? {}).map(([name, spent]) => [`node: ${name}`, mean(spent, before?.ingot.nodes?.[name])]);
+  const parts = [...means.map((each, index) => [STAGES[index][1], each]), ...steps, ...nodes], all = parts.reduce((sum, [, each]) => sum + each, 0);
   if (!all) return make("p", {class: "soft"}, "No requests in the last 10 seconds.");
   const stack = make("div", {class: "stack"}), legend = make("div", {class: "legend"});
   parts.forEach(([name, each], index) => {

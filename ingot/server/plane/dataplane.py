@@ -24,7 +24,7 @@ from ingot.protocol.requests import (
     step_of,
     timeout_of,
 )
-from ingot.runtime import Metrics, Model, Submitted
+from ingot.runtime import Metrics, Submitted
 from ingot.runtime.counts import Count
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
@@ -36,7 +36,7 @@ from ingot.server.plane.recorder import Recorder
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.outputs import AT_ONCE, Deliveries
 from ingot.server.triton.shared_memory import SharedMemory
-from ingot.serving import Catalog
+from ingot.serving import Catalog, ServedModel
 from ingot.tensors import Array, Signature, TensorSpec
 
 _PROTOCOLS = ("http", "grpc")
@@ -72,7 +72,7 @@ class DataPlane:
         self.metrics = repository.metrics
         self.draining = False
         self.sticky_header = ""
-        self._counters: dict[tuple[Model, str], _Counters] = {}
+        self._counters: dict[tuple[ServedModel, str], _Counters] = {}
         self.encoding = {protocol: self.metrics.encode_seconds.labels(protocol) for protocol in _PROTOCOLS}
 
     @property
@@ -126,7 +126,7 @@ class DataPlane:
             failure = f"a response of model {route.name} could not be recorded"
             attempt(failure, self.recorder.offer, route.name, route.version, case)
 
-    def statistics(self, name: str = "", version: str = "") -> list[tuple[Model, Statistics]]:
+    def statistics(self, name: str = "", version: str = "") -> list[tuple[ServedModel, Statistics]]:
         """Return the statistics of models: of all without a name, of all versions without a version.
 
         Raises:
@@ -139,7 +139,7 @@ class DataPlane:
             models = list(self.repository)
         return [(model, model.statistics()) for model in models]
 
-    def forget(self, model: Model) -> None:
+    def forget(self, model: ServedModel) -> None:
         """Drop what is kept for a model that answers no longer; its counts stay."""
         for protocol in (*_PROTOCOLS, "python"):
             self._counters.pop((model, protocol), None)
@@ -205,7 +205,7 @@ class DataPlane:
         """Report requests to an observer from now on."""
         self.observer = observer
 
-    def _route(self, model: Model, request: InferRequest) -> _ModelRoute:
+    def _route(self, model: ServedModel, request: InferRequest) -> _ModelRoute:
         template = request.template
         on_device = any(isinstance(array, DeviceArray) for array in request.inputs.values())
         if not on_device and not template.deliveries:
@@ -234,7 +234,7 @@ class _ModelRoute(Route):
 
     __slots__ = ("key", "model", "priority", "raw", "step", "timeout")
 
-    def __init__(self, model: Model, template: Template, inputs: Iterable[str]):
+    def __init__(self, model: ServedModel, template: Template, inputs: Iterable[str]):
         steps = model.steps_for(inputs)
         known = model.signature.outputs if steps is None else steps.outputs
         super().__init__(model.name, model.version, _wanted(known, template.outputs))
@@ -316,7 +316,7 @@ class _DeliveryRoute(_ModelRoute):
 
     __slots__ = ("deliveries",)
 
-    def __init__(self, model: Model, template: Template, request: InferRequest, memory: SharedMemory | None):
+    def __init__(self, model: ServedModel, template: Template, request: InferRequest, memory: SharedMemory | None):
         super().__init__(model, template, request.inputs)
         batch, client = model.signature.batch, request.client
         found = Deliveries(template.deliveries, self.outputs, batch, memory, client, model.labels)
@@ -384,7 +384,7 @@ class _DeliveryTicket(Ticket):
 class _Counters:
     """The counters of one model's requests over one protocol."""
 
-    def __init__(self, metrics: Metrics, model: Model, protocol: str):
+    def __init__(self, metrics: Metrics, model: ServedModel, protocol: str):
         labels = (model.name, model.version, protocol)
         self._seconds = metrics.request_seconds.labels(*labels)
         self._labelled = functools.partial(metrics.requests.labels, *labels)

@@ -7,9 +7,9 @@ from typing import Any
 
 from ingot.errors import Unavailable
 from ingot.protocol.documents import ModelMetadata, TensorMetadata
-from ingot.runtime import Model
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.server.plane.dataplane import DataPlane
+from ingot.serving import ServedModel
 from ingot.tensors import DType, TensorSpec
 
 _NANOSECONDS = 1e9
@@ -63,7 +63,7 @@ def statistics(plane: DataPlane, name: str = "", version: str = "") -> dict[str,
     return {"model_stats": [_statistics(model, counted) for model, counted in plane.statistics(name, version)]}
 
 
-def _statistics(model: Model, counted: Statistics) -> dict[str, Any]:
+def _statistics(model: ServedModel, counted: Statistics) -> dict[str, Any]:
     return {
         "name": model.name,
         "version": model.version,

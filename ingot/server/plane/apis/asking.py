@@ -11,11 +11,11 @@ import numpy as np
 
 from ingot.errors import IngotError, InvalidField, NotFound, quoted
 from ingot.protocol.requests import InferRequest, Template
-from ingot.runtime import Model
 from ingot.server.net import compression
 from ingot.server.plane.apis.fields import Place, in_fields, listed, single
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
+from ingot.serving import ServedModel
 from ingot.steps import Steps
 from ingot.steps.after.classify import Classify
 from ingot.steps.tokenize import Tokenize
@@ -32,7 +32,7 @@ AT_ONCE = 1 << 10
 class Served(NamedTuple):
     """A model that answers texts."""
 
-    model: Model
+    model: ServedModel
     steps: Steps
 
     @property
