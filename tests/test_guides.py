@@ -39,6 +39,14 @@ PAGES = {
     "guides/serve/pipelines.md": ["1 model and 1 pipeline", '"red",', '"ingot_pipeline"', '"part":{"count":1,'],
     "guides/serve/sounds.md": ["bark 0.", "[0. 0.]", '"name":"label"'],
     "guides/serve/object-detection.md": ["label  score  left", "a mask of 320 x 240", "in mask.png", '"box":{"xmin":'],
+    "guides/serve/texts-in-pictures.md": [
+        "top left",
+        "0 1.000",
+        "python 0.",
+        "total 118.50",
+        '"polygon":[[',
+        '"generated_text":"Invoice 2041"',
+    ],
     "guides/serve/texts.md": [
         "POSITIVE 0.",
         '"label": [',
@@ -106,6 +114,8 @@ def test_the_commands_of_a_page_run(
     page: str, run_ingot: RunIngot, require_tool: RequireTool, digits_fp32: Path, tmp_path: Path
 ) -> None:
     text = (DOCS / page).read_text()
+    if "import rapidocr_onnxruntime" in text:
+        pytest.importorskip("rapidocr_onnxruntime")  # brings another OpenCV than the extra ocr
     if "digits:1` in the store" in text:
         succeeded(run_ingot("copy", digits_fp32, "digits:1"))
     check(text, PAGES[page], tmp_path, require_tool)

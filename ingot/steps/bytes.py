@@ -15,7 +15,7 @@ from ingot.tensors import Array
 class Bytes(ItemStep):
     """Take the first and the last bytes of each file, without white space at its ends, as magika does.
 
-    A file is taken as it is sent: base64 is a text like any other.
+    Files are raw: base64 is a text like any other.
 
     Attributes:
         file: the input with the files, BYTES[n].

@@ -1,4 +1,4 @@
-"""The steps of the task that tells types of files apart, as the export describes them."""
+"""The steps of the task that distinguishes types of files, as the export describes them."""
 
 from __future__ import annotations
 

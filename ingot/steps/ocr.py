@@ -18,6 +18,8 @@ from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 256
 _HALF = (0.5, 0.5, 0.5)
+# Pixels of the detector's input: a picture of 2,000 x 2,000, or of 8 to 1.
+_MOST_AREA = 4_500_000
 # By which the sides of the detector's input can be divided.
 _MULTIPLE = 32
 # The factor that OpenCV's users multiply float32 by.
@@ -71,7 +73,7 @@ def text_detection(
     *,
     edge: int = 736,
     longest: int = 0,
-    most: int = 2048,
+    most: int = 5888,
     mean: Sequence[float] = _HALF,
     std: Sequence[float] = _HALF,
     operations: Sequence[Operation] | None = None,
@@ -86,7 +88,7 @@ def text_detection(
     Args:
         edge: pixels to which the shorter side of a smaller picture is enlarged; 0 for as it is.
         longest: pixels to which the longer side of a larger picture is shrunk; 0 for as it is.
-        most: pixels of a side of the graph's input.
+        most: pixels of a side of the graph's input; the area has the limit of ``limits``, by default 4.5 million.
         mean: of each channel, in the order BGR, for values from 0 to 1.
         std: likewise.
         operations: instead of these.
@@ -99,7 +101,7 @@ def text_detection(
     if operations is None:
         page = Resize(rule="page", edge=edge, longest=longest, multiple=_MULTIPLE, filter="opencv_linear")
         operations = Reverse(), page, _RESCALE, Normalize(mean=mean, std=std)
-    given = {"limits": Limits(resized_pixels=most * most), "size": "original_size", **options}
+    given = {"limits": Limits(resized_pixels=_MOST_AREA), "size": "original_size", **options}
     before, after = split("text-detection", given, Image, TextBoxes)
     image, boxes = Image(operations=tuple(operations), **before), TextBoxes(size=before["size"], **after)
     row = (BATCH, "boxes")

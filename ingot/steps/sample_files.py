@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_SENTENCES = "The tide was out. Gulls walked along the wet sand, and nobody spoke for a while.\n"
+_SENTENCES = "The tide was out. Gulls walked along the wet sand, and it rained for a while.\n"
 _TEXTS = (
     "import os\n\n\ndef main():\n    for name in os.listdir('.'):\n        print(name)\n",
     '#include <stdio.h>\n\nint main(void) {\n  printf("hello\\n");\n  return 0;\n}\n',
