@@ -71,16 +71,18 @@ class Cancellable(Protocol):
 class Route:
     """Where the requests of one template go: a model's name and version, and which of its outputs.
 
-    ``placed`` has the parameters of outputs whose values are in shared memory instead of the response. ``answers``
-    belongs to the codec that made the template: what its responses of one layout have in common.
+    ``texts`` is whether an output is BYTES. ``placed`` has the parameters of outputs whose values are in shared memory
+    instead of the response. ``answers`` belongs to the codec that made the template: what its responses of one layout
+    have in common.
     """
 
-    __slots__ = ("answers", "name", "outputs", "placed", "version")
+    __slots__ = ("answers", "name", "outputs", "placed", "texts", "version")
 
     def __init__(self, name: str, version: str, outputs: tuple[TensorSpec, ...]):
         self.name = name
         self.version = version
         self.outputs = outputs
+        self.texts = any(spec.dtype is DType.BYTES for spec in outputs)
         self.placed: Mapping[str, Parameters] = _NOTHING
         self.answers: BoundedCache[Any, Any] = BoundedCache(_LAYOUTS)
 
@@ -176,6 +178,8 @@ class InferResponse:
 
         Elements of BYTES always are, other values if ``one_by_one``, as in JSON and in typed contents.
         """
+        if not (one_by_one or self.route.texts):
+            return False
         values = 0
         for array in self.arrays.values():  # not a comprehension, which is a call in Python 3.11
             values += array.size

@@ -42,7 +42,7 @@ class EchoPlane:
         self.ready = True
         self.reader = None
         self.observer = None
-        self.encoding = {"grpc": self.metrics.encode_seconds.labels("grpc")}
+        self.encoding_grpc = self.metrics.encode_seconds.labels("grpc")
         self.sticky_header = ""
         self._loop = loop
 

@@ -20,7 +20,7 @@ from ingot.runtime.dispatch.batch_check import BatchCheck, Recheck
 from ingot.runtime.dispatch.batch_run import AnswerLimit, BatchRunner, BatchTimings
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.dispatch.parts import Part, PartEntry, by_length, in_order, inputs_of
-from ingot.runtime.dispatch.pending import Expiry, Parts, Pending, Single
+from ingot.runtime.dispatch.pending import Expiry, Owner, Parts, Pending, Single
 from ingot.runtime.dispatch.signature_check import CallLimit, CheckedInputs, SignatureCheck
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.suspects import Suspects
@@ -36,7 +36,8 @@ from ingot.tensors import Array, Signature, TensorSpec
 
 log = logging.getLogger(__name__)
 
-_NOTHING: Mapping[str, Array] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
+_clock: Final = time.perf_counter
 # Engine calls below this many seconds run in the event loop; longer ones run in a worker thread.
 INLINE: Final = 250e-6
 # Bytes of an engine call from which on it is compared with the memory that is left, which takes up to 0.1 ms.
@@ -51,7 +52,7 @@ _REST: Final = 2e-3
 _REST_SHARE: Final = 0.1
 
 
-class Dispatcher:
+class Dispatcher(Owner):
     """A scheduler in front of one or more engines. Everything except ``close`` belongs to one event loop.
 
     Args:
@@ -119,6 +120,8 @@ class Dispatcher:
         most = scheduler.limits.max_batch if scheduler.batching else None
         self._check = SignatureCheck(signature, padding, most, call_limit)
         self._statistics = statistics or Statistics()
+        self._answered = 0  # requests that the statistics do not count yet, and the sum of their seconds
+        self._answered_seconds = 0.0
         # When its answers began, its timings and entries, and why it left the queue.
         self._last_batch: tuple[float, BatchTimings, int, int, str] | BatchTimes | None = None
         self._expiry = Expiry(name)
@@ -184,7 +187,7 @@ class Dispatcher:
         """
         loop = self._loop = asyncio.get_running_loop()
         checked = self._check.find(request.inputs, request.key)
-        now, timeout = time.perf_counter(), request.timeout
+        now, timeout = _clock(), request.timeout
         limit, share = (self._slo, _HEADROOM) if timeout is None else (timeout, 1.0)
         deadline = math.inf if limit is None else now + share * limit
         try:
@@ -304,12 +307,21 @@ class Dispatcher:
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
         """Record that a request is over."""
         if outcome is not None:
-            taken = self._statistics.failed if isinstance(outcome, IngotError) else self._statistics.answered
-            taken.count += 1
-            taken.seconds += time.perf_counter() - pending.arrived
+            seconds = _clock() - pending.arrived
+            if isinstance(outcome, IngotError):
+                self._statistics.failed.add(seconds)
+            else:
+                self._answered += 1
+                self._answered_seconds += seconds
         self.in_flight -= 1
         if not self.in_flight:
             self._quiet.set()
+
+    def _count_answered(self) -> None:
+        """Add what was answered to the statistics: once per batch."""
+        if self._answered:
+            self._statistics.answered.add(self._answered_seconds, self._answered)
+            self._answered, self._answered_seconds = 0, 0.0
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry from the queue."""
@@ -340,6 +352,7 @@ class Dispatcher:
         Args:
             timeout: seconds to wait for each engine call that is still running.
         """
+        self._count_answered()
         for instance in self._instances:
             instance.close(timeout)
         self._instances, self._idle = [], []
@@ -454,6 +467,7 @@ class Dispatcher:
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.inputs = _NOTHING  # as above
             entry.settle(outcome)
+        self._count_answered()
         if self._scheduler or (self._batch_check is not None and self._batch_check.waiting):
             self._pump_soon()
         self._engine_seconds.observe(seconds)
@@ -514,6 +528,7 @@ class Dispatcher:
 
     def statistics(self, described: Mapping[str, Any]) -> Statistics:
         """Return the counts so far and the state of the scheduler, merged with ``described``."""
+        self._count_answered()
         counted, scheduler = self._statistics, self._scheduler
         queued = Duration(sum(self._queue_seconds.counts), self._queue_seconds.total)
         summary: dict[str, Any] = {

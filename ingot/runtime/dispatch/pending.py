@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
@@ -44,18 +45,22 @@ class Accepts(Protocol):
         """Accept a request and return at once; see :meth:`ingot.runtime.dispatch.dispatcher.Dispatcher.submit`."""
 
 
-class Owner(Protocol):
-    """The component that accepted the requests."""
+class Owner(ABC):
+    """The component that accepted the requests. It is not a protocol, whose methods compiled code calls slowly."""
 
+    @abstractmethod
     def left(self, pending: Pending, outcome: Outcome | None) -> None:
         """Record that a request is over, with its outcome, or None if it was cancelled."""
 
+    @abstractmethod
     def discard(self, entry: Entry) -> None:
         """Remove an entry from the queue."""
 
+    @abstractmethod
     def queue_parts(self, parts: Parts) -> None:
         """Queue the next parts of a request."""
 
+    @abstractmethod
     def release(self, nbytes: int, client: Hashable) -> None:
         """Release bytes of a client's parts that are not queued yet."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from typing import Final
 
 from ingot.errors import Code, DeadlineExceeded, IngotError, InvalidArgument, Unavailable, public_text
 from ingot.faults import attempt_async, public_error
@@ -30,6 +31,7 @@ from ingot.server.plane.dataplane import DataPlane
 
 Work = Callable[[], Coroutine[None, None, None]]
 
+_clock: Final = time.perf_counter
 _UNIMPLEMENTED, _RESOURCE_EXHAUSTED, _INTERNAL = 12, 8, 13
 
 
@@ -255,8 +257,6 @@ class Calls:
             call.share = None
 
     def _submit(self, replies: Replies, call: Call, data: bytes) -> None:
-        context = call.context
-        CONTEXT.set(context)
         try:
             left = None if call.deadline is None else call.left
             if left is not None and left <= 0:
@@ -267,6 +267,7 @@ class Calls:
             else:
                 self._start(replies, call, decoded)
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
+            CONTEXT.set(call.context)  # for what is logged
             self._refuse(replies, call, public_error(error, "ModelInfer failed"))
 
     async def _submit_slow(self, replies: Replies, call: Call, decode: Callable[[], Decoded]) -> None:
@@ -290,18 +291,19 @@ class Calls:
             self._run(replies, call, partial(self._answer_slow, replies, call, typed, outcome))
             return
         try:
-            began = time.perf_counter()
+            began = _clock()
             encoded = self._codec.encode(outcome, typed=typed)
-            self._plane.encoding["grpc"].observe(time.perf_counter() - began)
+            self._plane.encoding_grpc.observe(_clock() - began)
             replies.answer(call, *encoded)
         except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
+            CONTEXT.set(call.context)
             failure = f"an answer of model {outcome.route.name} could not be encoded"
             self._refuse(replies, call, public_error(error, failure))
 
     async def _answer_slow(self, replies: Replies, call: Call, typed: bool, response: InferResponse) -> None:
         """Send a response that is encoded in a thread."""
         message, seconds = await replies.loop.run_in_executor(compression.threads, proto_codec.timed, response, typed)
-        self._plane.encoding["grpc"].observe(seconds)
+        self._plane.encoding_grpc.observe(seconds)
         data = message.SerializeToString()
         replies.answer(call, (data,), len(data))
 
@@ -327,6 +329,7 @@ class Calls:
 
     async def _guarded(self, replies: Replies, call: Call, work: Work) -> None:
         """Run the work of a call, and answer its failure."""
+        CONTEXT.set(call.context)
         failure = f"{call.head.path.decode(errors='replace')} failed"
         # Created here: a task that is cancelled before its start would leave a coroutine that was never awaited.
         outcome = await attempt_async(failure, work())
@@ -340,7 +343,6 @@ class Calls:
             self._submit(replies, call, data)
         elif method.unary is not None:
             CLIENT.set(call.head.client or id(replies))
-            CONTEXT.set(call.context)
             answer = await method.unary(data)
             replies.answer(call, (answer,), len(answer))
 

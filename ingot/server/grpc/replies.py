@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from typing import Final
 
 from ingot.protocol.context import RequestContext
 from ingot.server.access.peers import Peer
@@ -43,7 +44,7 @@ def integer(value: int, prefix: int, first: int = 0) -> bytes:
     return bytes(out)
 
 
-_SIZES = [integer(size, 7) for size in range(128)]
+_SIZES: Final = [integer(size, 7) for size in range(128)]
 
 
 def _text(value: bytes) -> bytes:
@@ -55,13 +56,16 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\x00" + _text(name) + _text(value)
 
 
-OPENING = _STATUS_200 + _CONTENT_TYPE + _text(b"application/grpc")
+OPENING: Final = _STATUS_200 + _CONTENT_TYPE + _text(b"application/grpc")
 _OK = _literal(b"grpc-status", b"0")
 
-_HEAD_OF_OPENING = len(OPENING) << 8 | HEADERS
-_BEGIN = struct.Struct(f">IBI{len(OPENING)}sIBIBI")
-_END = struct.Struct(">IBI")
+_HEAD_OF_OPENING: Final = len(OPENING) << 8 | HEADERS
+_pack_begin: Final = struct.Struct(f">IBI{len(OPENING)}sIBIBI").pack
+_pack_end: Final = struct.Struct(">IBI").pack
 _REQUEST_ID, _TRACEPARENT = (b"\x00" + _text(name) for name in (b"x-request-id", b"traceparent"))
+
+
+_OK_REQUEST_ID: Final = _OK + _REQUEST_ID
 
 
 def _identity(context: RequestContext) -> bytes:
@@ -72,11 +76,13 @@ def _identity(context: RequestContext) -> bytes:
 
 def whole(stream_id: int, message: tuple[bytes, ...], size: int, context: RequestContext) -> list[bytes]:
     """Return the frames of a complete answer: one message of ``size`` bytes that fits into one frame."""
-    begin = _BEGIN.pack(
+    begin = _pack_begin(
         _HEAD_OF_OPENING, END_HEADERS, stream_id, OPENING, (size + 5) << 8 | DATA, 0, stream_id, 0, size
     )
-    block = _OK + _identity(context)
-    return [begin, *message, _END.pack(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + block]
+    block = _OK_REQUEST_ID + _text(context.id)
+    if context.traceparent:
+        block = _OK + _identity(context)
+    return [begin, *message, _pack_end(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id), block]
 
 
 def ending(

@@ -81,7 +81,7 @@ class Service:
         typed = proto_codec.wants_typed(request)
         encode = functools.partial(proto_codec.timed, response, typed)
         message, seconds = await compression.run(encode, in_thread=response.is_slow(one_by_one=typed))
-        self._plane.encoding["grpc"].observe(seconds)
+        self._plane.encoding_grpc.observe(seconds)
         return message
 
     async def _decoded(self, request: pb.ModelInferRequest) -> InferRequest:

@@ -44,6 +44,8 @@ class Connection(ConnectionApi):
         # With client certificates, equal heads of two connections are those of different clients.
         own = admission is not None and admission.by_certificate
         self._known: BoundedCache[bytes, RequestHead] = BoundedCache(_OWN_HEADS) if own else shared.heads
+        self._last: RequestHead | None = None  # the head that was looked up last: mostly that of the next request too
+        self._last_bytes = b""
         admit = None if admission is None else self._admit
         self._parser = Parser(self._known, shared.service.max_body_bytes, admit, shared.service.api.infers)
         self._current: Exchange | AsgiExchange | None = None  # started and unanswered
@@ -103,11 +105,16 @@ class Connection(ConnectionApi):
         parser = self._parser
         while data:
             whole = self._current is None and parser.between and not self._queue and not self.write_paused
-            end = data.find(_HEAD_END) + len(_HEAD_END) if whole else 0
-            if not len(_HEAD_END) <= end <= _MAX_KNOWN_BYTES:
-                self._handle(parser.receive(data), len(data))
-                return
-            head = self._known.get(data[:end])
+            head = self._last
+            if whole and head is not None and data.startswith(self._last_bytes):
+                end = len(self._last_bytes)
+            else:
+                end = data.find(_HEAD_END) + len(_HEAD_END) if whole else 0
+                if not len(_HEAD_END) <= end <= _MAX_KNOWN_BYTES:
+                    self._handle(parser.receive(data), len(data))
+                    return
+                self._last_bytes = data[:end]
+                head = self._last = self._known.get(self._last_bytes)
             if head is None:
                 self._handle(parser.learn(data[:end]), end)
                 data = data[end:]
@@ -130,6 +137,7 @@ class Connection(ConnectionApi):
     def forget(self) -> None:
         """Forget all heads, as clients may have lost their access."""
         self._known.clear()
+        self._last = None
 
     def _handle(self, events: Sequence[Event], size: int) -> None:
         """Handle the events of ``size`` bytes."""

@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ingot.errors import IngotError, InvalidArgument, NotFound, Unavailable
 from ingot.protocol import json_codec, json_large
@@ -32,6 +32,7 @@ from ingot.server.plane.operations import OPERATIONS, Refusal, refusal_of_path
 
 _MAX_HEADS = 1024
 _SMALL_PART = 4 << 10
+_clock: Final = time.perf_counter
 
 Done = Callable[[HttpResponse], None]
 Decode = Callable[..., Cancellable | None]
@@ -86,7 +87,10 @@ def begin(
     Returns:
         The request, which can be cancelled; None if it is answered.
     """
-    decode = decode or _decode
+    if decode is None:
+        decode = _decode
+    else:
+        _name_work(context)
     if not head.encoding:
         return decode(service, head, body, hold, done, client, context)
     try:
@@ -129,6 +133,7 @@ def _decode(
             request, layout = json_codec.decode_raw_request(head.model, head.version, body, signature)
         elif (len(body) > json_large.AT_ONCE or regions) and json_large.is_slow(body, length, regions=regions):
             read = refuse if service.decoder.reader is None else service.decoder.reader(client)
+            _name_work(context)
             decode = functools.partial(
                 json_codec.decode_request, head.model, head.version, body, length, json_large.loads, read
             )
@@ -137,8 +142,9 @@ def _decode(
         else:
             request, layout = service.decoder.decode(head.model, head.version, body, length, client)
         request.client, request.sticky, request.context = client, head.sticky, context
-        return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
+        return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done, context))
     except Exception as error:  # noqa: BLE001 - the boundary of one request, which must not end its connection
+        _name_work(context)
         done(unreadable(service, head, error))
     return None
 
@@ -161,10 +167,16 @@ def _decoded(
     request.client, request.sticky, request.context = client, head.sticky, context
     try:
         hold(sum(memory_of(array) for array in request.inputs.values()))
-        return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done))
+        return plane.submit(request, "http", functools.partial(_reply, plane, head, layout, done, context))
     except IngotError as error:
         done(unreadable(service, head, error))
     return None
+
+
+def _name_work(context: RequestContext | None) -> None:
+    """Name a request in what is logged from here on. Few requests log anything, and this is as slow as a lookup."""
+    if context is not None:
+        CONTEXT.set(context)
 
 
 def unreadable(service: Service, head: InferHead, error: Exception) -> HttpResponse:
@@ -178,20 +190,28 @@ def unreadable(service: Service, head: InferHead, error: Exception) -> HttpRespo
 
 
 def _reply(
-    plane: DataPlane, head: InferHead, layout: ResponseFormat, done: Done, outcome: InferResponse | IngotError
+    plane: DataPlane,
+    head: InferHead,
+    layout: ResponseFormat,
+    done: Done,
+    context: RequestContext | None,
+    outcome: InferResponse | IngotError,
 ) -> None:
     if isinstance(outcome, IngotError):
+        _name_work(context)
         done(responses.refusal(plane, outcome))
         return
     try:
         if outcome.is_slow(one_by_one=not layout.default or bool(layout.by_name)):
+            _name_work(context)
             encoded = asyncio.get_running_loop().run_in_executor(compression.threads, _timed, outcome, layout)
             encoded.add_done_callback(functools.partial(_encoded, plane, head, done))
             return
-        began = time.perf_counter()
+        began = _clock()
         body, headers = json_codec.encode_response(outcome, layout)
-        plane.encoding["http"].observe(time.perf_counter() - began)
+        plane.encoding_http.observe(_clock() - began)
     except Exception as error:  # noqa: BLE001 - the boundary of one request; others of its batch wait behind it
+        _name_work(context)
         done(responses.failure(plane, error))
         return
     _send(head, done, body, headers)
@@ -213,7 +233,7 @@ def _encoded(
         done(responses.failure(plane, error))
     else:
         seconds, body, headers = encoded.result()
-        plane.encoding["http"].observe(seconds)
+        plane.encoding_http.observe(seconds)
         _send(head, done, body, headers)
 
 
@@ -338,7 +358,6 @@ class Exchange:
         self._begin(self.head.infer, body)
 
     def _begin(self, infer: InferHead, body: bytes) -> None:
-        CONTEXT.set(self.context)
         shared = self._connection.shared
         if shared.limits is not None:
             try:

@@ -22,6 +22,7 @@ from ingot.tensors import DType
 _MOST_VALUES: Final = 1 << 14
 # An id at the beginning, where most clients write it, without escapes; and the member behind it.
 _ID = re.compile(rb'\{ ?"id": ?"([^"\\\x00-\x1f]+)", ?(?=")')
+_ID_BEGINS: Final = (b'{"id"', b'{ "id"')
 # Replaces the values of a tensor in the check that they are its values.
 _MARK = 123454321
 
@@ -151,6 +152,9 @@ def _cut_id(text: bytes) -> tuple[str, bytes]:
 
     The text behind an id begins with a quotation mark, which no whole text does.
     """
+    # Without the pattern's first bytes there is no need to search for it.
+    if not text.startswith(_ID_BEGINS):
+        return "", text
     found = _ID.match(text)
     if found is None:
         return "", text

@@ -49,7 +49,7 @@ _GREETING = frames.settings(
         frames.MAX_HEADER_LIST_SIZE: HEADER_LIST,
     }
 ) + window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
-_HEAD = frames.HEAD.unpack_from
+_HEAD: Final = frames.HEAD.unpack_from
 
 
 class Http2Connection(Generic[S]):
@@ -101,9 +101,11 @@ class Http2Connection(Generic[S]):
         length = len(data)
         last = length - 9
         while at <= last:
-            size, flags, stream_id = _HEAD(data, at)
-            kind = size & 0xFF
-            size >>= 8
+            word: int  # struct's types are unknown, and arithmetic on them is slow when compiled
+            flags: int
+            stream_id: int
+            word, flags, stream_id = _HEAD(data, at)
+            kind, size = word & 0xFF, word >> 8
             start = at + 9
             stop = start + size
             try:

@@ -8,7 +8,14 @@ from typing import Final
 
 DATA: Final = 0
 HEADERS: Final = 1
-PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(2, 10)
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
 
 ACK: Final = 0x1
 END_STREAM: Final = 0x1
@@ -16,20 +23,18 @@ END_HEADERS: Final = 0x4
 PADDED: Final = 0x8
 HAS_PRIORITY: Final = 0x20
 
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-)
+HEADER_TABLE_SIZE: Final = 1
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST_SIZE: Final = 6
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DEFAULT_WINDOW = 65535
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DEFAULT_WINDOW: Final = 65535
 DEFAULT_FRAME: Final = 16384
 LARGEST_FRAME: Final = (1 << 24) - 1
-LARGEST_WINDOW = (1 << 31) - 1
+LARGEST_WINDOW: Final = (1 << 31) - 1
 
 # The length (24 bits) and the type share a word, as struct has no number of three bytes.
 HEAD = struct.Struct(">IBI")

@@ -94,7 +94,7 @@ class Sender(Generic[S]):
             frames: of the answer, one of them DATA.
             size: bytes of DATA.
         """
-        if self._ready or size > min(self.window, self.initial + stream.credit, self.max_frame):
+        if self._ready or size > self.window or size > self.initial + stream.credit or size > self.max_frame:
             return False
         self.window -= size
         self._out += frames

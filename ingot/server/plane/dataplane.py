@@ -7,6 +7,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from ingot.errors import Code, IngotError, InvalidArgument, Unsupported
 from ingot.faultlog import rate_limited_logger
@@ -41,6 +42,7 @@ from ingot.tensors import Array, Signature, TensorSpec
 
 _PROTOCOLS = ("http", "grpc")
 _NAME = 100
+_clock: Final = time.perf_counter
 
 log = rate_limited_logger(__name__)
 
@@ -73,7 +75,7 @@ class DataPlane:
         self.draining = False
         self.sticky_header = ""
         self._counters: dict[tuple[ServedModel, str], _Counters] = {}
-        self.encoding = {protocol: self.metrics.encode_seconds.labels(protocol) for protocol in _PROTOCOLS}
+        self.encoding_http, self.encoding_grpc = [self.metrics.encode_seconds.labels(each) for each in _PROTOCOLS]
 
     @property
     def ready(self) -> bool:
@@ -166,7 +168,7 @@ class DataPlane:
         Raises:
             IngotError: the request is refused at once: NotFound, InvalidArgument, Unavailable, DeadlineExceeded.
         """
-        began = time.perf_counter()
+        began = _clock()
         if self.observer is not None:
             _observe(request, began)
         template = request.template
@@ -290,13 +292,14 @@ class Ticket:
     def settle(self, outcome: Outcome) -> None:
         """Pass on the model's outcome."""
         route, request = self._route, self._request
-        CONTEXT.set(request.context)
         if isinstance(outcome, IngotError):
+            CONTEXT.set(request.context)  # an answer logs nothing, or sets this itself
             self._counters.count(outcome.code.value, self._began)
             self._observe(failed=True)
             self._reply(outcome)
             return
         if self._plane.recorder is not None:
+            CONTEXT.set(request.context)
             self._plane.record(route, request.inputs, outcome)
         self._counters.succeeded(self._began)
         if self._plane.observer is not None:
@@ -321,6 +324,7 @@ class _DeliveryRoute(_ModelRoute):
         batch, client = model.signature.batch, request.client
         found = Deliveries(template.deliveries, self.outputs, batch, memory, client, model.labels)
         self.deliveries, self.outputs, self.placed = found, found.outputs, found.placed
+        self.texts = True
 
     def ticket(
         self, plane: DataPlane, request: InferRequest, counters: _Counters, began: float, reply: Reply
@@ -355,6 +359,7 @@ class _DeliveryTicket(Ticket):
             super().settle(outcome)
             return
         route, request, deliveries = self._route, self._request, self._deliveries
+        CONTEXT.set(request.context)
         if self._plane.recorder is not None:
             self._plane.record(route, request.inputs, outcome)
         failure = f"outputs of model {route.name} could not be delivered"
@@ -393,7 +398,7 @@ class _Counters:
 
     def succeeded(self, began: float) -> None:
         self._ok.value += 1
-        self._seconds.observe(time.perf_counter() - began)
+        self._seconds.observe(_clock() - began)
 
     def count(self, code: str, began: float) -> None:
         count = self._codes.get(code)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ingot.errors import IngotError, InvalidArgument, Unsupported
 from ingot.faults import attempt
 from ingot.protocol import json_large
-from ingot.protocol.context import RequestContext
+from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, Template, memory_of
 from ingot.runtime import Model
 from ingot.server.http import exchange, parser, responses
@@ -136,6 +136,7 @@ class Predictions:
         return None
 
     def _reply(self, reading: _Reading, done: Done, outcome: InferResponse | IngotError) -> None:
+        CONTEXT.set(reading.request.context)  # for what is logged
         if isinstance(outcome, IngotError):
             done(responses.refusal(self._plane, outcome, refusal))
             return
