@@ -103,6 +103,10 @@ class Tokenize(Step):
         return self.mask if self.padding_side == "right" else ""
 
     @property
+    def bytes_at_once(self) -> int:
+        return max(0, _BYTES_AT_ONCE - max(map(len, self.prompts.values()), default=0))
+
+    @property
     def shared(self) -> tuple[str, ...]:
         return (self.prompt,) if self.prompts else ()
 
@@ -132,6 +136,8 @@ class Tokenize(Step):
         return Tokenizing(self, tokenizer.load(files(self.file), self.file))
 
 
+# Bytes of texts and their pointers that are encoded in some 0.2 ms, which is less than what another thread costs.
+_BYTES_AT_ONCE = 512
 PLACES = ("offsets", "words", "sequences", "special")
 """The values that ``details`` adds."""
 MOST_TOKENS = 1 << 17

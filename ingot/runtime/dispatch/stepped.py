@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +28,6 @@ from ingot.tensors import Array
 preparing = FairThreads(min(8, max(2, cpu_count())), "ingot-steps")
 # Steps after the graph do not wait behind those before it: their requests are almost answered.
 finishing = ThreadPoolExecutor(2, "ingot-last-steps")
-# Elements of the graph's outputs that steps after it process in the event loop, for less than a millisecond.
-_AT_ONCE = 1 << 12
 
 T = TypeVar("T")
 Aside = Callable[[OpenedSteps, list[StepTime]], tuple[T, Values]]
@@ -53,7 +52,9 @@ class Stepped:
 
     def __init__(self, name: str, version: str, steps: OpenedSteps, accepts: Accepts, limits: Limits, metrics: Metrics):
         self.steps = steps
-        self.quick = all(step.quick for step in steps.config.after)
+        # Raw inputs and outputs up to these sizes are processed in the event loop: a thread would cost more.
+        self.bytes_at_once = min(step.bytes_at_once for step in steps.config.before)
+        self.elements_at_once = min((step.elements_at_once for step in steps.config.after), default=sys.maxsize)
         self.name = name
         self.failure = f"a step of model '{name}' failed"
         self.expiry = Expiry(name)
@@ -220,10 +221,16 @@ class _Raw:
             self._submit(outcome)
 
         # A request that is over while it waits is not prepared.
-        future = preparing.submit(owner.name, lambda: None if self.done else attempt(owner.failure, prepare))
-        _when_done(future, owner.failure, prepared)
+        def work() -> _Prepared | IngotError | None:
+            return None if self.done else attempt(owner.failure, prepare)
+
+        loop = asyncio.get_running_loop()
+        if self._nbytes <= owner.bytes_at_once:
+            loop.call_soon(_done_here, work, owner.failure, prepared)
+        else:
+            _when_done(preparing.submit(owner.name, work), owner.failure, prepared)
         if request.timeout is not None:
-            owner.expiry.add(asyncio.get_running_loop(), self, request.timeout, firm=False)
+            owner.expiry.add(loop, self, request.timeout, firm=False)
 
     @property
     def waiting(self) -> bool:
@@ -281,8 +288,8 @@ class _Raw:
             if not self.done:
                 self._settle(answer)
 
-        if owner.quick and sum(array.size for array in outcome.values()) <= _AT_ONCE:
-            finished(finish())
+        if sum(array.size for array in outcome.values()) <= owner.elements_at_once:
+            _done_here(finish, owner.failure, finished)
         else:
             _when_done(finishing.submit(finish), owner.failure, finished)
 
@@ -300,6 +307,19 @@ class _Raw:
         self._owner.over()
 
 
+def _done_here(work: Callable[[], T | IngotError], failure: str, done: Callable[[T | IngotError], None]) -> None:
+    """Run work in the event loop, and pass its outcome on as :func:`_when_done` does."""
+    try:
+        outcome = work()
+    except BaseException as error:  # noqa: BLE001 - a package's panic, which attempt() does not catch
+        outcome = _ended(error, failure)
+    done(outcome)
+
+
+def _ended(error: BaseException, failure: str) -> IngotError:
+    return InternalError(f"{failure}: {type(error).__name__}: {error}")
+
+
 def _when_done(work: Future[T], failure: str, done: Callable[[T | IngotError], None]) -> None:
     """Pass the outcome of work in a thread, or its failure, on in the event loop."""
 
@@ -307,6 +327,6 @@ def _when_done(work: Future[T], failure: str, done: Callable[[T | IngotError], N
         if future.cancelled():  # the loop has ended
             return
         error = future.exception()  # one that attempt() does not catch, such as SystemExit
-        done(future.result() if error is None else InternalError(f"{failure}: {type(error).__name__}: {error}"))
+        done(future.result() if error is None else _ended(error, failure))
 
     asyncio.wrap_future(work).add_done_callback(finished)

@@ -80,8 +80,8 @@ class Boxes(Step):
         return (self.given,)
 
     @property
-    def quick(self) -> bool:
-        return not self.overlap
+    def elements_at_once(self) -> int:
+        return 0 if self.overlap else super().elements_at_once
 
     def check(self, known: Mapping[str, TensorSpec | None]) -> None:
         spec, boxes = known[self.logits], known[self.boxes]

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import VECTORS_AT_ONCE, Apply, Files, Step, Values
 from ingot.tensors import DType, TensorSpec
 
 
@@ -32,6 +32,10 @@ class Normalize(Step):
     def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
         spec = known[self.value]
         return {self.value: spec if spec is not None and spec.dtype is DType.FP32 else None}
+
+    @property
+    def elements_at_once(self) -> int:
+        return VECTORS_AT_ONCE
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:

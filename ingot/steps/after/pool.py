@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from ingot.errors import InvalidArgument
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import VECTORS_AT_ONCE, Apply, Files, Step, Values
 from ingot.tensors import Array, DType, TensorSpec
 
 Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -55,6 +55,10 @@ class Pool(Step):
         batch, _, size = spec.shape
         whole = size * len(self.modes) if isinstance(size, int) else f"{self.output}_size"
         return {self.output: TensorSpec(self.output, DType.FP32, (batch, whole))}
+
+    @property
+    def elements_at_once(self) -> int:
+        return VECTORS_AT_ONCE
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:

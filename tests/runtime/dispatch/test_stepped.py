@@ -43,9 +43,13 @@ class Tensors:
 
 
 class Case:
-    """Steps of which the first waits for ``gate``, in one thread, and the answers of their requests."""
+    """Steps of which the first waits for ``gate``, in one thread, and the answers of their requests.
 
-    def __init__(self, prepare: Apply | None = None, limits: Limits = Limits()) -> None:  # noqa: B008 - it is frozen
+    ``size`` is that of texts: short ones are prepared in the event loop, which must not wait.
+    """
+
+    def __init__(self, prepare: Apply | None = None, limits: Limits = Limits(), size: int = 600) -> None:  # noqa: B008 - it is frozen
+        self.size = size
         self.tensors = Tensors()
         self.gate = threading.Event()
         self.started = 0
@@ -56,7 +60,8 @@ class Case:
         def first(values: Values) -> Values:
             self.started += 1
             assert self.gate.wait(30)
-            self.prepared.append(values["text"][0])
+            self.prepared.append(values["text"][0].strip())
+            self.threads.append(threading.current_thread().name)
             found = {"input_ids": np.zeros(1, np.int32)} if prepare is None else prepare(values)
             return {"attention_mask": np.ones((1, 1), np.int64), **found}
 
@@ -71,7 +76,7 @@ class Case:
         self.stepped = Stepped("m", "1", steps, self.tensors, limits, Metrics())
 
     def ask(self, text: bytes = b"a", *, timeout: float | None = None, client: str | None = None) -> Any:
-        raw: dict[str, Array] = {"text": np.array([text], object)}
+        raw: dict[str, Array] = {"text": np.array([text.ljust(self.size)], object)}
         return self.stepped.submit(Request(raw, self.answers.append, timeout, client=client))
 
     async def quiet(self) -> None:
@@ -105,9 +110,10 @@ def panic(values: Values) -> Values:
     ],
     ids=["panic", "tensors"],
 )
-def test_each_failure_of_a_step_is_an_answer(prepare: Apply, message: str) -> None:
+@pytest.mark.parametrize("size", [1, 600], ids=["in the loop", "in a thread"])
+def test_each_failure_of_a_step_is_an_answer(prepare: Apply, message: str, size: int) -> None:
     async def work() -> None:
-        case = Case(prepare)
+        case = Case(prepare, size=size)
         case.gate.set()
         case.ask()
         await case.quiet()
@@ -135,6 +141,24 @@ def test_a_cancelled_request_is_not_prepared_and_its_tensors_are_cancelled() -> 
         assert case.tensors.cancelled == 1
         case.tensors.requests[0].reply(SMALL)
         assert case.answers == []
+
+    run(work())
+
+
+def test_short_texts_are_prepared_in_the_event_loop_after_their_submission() -> None:
+    async def work() -> None:
+        case = Case(size=1)
+        case.gate.set()
+        case.ask(b"short")
+        cancelled = case.ask(b"left")
+        assert case.threads == []
+        cancelled.cancel()
+        case.ask(b"long" * 200)
+        await wait_until(lambda: len(case.tensors.requests) == 2)
+        assert case.prepared == [b"short", b"long" * 200]
+        assert case.threads[0] == threading.current_thread().name
+        assert case.threads[1].startswith("first-steps")
+        assert case.stepped.waiting == 0
 
     run(work())
 
@@ -209,8 +233,8 @@ def test_draining_waits_for_answers_and_large_outputs_are_finished_in_another_th
         case.tensors.requests[0].reply(SMALL)
         case.tensors.requests[1].reply(LARGE)
         await wait_until(lambda: len(case.answers) == 2)
-        assert case.threads[0] == threading.current_thread().name
-        assert case.threads[1].startswith("ingot-last-steps")
+        assert case.threads[-2] == threading.current_thread().name
+        assert case.threads[-1].startswith("ingot-last-steps")
         assert not draining.done()
         case.gate.set()
         await wait_until(lambda: len(case.tensors.requests) == 3)
