@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.server.main import RunningServer
 from tests import onnx_models
+from tests.server.outside import wait_until
 from tests.support import RunIngot, refused, succeeded
 
 WORDS = """
@@ -173,12 +175,18 @@ def do(what: str) -> dict[str, Any]:
     return {"do": np.array([what.encode()], object)}
 
 
+def is_ready(server: RunningServer, name: str) -> bool:
+    return httpx.get(f"{server.http_url}/v2/models/{name}/ready", trust_env=False).status_code == 200
+
+
 def wait_ready(server: RunningServer, name: str) -> None:
-    end = time.monotonic() + 60
-    url = f"{server.http_url}/v2/models/{name}/ready"
-    while httpx.get(url, trust_env=False).status_code != 200:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: is_ready(server, name))
+
+
+def engine_processes() -> list[int]:
+    """Return the engine processes of the servers in this one."""
+    children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+    return [int(each) for each in children if b"isolation.child" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -326,11 +334,8 @@ def test_a_killed_process_costs_its_batch_only(faulty: RunningServer) -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         time.sleep(0.5)
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        tasks = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-        for child in {*children, *" ".join(tasks).split()}:
-            if b"isolation.child" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(int(child), 9)
+        for process in engine_processes():
+            os.kill(process, signal.SIGKILL)
         thread.join(30)
         assert len(found) == 1
         assert "SIGKILL" in str(found[0])
@@ -478,6 +483,55 @@ def test_a_request_loads_code_only_with_consent(tmp_path: Path) -> None:
             if consent:
                 with ingot.Client(server.http_url) as client:
                     assert client.infer("a", text("a b"))["count"].tolist() == [2]
+
+
+def test_a_model_that_keeps_memory_is_replaced_between_two_calls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = source_of(tmp_path, FAULTY, "Faulty")
+    with serving(source, engine_memory_mb=512) as server, ingot.Client(server.http_url) as client:
+        for _ in range(700):  # of 1 MiB each
+            assert client.infer("faulty", do("leak"))["y"].tolist() == [1.0]
+        assert "was replaced: it had grown to" in caplog.text
+        assert "of the 512 MiB that it may have (--engine-memory-mb)" in caplog.text
+        assert "it is started again" not in caplog.text
+
+
+def test_health_is_readiness(tmp_path: Path) -> None:
+    sick = tmp_path / "sick"
+    code = (
+        f"import os\nclass M:\n    def predict_one(self, x: str) -> str: return x\n"
+        f"    def health(self):\n        if os.path.exists({str(sick)!r}): raise RuntimeError('no licence')\n"
+    )
+    with serving(source_of(tmp_path, code, "M")) as server, ingot.Client(server.http_url, retries=0) as client:
+        x = {"x": np.array([b"a"], object)}
+        assert client.infer("m", x)["output"].tolist() == [b"a"]
+        sick.touch()
+        wait_until(lambda: not is_ready(server, "m"))
+        with pytest.raises(Unavailable, match="not healthy: RuntimeError: no licence"):
+            client.infer("m", x)
+        sick.unlink()
+        wait_until(lambda: is_ready(server, "m"))
+        assert client.infer("m", x)["output"].tolist() == [b"a"]
+
+
+def test_a_model_that_ignores_signals_ends_with_its_server(tmp_path: Path) -> None:
+    code = (
+        "import signal, time\nclass M:\n    def load(self, context):\n"
+        "        for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, lambda *_: None)\n"
+        "    def predict_one(self, x: str) -> str:\n        while True: pass\n"
+    )
+    source = source_of(tmp_path, code, "M")
+    began, others = time.monotonic(), {*engine_processes()}
+    with serving(source, drain_timeout=0.5) as server:
+        [process] = {*engine_processes()} - others
+        threading.Thread(target=lambda: httpx.post(
+            f"{server.http_url}/v2/models/m/infer", timeout=5, trust_env=False,
+            json={"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+        )).start()  # fmt: skip
+        time.sleep(0.3)
+    assert not Path(f"/proc/{process}").exists()
+    assert time.monotonic() - began < 30
 
 
 def test_settings_and_missing_files(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class Capabilities:
         allocates: whether :meth:`Engine.allocate` returns memory from which ``run`` reads faster than from any other.
         isolated: whether the engine runs in an engine process, which :meth:`Engine.kill` can end.
         accepts_zeros: whether the engine may be timed with generated inputs; code could fail on them.
+        reports_health: whether :meth:`Engine.health` is to be asked.
     """
 
     load_seconds: float | None = None
@@ -36,6 +37,7 @@ class Capabilities:
     allocates: bool = False
     isolated: bool = False
     accepts_zeros: bool = True
+    reports_health: bool = False
 
 
 class Engine(Protocol):
@@ -119,6 +121,10 @@ class Engine(Protocol):
         """Return up to ``count`` engines that share this one's copy of the model: each can have a batch in flight."""
         ...
 
+    def health(self) -> str:
+        """Return why the engine is unfit for requests now; empty if it is fit. It is not called during a call."""
+        ...
+
     def kill(self) -> None:
         """End the engine's process, as a call does not end; only isolated engines have one."""
         ...
@@ -164,6 +170,9 @@ class BaseEngine(ABC):
 
     def more_lanes(self, count: int) -> Sequence[Any]:
         return []
+
+    def health(self) -> str:
+        return ""
 
     def kill(self) -> None:  # noqa: B027 - most engines run in this process and have none to end
         """Have no effect."""

@@ -124,6 +124,11 @@ def _resources() -> Iterator[tuple[float, float]]:
             yield most, used
 
 
+def private() -> int:
+    """Return the bytes of private memory of this process that RLIMIT_DATA counts; 0 if unknown."""
+    return _statm()[2]
+
+
 def _statm() -> tuple[int, int, int]:
     """Return the bytes of address space, resident memory and data."""
     try:

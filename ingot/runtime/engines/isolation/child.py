@@ -29,10 +29,11 @@ from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
 from ingot.runtime.engines.isolation import confinement, description
-from ingot.runtime.engines.isolation.link import Kind, Link
+from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.machine import memory
 from ingot.runtime.machine.memory import NO_MEMORY, Sweeper
 from ingot.tensors import Array
 
@@ -41,6 +42,10 @@ _LONG = 10e-3
 # Limits of what a model logs and prints in one call, in records and characters.
 _MOST_RECORDS = 19
 _MOST_TEXT = 1000
+# Seconds between two checks of the memory of code, and the share of what it may hold beyond its load.
+_GROWTH_SECONDS, _RETIRE_SECONDS = 0.05, 1.0
+_GROWN = 0.8
+_HEALTH_SECONDS = 1.0
 
 Join = Callable[[], None]
 """Connects this process with the others of its engine."""
@@ -149,7 +154,7 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
         return
     measures += confinement.after_loading(reads=spec.reads)
     if spec.code:
-        calls.log = kept
+        calls.log, calls.growth = kept, _Growth(spec.memory)
     else:
         logging.getLogger().removeHandler(kept)
     lanes = calls.lanes
@@ -157,7 +162,21 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
     # Where a process that follows another has fewer lanes, several connections share one.
     for other, lane in zip(links[1:], itertools.cycle([*lanes[1:], lanes[0]]), strict=False):
         threading.Thread(target=_serve_lane, args=(other, calls, lane), daemon=True).start()
+    if opened.capabilities.reports_health:
+        threading.Thread(target=_report_health, args=(control, lanes[0]), daemon=True).start()
     _answer_all(link, calls, lanes[0])
+
+
+def _report_health(control: socket.socket, lane: _Lane) -> None:
+    """Tell the server when the engine becomes unfit for requests, or fit again; it is asked between two calls."""
+    told = ""
+    while True:
+        time.sleep(_HEALTH_SECONDS)
+        with lane.running:
+            found = lane.engine.health()
+        if found != told:
+            told = found
+            control.send(HEALTH + found[:_MOST_TEXT].encode())
 
 
 def _serve_lane(link: Link, calls: _EngineCalls, lane: _Lane) -> None:
@@ -196,6 +215,32 @@ def _answer(link: Link, calls: _EngineCalls, engine: Engine, body: memoryview) -
         calls.sweeper.check(now, idle=True)
 
 
+class _Growth:
+    """Decides when code that keeps memory of each request gets another process.
+
+    Args:
+        limit: most bytes of private memory; None for the share of the machine's that engines may hold.
+    """
+
+    def __init__(self, limit: int | None):
+        loaded, self._limit = memory.private(), memory.for_engines() if limit is None else limit
+        self._most = loaded + _GROWN * (self._limit - loaded)
+        self._next = 0.0
+
+    def excess(self) -> str:
+        """Return why another process should follow, as words that complete "the process ..."; empty if none should."""
+        if (now := time.monotonic()) < self._next:
+            return ""
+        self._next = now + _GROWTH_SECONDS
+        if (held := memory.private()) <= self._most:
+            return ""
+        self._next = now + _RETIRE_SECONDS  # while the model is being loaded, the server does not replace it
+        return (
+            f"was replaced: it had grown to {held >> 20} MiB of the {int(self._limit) >> 20} MiB that it may have "
+            "(--engine-memory-mb), as if the model kept memory of each request"
+        )
+
+
 class _Lane:
     """An engine that runs one call at a time."""
 
@@ -214,6 +259,7 @@ class _EngineCalls:
         self.lanes: list[_Lane] = []
         self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
         self.log: _Kept | None = None
+        self.growth: _Growth | None = None
         self._limit = limit
         self._setting = "its engine process may have", "--engine-memory-mb"
 
@@ -234,6 +280,8 @@ class _EngineCalls:
         try:
             return engine.run(inputs)
         finally:
+            if self.growth is not None and (excess := self.growth.excess()):
+                link.send(Kind.RETIRE, excess.encode())
             if self.log is not None and (records := self.log.take()):
                 link.send(Kind.LOG, orjson.dumps(records))
 

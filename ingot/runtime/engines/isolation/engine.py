@@ -138,6 +138,9 @@ class ProcessEngine(BaseEngine):
             raise EngineLost(
                 f"{supervisor.name} {error}; the request may have caused it. It is being restarted"
             ) from error
+        finally:
+            if process.retiring:
+                supervisor.retire(process)
 
     def terminate(self) -> None:
         self._supervisor.terminate(self._lane)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import decode_error
 from ingot.runtime.engines.isolation import confinement
 from ingot.runtime.engines.isolation.description import Description
-from ingot.runtime.engines.isolation.link import Kind, Link, arena_size
+from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link, arena_size
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.tensors import Array
 
@@ -75,11 +75,19 @@ class EngineProcess:
         spec: the engine, and the limits of the process.
         inputs: an arena for the inputs of each call that may run at a time, which the server writes.
         handles: the file descriptors of these arenas.
+
+    Attributes:
+        ending: how it ended; empty until :meth:`wait` has returned.
+        retiring: why another process should follow it; empty if none should.
+        unhealthy: called by :meth:`wait` with why its engine is unfit for requests, or with nothing once it is fit.
     """
 
     def __init__(self, spec: ProcessSpec, inputs: Sequence[Outgoing], handles: Sequence[int]):
         self._spec = spec
         self._killed = ""
+        self._reports = False
+        self.retiring = ""
+        self.unhealthy: Callable[[str], None] = lambda why: None
         self._channels: list[_Channel] = []
         self._reaping = threading.Lock()
         self.ending = ""
@@ -132,6 +140,7 @@ class EngineProcess:
         except (ValueError, IngotError) as error:
             raise self._invalid(error) from error
         self._log(found.log)
+        self._reports = found.capabilities.reports_health
         return found
 
     def run(self, inputs: Mapping[str, Array], timeout: float | None, lane: int = 0) -> dict[str, Array]:
@@ -189,7 +198,7 @@ class EngineProcess:
                 with contextlib.suppress(ProcessLookupError):  # its children, if it has any
                     os.killpg(self._process.pid, signal.SIGKILL)
                 code = self._process.wait()
-                reported = foreign.attempt(lambda: self._control.recv(_MOST_ERROR, socket.MSG_DONTWAIT)) or b""
+                reported = self._reported()
                 self._disconnect()  # in case another process also holds the other end
                 self._remove_folder()
                 text = _read(self._errors)
@@ -228,8 +237,11 @@ class EngineProcess:
     def _receive(self, link: Link) -> tuple[int, memoryview]:
         """Wait for an answer, and log what precedes it."""
         kind, body = link.receive()
-        while kind == Kind.LOG:
-            self._log([(int(level), str(name), str(text)) for level, name, text in orjson.loads(body)])
+        while kind in (Kind.LOG, Kind.RETIRE):
+            if kind == Kind.RETIRE:
+                self.retiring = _printable(bytes(body[:_MOST_ERROR]).decode(errors="replace"))
+            else:
+                self._log([(int(level), str(name), str(text)) for level, name, text in orjson.loads(body)])
             kind, body = link.receive()
         return kind, body
 
@@ -242,6 +254,14 @@ class EngineProcess:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def _reported(self) -> bytes:
+        """Return the text on the socket of control, if there is one."""
+        found = foreign.attempt(lambda: self._control.recv(_MOST_ERROR, socket.MSG_DONTWAIT)) or b""
+        if not found.startswith(HEALTH):
+            return found
+        self.unhealthy(_printable(found[1:].decode(errors="replace")))
+        return b""
+
     def _await_end(self) -> None:
         """Wait until the process ends, or until some time after it closed its connection."""
         try:
@@ -253,7 +273,14 @@ class EngineProcess:
             poll = select.poll()
             poll.register(process.fileno(), select.POLLIN)
             poll.register(connection.fileno(), 0)  # POLLHUP, which is always reported
+            if self._reports:
+                poll.register(self._control.fileno(), select.POLLIN)
             ready = dict(poll.poll())
+            while ready == {self._control.fileno(): select.POLLIN}:
+                self._reported()
+                ready = dict(poll.poll())
+            if self._reports:
+                poll.unregister(self._control.fileno())
             if process.fileno() in ready:
                 return
             poll.unregister(connection.fileno())

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineLost, Unavailable
@@ -143,6 +144,24 @@ class Supervisor:
             if self._ready is process:
                 self._ready, self.down = None, process.ending
 
+    def retire(self, process: EngineProcess) -> None:
+        """End a process between two calls; the next call waits for the one that follows it."""
+        with self._changed:
+            if self._ready is not process or self._supervision is None:
+                return
+            self._ready = None
+        process.kill(process.retiring)
+
+    def _unhealthy(self, process: EngineProcess, why: str) -> None:
+        """Show that the engine of a process is unfit for requests; without a reason, that it is fit again."""
+        with self._changed:
+            supervision = self._supervision
+            if self._ready is not process or supervision is None:
+                return
+            self.down = f"reports that it is not healthy: {why}" if why else ""
+        log.warning("%s %s", self.name, self.down or "is healthy again")
+        supervision.changed()
+
     @property
     def name(self) -> str:
         """The engine process, as messages call it."""
@@ -185,7 +204,12 @@ class Supervisor:
                     if self._closed or supervision is None:
                         self.failed = True
                         break
-                log.error("%s %s; it is started again", self.name, ending)
+                if process.retiring:
+                    log.warning("%s %s", self.name, ending)
+                    self._ends.clear()
+                    self._wait = _FIRST_WAIT
+                else:
+                    log.error("%s %s; it is started again", self.name, ending)
                 supervision.lost(ending)
                 supervision.changed()
                 if time.monotonic() - began > _LONG_LIFE:
@@ -266,6 +290,7 @@ class Supervisor:
             on_error.callback(process.release)
             on_error.callback(process.wait)
             on_error.callback(process.close)
+            process.unhealthy = partial(self._unhealthy, process)
             with self._changed:
                 self._latest = process
             if self._closed:

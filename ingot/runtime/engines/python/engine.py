@@ -76,7 +76,8 @@ class PythonEngine(BaseEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(accepts_zeros=False)
+        reports_health = callable(getattr(self._model, "health", None))
+        return Capabilities(accepts_zeros=False, reports_health=reports_health)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch.
@@ -93,6 +94,13 @@ class PythonEngine(BaseEngine):
         if failures:
             raise self._samples_failed(outputs, failures)
         return outputs
+
+    def health(self) -> str:
+        """Return why the model's ``health`` is false or raised; empty otherwise."""
+        found = foreign.outcome(lambda: self._awaited(self._model.health()))
+        if isinstance(found, Exception):
+            return foreign.typed(found)
+        return f"{self._name}.health returned False" if found is False else ""
 
     def terminate(self) -> None:
         """Have no effect: the time limit of a call ends its process."""
