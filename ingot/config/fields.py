@@ -502,6 +502,13 @@ class Fields:
         form="pairs of an input and an output: ids=next_ids",
         per_model=True,
     )
+    install_requirements: bool = _field(
+        False,
+        "Install the versions of packages that models in Python require, into folders of their own",
+        more="See [requirements](../guides/make/python-model.md#requirements).",
+        group=MODELS,
+        per_model=True,
+    )
     model_settings: str | None = _field(
         None,
         "Values that a model in Python gets as context.settings, as texts",

@@ -140,6 +140,8 @@ class ServerSettings(TypedDict, total=False):
     """Inputs that the server keeps between the requests of a sequence, each with the output that is its next value."""
     repeat: str | None
     """Run the model again after each answer, with these inputs from outputs, and send each answer."""
+    install_requirements: bool
+    """Install the versions of packages that models in Python require, into folders of their own."""
     model_settings: str | None
     """Values that a model in Python gets as context.settings, as texts."""
     repeat_until: str | None

@@ -193,6 +193,7 @@ class ServerConfig(Fields):
                 sticky=self.canary_sticky,
             ),
             states=parse_pairs(self.states),
+            install_requirements=self.install_requirements,
             model_settings=dict(pair.split("=", 1) for pair in (self.model_settings or "").split(",") if pair),
             repeat=Repeat(inputs=parse_pairs(self.repeat), until=self.repeat_until or "", steps=self.max_steps),
             sequences=SequenceLimits(

@@ -19,7 +19,7 @@ from ingot.model_store.format.partition import PythonPlan
 from ingot.model_store.places import python_class
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import load_engine
-from ingot.runtime.engines.python.files import pinned
+from ingot.runtime.engines.python.requirements import pinned
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.tensors import Array, Signature, arrays
 

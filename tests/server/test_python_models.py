@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -532,6 +533,62 @@ def test_a_model_that_ignores_signals_ends_with_its_server(tmp_path: Path) -> No
         time.sleep(0.3)
     assert not Path(f"/proc/{process}").exists()
     assert time.monotonic() - began < 30
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    """Write a wheel with one module that has the version."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", f"VERSION = {version!r}")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.matrix
+def test_packages_are_installed_for_a_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sidecar\nclass M:\n    def predict_one(self, x: str) -> str: return sidecar.VERSION\n"
+    for version in ("1.0", "2.0"):
+        wheel(tmp_path / "wheels", "sidecar", version)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    archives = []
+    for version in ("1.0", "2.0"):  # the author has the packages
+        installed = tmp_path / f"installed-{version}"
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", installed, f"sidecar=={version}"]
+        subprocess.run(pip, check=True)
+        monkeypatch.syspath_prepend(installed)
+        pins = write(tmp_path, "requirements.txt", f"sidecar=={version}\n")
+        archive = export_class(source_of(tmp_path, code, "M"), name=f"m{version[0]}", requirements=pins)
+        archive.save(out := tmp_path / f"m{version[0]}.ingot")
+        sys.path.remove(str(installed))
+        archives.append(str(out))
+    with (
+        pytest.raises(Unsupported, match="or serve it with --install-requirements"),
+        serving(*archives, allow_code=True),
+    ):
+        pass
+    with pytest.raises(Unsupported, match="--allow-code"), serving(*archives, install_requirements=True):
+        pass
+    assert not (tmp_path / "cache").exists()
+    for _ in range(2):
+        with (
+            serving(*archives, allow_code=True, install_requirements=True) as server,
+            ingot.Client(server.http_url) as client,
+        ):
+            for name, version in (("m1", b"1.0"), ("m2", b"2.0")):
+                assert client.infer(name, {"x": np.array([b""], object)})["output"].tolist() == [version]
+    assert len([*(tmp_path / "cache" / "ingot" / "packages").iterdir()]) == 2
+    for file in (tmp_path / "wheels").iterdir():
+        file.unlink()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with (
+        pytest.raises(Unsupported, match="pip cannot install sidecar==1.0: ERROR: No matching distribution"),
+        serving(archives[0], allow_code=True, install_requirements=True),
+    ):
+        pass
 
 
 def test_settings_and_missing_files(tmp_path: Path) -> None:

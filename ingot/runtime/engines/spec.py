@@ -10,7 +10,7 @@ from typing import Any
 from ingot.model_store.format.manifest import Division
 from ingot.runtime.gpu.graphs import GraphOptions
 
-_PATHS = ("path", "ort_library", "cache")
+_PATHS = ("path", "ort_library", "cache", "packages")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class EngineSpec:
             ``pt2``, and :func:`ingot.runtime.engines.sharding.sharded.join` in each of them.
         plan: as for :class:`~ingot.runtime.engines.sharding.sharded.ShardedEngine`.
         batchable: as for the same.
+        packages: a folder whose Python packages an engine process imports before all others; None for none.
         settings: what a model in Python gets as settings.
         step: a step that decodes single items, as JSON; the format is then ``step``, and there is no file.
     """
@@ -62,6 +63,7 @@ class EngineSpec:
     shards: int = 1
     plan: Mapping[str, Division] | None = None
     batchable: bool = True
+    packages: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     step: str = ""
 

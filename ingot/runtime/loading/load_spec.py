@@ -30,6 +30,7 @@ from ingot.runtime.engines.loader import (
     uses_cuda,
 )
 from ingot.runtime.engines.opening import ENGINES
+from ingot.runtime.engines.python.requirements import prepared
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.loading import decoders, warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
@@ -190,8 +191,15 @@ class LoadSpec:
             batchable=variant.serving.batchable,
             settings=settings.model_settings,
         )
+        plan = variant.python_plan()
+        required = plan.requirements if plan is not None and settings.allow_code else ()
+
+        def open_on(device: str, threads: int) -> Engine:
+            packages = prepared(required, install=settings.install_requirements)
+            return load_engine(replace(spec, device=device, threads=threads, packages=packages), isolation)
+
         return cls(
-            lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
+            open_on,
             goldens,
             tolerance=variant.serving.golden_tolerance,
             variant=variant.name,

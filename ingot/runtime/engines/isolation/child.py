@@ -168,14 +168,14 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
 
 
 def _report_health(control: socket.socket, lane: _Lane) -> None:
-    """Tell the server when the engine becomes unfit for requests, or fit again; it is asked between two calls."""
-    told = ""
+    """Report to the server when the engine becomes unfit for requests, or fit again; it is asked between two calls."""
+    reported = ""
     while True:
         time.sleep(_HEALTH_SECONDS)
         with lane.running:
             found = lane.engine.health()
-        if found != told:
-            told = found
+        if found != reported:
+            reported = found
             control.send(HEALTH + found[:_MOST_TEXT].encode())
 
 

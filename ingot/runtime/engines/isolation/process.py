@@ -220,6 +220,8 @@ class EngineProcess:
     ) -> subprocess.Popen[bytes]:
         module, *others = map(str, arguments)
         variables = confinement.environment(os.environ)
+        if (packages := self._spec.engine.packages) is not None:
+            variables["PYTHONPATH"] = os.pathsep.join((str(packages), variables["PYTHONPATH"]))
         return subprocess.Popen(
             [sys.executable, "-P", "-m", f"ingot.runtime.engines.isolation.{module}", *others],
             pass_fds=pass_fds,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shutil
 import sys
 import tempfile
 import traceback
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 from ingot import foreign
-from ingot.errors import IngotError, InvalidArgument, NotFound, Unsupported
+from ingot.errors import IngotError, InvalidArgument, NotFound
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PythonPlan
 from ingot.model_store.places import python_class
+from ingot.runtime.engines.python import requirements
 
 # Larger files are linked. Smaller ones are copied, since code finds its folder by Path(__file__).resolve().
 _COPIED = 16 << 20
@@ -37,7 +36,7 @@ def load_class(path: Path) -> tuple[type, Path]:
         file, attribute = named
     else:
         plan = manifest.decode(PythonPlan, path.read_bytes(), "the plan")
-        check_requirements(plan.requirements)
+        requirements.check(plan.requirements)
         file, attribute = _unpack(plan, path.parent) / plan.file, plan.attribute
     if not file.is_file():
         raise NotFound(f"there is no file {file}")
@@ -48,28 +47,6 @@ def load_class(path: Path) -> tuple[type, Path]:
     if not isinstance(found, type):
         raise NotFound(f"{file.name} has no class '{attribute}'")
     return found, folder
-
-
-def check_requirements(requirements: tuple[str, ...]) -> None:
-    """Check that the required versions of packages are installed.
-
-    Raises:
-        Unsupported: some are not; the message names them, and the command that installs them.
-    """
-    missing = []
-    for requirement in requirements:
-        name, _, wanted = requirement.partition("==")
-        try:
-            installed = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            missing.append((requirement, "it is not installed"))
-            continue
-        if installed.partition("+")[0] != wanted.partition("+")[0]:
-            missing.append((requirement, f"{installed} is installed"))
-    if missing:
-        shown = ", ".join(f"{requirement} ({state})" for requirement, state in missing)
-        command = " ".join(requirement for requirement, _ in missing)
-        raise Unsupported(f"the model requires {shown}: pip install {command}")
 
 
 def place(error: BaseException, folder: Path) -> str:
@@ -118,23 +95,3 @@ def _imported(file: Path) -> ModuleType:
     with foreign.reported_as(InvalidArgument, failure, keep=IngotError):
         spec.loader.exec_module(module)
     return module
-
-
-def pinned(text: str, where: str) -> tuple[str, ...]:
-    """Return the requirements in the text of a requirements file.
-
-    Raises:
-        InvalidArgument: a line is not of the form ``name==version``.
-    """
-    found = []
-    for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
-        stated = re.sub(r"(^|\s)#.*|\s--hash=\S+", "", line).strip()
-        if not stated:
-            continue
-        match = re.fullmatch(r"(?P<name>[A-Za-z0-9][\w.\-]*)(\[[^\]]*\])?\s*==\s*(?P<version>[\w.+!\-]+)", stated)
-        if match is None:
-            raise InvalidArgument(
-                f"{where}, line {number}: '{stated}' is not of the form name==version; pip freeze prints such lines"
-            )
-        found.append(f"{match['name']}=={match['version']}")
-    return tuple(found)
