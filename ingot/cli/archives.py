@@ -242,6 +242,10 @@ def _print(archive: Archive, *, verbose: bool) -> None:
                 say(f"{title:>7}  {','.join(f'{name}={output}' for name, output in pairs.items())}")
         if defaults.labels:
             say(f" labels  {len(defaults.labels)} names of classes")
+    if (plan := archive.variants[0].python_plan()) is not None:
+        say(f"  class  {plan.attribute} of {plan.file}, with {units.counted(len(plan.files), 'file')}")
+        for requirement in plan.requirements:
+            say(f"  needs  {requirement}")
     for line in _paddings(archive):
         say(f"padding  {line}")
     table = Table("variant", "size", "latency by batch", "evidence")

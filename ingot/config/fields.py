@@ -504,7 +504,7 @@ class Fields:
     )
     install_requirements: bool = _field(
         False,
-        "Install the versions of packages that models in Python require, into folders of their own",
+        "Install the versions of packages that models in Python require, into separate folders",
         more="See [requirements](../guides/make/python-model.md#requirements).",
         group=MODELS,
         per_model=True,

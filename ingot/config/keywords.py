@@ -141,7 +141,7 @@ class ServerSettings(TypedDict, total=False):
     repeat: str | None
     """Run the model again after each answer, with these inputs from outputs, and send each answer."""
     install_requirements: bool
-    """Install the versions of packages that models in Python require, into folders of their own."""
+    """Install the versions of packages that models in Python require, into separate folders."""
     model_settings: str | None
     """Values that a model in Python gets as context.settings, as texts."""
     repeat_until: str | None

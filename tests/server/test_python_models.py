@@ -380,6 +380,7 @@ def test_an_archive_answers_as_the_file_and_needs_consent(tmp_path: Path, run_in
     shown = succeeded(run_ingot("inspect", out))
     assert "can run its author's code" in shown
     assert "text:string[batch]" in shown
+    assert "class Words of words_model.py, with 2 files" in shown
     moved = tmp_path / "elsewhere" / "w.ingot"
     moved.parent.mkdir()
     out.rename(moved)
@@ -398,6 +399,16 @@ def test_an_archive_that_lacks_a_file_or_is_random_is_not_made(tmp_path: Path) -
     )
     with pytest.raises(ExportError, match="does not answer the example as the file does"):
         export_class(source_of(tmp_path, random, "M"), name="m")
+
+
+def test_a_difference_names_the_files_that_changed(tmp_path: Path, run_ingot: RunIngot) -> None:
+    for name, pattern in (("before", r"\w+"), ("after", r"\w")):
+        source = words(tmp_path)
+        write(tmp_path, "data/pattern.txt", pattern)
+        export_class(source, name="words", include=[tmp_path / "data"]).save(tmp_path / f"{name}.ingot")
+    shown = run_ingot("diff", tmp_path / "before.ingot", tmp_path / "after.ingot").stdout
+    assert "file data/pattern.txt" in shown
+    assert "file words_model.py" not in shown
 
 
 def test_changed_goldens_are_noticed(tmp_path: Path) -> None:
@@ -585,7 +596,7 @@ def test_packages_are_installed_for_a_model_alone(tmp_path: Path, monkeypatch: p
         file.unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     with (
-        pytest.raises(Unsupported, match="pip cannot install sidecar==1.0: ERROR: No matching distribution"),
+        pytest.raises(Unsupported, match=r"pip cannot install sidecar==1\.0: ERROR: No matching distribution"),
         serving(archives[0], allow_code=True, install_requirements=True),
     ):
         pass

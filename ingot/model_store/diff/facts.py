@@ -69,10 +69,12 @@ def _variant(variant: Variant) -> dict[str, str]:
         for layer in variant.manifest.layers
         if layer.media_type in (manifest.DOCUMENT, manifest.STEP_FILE)
     }
+    if (plan := variant.python_plan()) is not None:
+        documents |= {**plan.files, "": f"{plan.file}:{plan.attribute}"}
     return {
         **dict(_flat("", document)),
         **_steps(serving.steps),
-        **{f"file {name}": digest for name, digest in documents.items()},
+        **{f"file {name}" if name else "class": digest for name, digest in documents.items()},
     }
 
 
