@@ -246,6 +246,8 @@ def _print(archive: Archive, *, verbose: bool) -> None:
         say(f"  class  {plan.attribute} of {plan.file}, with {units.counted(len(plan.files), 'file')}")
         for requirement in plan.requirements:
             say(f"  needs  {requirement}")
+        for permission in plan.permissions:
+            say(f"  needs  the permission {permission} (--permit)")
     for line in _paddings(archive):
         say(f"padding  {line}")
     table = Table("variant", "size", "latency by batch", "evidence")

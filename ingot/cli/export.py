@@ -32,8 +32,9 @@ _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, 
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
 _NOT_CAPTURED = (
-    "{source} is a class in Python, which is run as it is: its export takes --out, --name, --requirements, --include "
-    "and --load-timeout. If it is a module of PyTorch to be captured as a graph, write its import path: {stem}:{name}"
+    "{source} is a class in Python, which is run as it is: its export takes --out, --name, --requirements, --include, "
+    "--permit and --load-timeout. If it is a module of PyTorch to be captured as a graph, write its import path: "
+    "{stem}:{name}"
 )
 _RULES = "Rewrite rule, or default, all or none; repeatable."
 
@@ -238,6 +239,14 @@ class Code:
         Path | None,
         typer.Option(help="For a class in Python: a file with the versions of packages that it needs, name==version."),
     ] = None
+    permit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<permissions>",
+            help="For a class in Python: what it does, and servers must permit: network, network-at-load, programs; "
+            "separated by commas.",
+        ),
+    ] = None
     include: Annotated[
         list[Path] | None,
         typer.Option(help="For a class in Python: a file or folder next to it that it reads or imports; repeatable."),
@@ -314,7 +323,8 @@ def export(
         _export_class(source, out, interface.name, code, diagnosis, as_json=as_json)
         return
     if code != Code():
-        raise InvalidArgument(f"--requirements and --include are for a class in Python (model.py:Model), not {source}")
+        options = "--requirements, --include and --permit"
+        raise InvalidArgument(f"{options} are for a class in Python (model.py:Model), not for {source}")
     inputs, opset, batch_dim = original.inputs or (), conversion.opset, interface.batch_dim
     with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as limited:
         from ingot.export import export_model
@@ -389,6 +399,7 @@ def _export_class(
             name=name or _name(source),
             requirements=code.requirements,
             include=code.include or (),
+            permissions=_permissions(code.permit),
             load_timeout=limit or None,
         )
     if out is not None:
@@ -403,6 +414,15 @@ def _export_class(
         note("note: without a method example() there is no golden, so servers cannot check what the model computes")
     note("it is code: ingot serve loads it with --allow-code, or by a rule of a trust policy")
     say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
+
+
+def _permissions(text: str | None) -> tuple[str, ...]:
+    from ingot.runtime.engines.isolation import permissions
+
+    found, known = permissions.parsed(text), (permissions.NETWORK, permissions.NETWORK_AT_LOAD, permissions.PROGRAMS)
+    if unknown := [each for each in found if each not in known]:
+        raise InvalidArgument(f"--permit: '{unknown[0]}' is not a permission; there are {', '.join(known)}")
+    return found
 
 
 def _padding(found: Found, described: Described | None) -> str | tuple[()]:

@@ -509,6 +509,16 @@ class Fields:
         group=MODELS,
         per_model=True,
     )
+    permit: str | None = _field(
+        None,
+        "What models in Python may do that ask for it: network, network-at-load, programs",
+        more="See [permissions](../guides/make/python-model.md#permissions).",
+        group=MODELS,
+        unset="nothing",
+        pattern=r"(network|network-at-load|programs)(,(network|network-at-load|programs))*",
+        form="some of network, network-at-load, programs, separated by commas",
+        per_model=True,
+    )
     model_settings: str | None = _field(
         None,
         "Values that a model in Python gets as context.settings, as texts",

@@ -142,6 +142,8 @@ class ServerSettings(TypedDict, total=False):
     """Run the model again after each answer, with these inputs from outputs, and send each answer."""
     install_requirements: bool
     """Install the versions of packages that models in Python require, into separate folders."""
+    permit: str | None
+    """What models in Python may do that ask for it: network, network-at-load, programs."""
     model_settings: str | None
     """Values that a model in Python gets as context.settings, as texts."""
     repeat_until: str | None

@@ -146,6 +146,7 @@ class ServerConfig(Fields):
         # --help does not need these.
         from ingot.runtime import Limits, Settings
         from ingot.runtime.dispatch.states import parse_pairs
+        from ingot.runtime.engines.isolation import permissions
         from ingot.runtime.engines.opening import check_engine
         from ingot.runtime.machine import memory
         from ingot.runtime.settings.canary import Plan
@@ -194,6 +195,7 @@ class ServerConfig(Fields):
             ),
             states=parse_pairs(self.states),
             install_requirements=self.install_requirements,
+            permissions=permissions.parsed(self.permit),
             model_settings=dict(pair.split("=", 1) for pair in (self.model_settings or "").split(",") if pair),
             repeat=Repeat(inputs=parse_pairs(self.repeat), until=self.repeat_until or "", steps=self.max_steps),
             sequences=SequenceLimits(

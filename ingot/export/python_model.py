@@ -42,6 +42,7 @@ def export_class(
     name: str,
     requirements: Path | None = None,
     include: Sequence[Path] = (),
+    permissions: tuple[str, ...] = (),
     load_timeout: float | None = None,
 ) -> Archive:
     """Put a class in Python and its files into an archive, and prove that it answers its example alike there.
@@ -53,6 +54,8 @@ def export_class(
         name: of the archive.
         requirements: a file with lines ``name==version``.
         include: further files and folders, next to the class's file or below its folder.
+        permissions: what the model may do besides computing; see
+            :mod:`~ingot.runtime.engines.isolation.permissions`.
         load_timeout: seconds in which the class must be loaded; None is unlimited.
 
     Raises:
@@ -66,19 +69,22 @@ def export_class(
         raise NotFound(f"there is no file {source if found is None else found[0]}")
     file, attribute = found[0].expanduser(), found[1]
     pins = () if requirements is None else pinned(_text(requirements), str(requirements))
-    original = _answers(Path(f"{file}:{attribute}"), load_timeout)
+    original = _answers(Path(f"{file}:{attribute}"), permissions, load_timeout)
     blobs = BlobFolder.scratch()
     files = _put(blobs, file, include)
-    plan = PythonPlan(
-        file=file.name,
-        attribute=attribute,
-        files={path: blob.hex for path, blob in files.items()},
-        requirements=pins,
-        python=platform.python_version(),
+    plan = PythonPlan.model_validate(
+        {
+            "file": file.name,
+            "attribute": attribute,
+            "files": {path: blob.hex for path, blob in files.items()},
+            "requirements": pins,
+            "permissions": permissions,
+            "python": platform.python_version(),
+        }
     )
     graph = blobs.put(manifest.encode(plan), manifest.WEIGHT, {manifest.FILEPATH: "python.json"})
     try:
-        archived = _answers(blobs.path(graph), load_timeout)
+        archived = _answers(blobs.path(graph), permissions, load_timeout)
     except InvalidArgument as error:
         raise ExportError(
             f"the class can be loaded from {file}, but not from the archive: {error}; add the files that it reads with "
@@ -100,9 +106,9 @@ def export_class(
     return Archive.create(blobs, [add_variant(blobs, serving, graph, [*distinct.values()], golden)])
 
 
-def _answers(path: Path, load_timeout: float | None) -> _Answers:
+def _answers(path: Path, permissions: tuple[str, ...], load_timeout: float | None) -> _Answers:
     isolation = Isolation(why="it is code", required=True, load_timeout=load_timeout)
-    spec = EngineSpec(path, format=_FORMAT, device="cpu", allow_code=True)
+    spec = EngineSpec(path, format=_FORMAT, device="cpu", allow_code=True, permissions=permissions)
     with contextlib.closing(load_engine(spec, isolation)) as engine:
         inputs = engine.example
         try:

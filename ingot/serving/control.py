@@ -22,7 +22,7 @@ ELSEWHERE = (
 """Why other listeners refuse repository control."""
 
 # What a server trusts is decided where it is started.
-_FIXED = frozenset(("allow_code", "install_requirements", "isolate", "ort_library"))
+_FIXED = frozenset(("allow_code", "install_requirements", "isolate", "ort_library", "permit"))
 
 
 class Control:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -600,6 +601,79 @@ def test_packages_are_installed_for_a_model_alone(tmp_path: Path, monkeypatch: p
         serving(archives[0], allow_code=True, install_requirements=True),
     ):
         pass
+
+
+TALKS = """
+import socket, subprocess
+
+class M:
+    def load(self, context):
+        self.port = int(context.settings["port"]) if context.settings else None
+        if self.port is not None:
+            self.kept = socket.create_connection(("127.0.0.1", self.port))
+            self.kept.sendall(b"hello")
+
+    def predict_one(self, do: str) -> str:
+        if do == "kept":
+            self.kept.sendall(b"kept")
+        if do == "new":
+            socket.create_connection(("127.0.0.1", self.port)).sendall(b"new")
+        if do == "listen":
+            socket.create_server(("127.0.0.1", 0))
+        if do == "local":
+            socket.socket(socket.AF_UNIX)
+        if do == "program":
+            return subprocess.run(["echo", "hi"], capture_output=True, text=True, check=True).stdout
+        return "done"
+"""
+
+
+@pytest.mark.parametrize(
+    ("permit", "allowed"),
+    [
+        ("network-at-load", {""}),
+        ("network", {"", "kept", "new"}),
+        ("network,programs", {"", "kept", "new", "program"}),
+    ],
+)
+def test_permissions_allow_what_they_name(tmp_path: Path, permit: str, allowed: set[str]) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with (
+        contextlib.closing(listener),
+        serving(source_of(tmp_path, TALKS, "M"), permit=permit, model_settings=f"port={port}") as server,
+        ingot.Client(server.http_url) as client,
+    ):
+        with contextlib.closing(listener.accept()[0]) as accepted:
+            assert accepted.recv(5) == b"hello"
+            for what in ("", "kept", "new", "listen", "local", "program"):
+                refusal = contextlib.nullcontext() if what in allowed else pytest.raises(InternalError, match="Error")
+                with refusal:
+                    client.infer("m", do(what))
+
+
+def test_an_archive_needs_the_permissions_that_it_names(tmp_path: Path, run_ingot: RunIngot) -> None:
+    source, out = source_of(tmp_path, TALKS, "M"), tmp_path / "m.ingot"
+    found = refused(run_ingot("export", source, "--permit", "disk", "-o", out))
+    assert "'disk' is not a permission; there are network, network-at-load, programs" in found
+    assert "exclude each other" in refused(
+        run_ingot("export", source, "--permit", "programs,network-at-load", "-o", out)
+    )
+    succeeded(run_ingot("export", source, "--permit", "programs", "-o", out))
+    assert "needs  the permission programs (--permit)" in succeeded(run_ingot("inspect", out))
+    for permit in (None, "network"):
+        with (
+            pytest.raises(Unsupported, match=r"needs the permission programs.*--permit"),
+            serving(str(out), allow_code=True, permit=permit),
+        ):
+            pass
+    with (
+        serving(str(out), allow_code=True, permit="programs,network") as server,
+        ingot.Client(server.http_url) as client,
+    ):
+        assert client.infer("m", do("program"))["output"].tolist() == [b"hi\n"]
+        with pytest.raises(InternalError, match="PermissionError"):  # permitted, but not asked for
+            client.infer("m", do("new"))
 
 
 def test_settings_and_missing_files(tmp_path: Path) -> None:

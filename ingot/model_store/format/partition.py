@@ -72,6 +72,7 @@ class PythonPlan(_Record):
         attribute: the name of the class.
         files: the blob of each file by its path, relative to the folder of ``file``.
         requirements: versions of packages, each as ``name==version``.
+        permissions: what the model does besides computing, which its server must permit.
         python: the version of the interpreter that made the archive.
     """
 
@@ -80,6 +81,7 @@ class PythonPlan(_Record):
     attribute: str = Field(pattern=r"^[A-Za-z_]\w*$")
     files: dict[str, _Blob] = Field(min_length=1, max_length=10_000)
     requirements: tuple[str, ...] = Field((), max_length=1000)
+    permissions: tuple[Literal["network", "network-at-load", "programs"], ...] = ()
     python: str = ""
 
     @field_validator("requirements")

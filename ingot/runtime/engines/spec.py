@@ -40,6 +40,8 @@ class EngineSpec:
         plan: as for :class:`~ingot.runtime.engines.sharding.sharded.ShardedEngine`.
         batchable: as for the same.
         packages: a folder whose Python packages an engine process imports before all others; None for none.
+        permissions: what a model in Python may do besides; see
+            :mod:`~ingot.runtime.engines.isolation.permissions`.
         settings: what a model in Python gets as settings.
         step: a step that decodes single items, as JSON; the format is then ``step``, and there is no file.
     """
@@ -64,6 +66,7 @@ class EngineSpec:
     plan: Mapping[str, Division] | None = None
     batchable: bool = True
     packages: Path | None = None
+    permissions: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     step: str = ""
 

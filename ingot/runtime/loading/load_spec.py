@@ -16,6 +16,7 @@ from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError, InvalidArchive, InvalidArgument, TooLarge
 from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.isolation import permissions
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.isolation.policy import check_shards, isolation_of, risk_of
 from ingot.runtime.engines.isolation.step_processes import StepProcesses
@@ -134,7 +135,13 @@ class LoadSpec:
         check_engine_runs("python", settings.engine)
         risk = risk_of(settings, "python", None)
         isolation = isolation_of(settings, risk)
-        spec = EngineSpec(path, format="python", allow_code=True, settings=settings.model_settings)
+        spec = EngineSpec(
+            path,
+            format="python",
+            allow_code=True,
+            settings=settings.model_settings,
+            permissions=settings.permissions,
+        )
         return cls(
             lambda device, threads: load_engine(replace(spec, device=device, threads=threads), isolation),
             isolation=isolation,
@@ -191,12 +198,18 @@ class LoadSpec:
             batchable=variant.serving.batchable,
             settings=settings.model_settings,
         )
-        plan = variant.python_plan()
-        required = plan.requirements if plan is not None and settings.allow_code else ()
+        code = variant.python_plan()
+        required = code.requirements if code is not None and settings.allow_code else ()
+        needed_permissions = code.permissions if code is not None else ()
 
         def open_on(device: str, threads: int) -> Engine:
+            if settings.allow_code:
+                permissions.check(needed_permissions, settings.permissions)
             packages = prepared(required, install=settings.install_requirements)
-            return load_engine(replace(spec, device=device, threads=threads, packages=packages), isolation)
+            return load_engine(
+                replace(spec, device=device, threads=threads, packages=packages, permissions=needed_permissions),
+                isolation,
+            )
 
         return cls(
             open_on,

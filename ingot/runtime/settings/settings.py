@@ -68,6 +68,7 @@ class Settings:
     ``verify_batches`` is the share of batches whose requests run again, each alone, to compare the answers.
     ``cache_bytes`` is the memory for responses that answer equal requests again; 0 for none.
     ``install_requirements`` is whether packages that a model in Python requires are installed for it.
+    ``permissions`` are what the processes of models in Python may do besides computing.
     ``model_settings`` are the values that a model in Python gets as its settings.
     ``memory_budget`` is the most memory of models in bytes, by kind of device.
     ``load_timeout`` is how many seconds such a process may take until its model is ready; None is unlimited.
@@ -104,6 +105,7 @@ class Settings:
     verify_batches: float = 0.0
     cache_bytes: int = 0
     install_requirements: bool = False
+    permissions: tuple[str, ...] = ()
     model_settings: Mapping[str, str] = field(default_factory=dict)
     memory_budget: Mapping[str, int] = field(default_factory=dict)
 

@@ -28,7 +28,7 @@ from ingot.errors import IngotError, InternalError, SamplesFailed, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
-from ingot.runtime.engines.isolation import confinement, description
+from ingot.runtime.engines.isolation import confinement, description, permissions
 from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine
@@ -130,8 +130,22 @@ def serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join
 def confine(spec: ProcessSpec, parent: int, join: Join | None) -> list[str]:
     """Confine this process as the server asks for it; return the measures in force."""
     return confinement.before_loading(
-        parent, spec.memory, gpu=spec.gpu, unpacks=spec.unpacks, cache=spec.cache, join=join
+        parent,
+        spec.memory,
+        gpu=spec.gpu,
+        unpacks=spec.unpacks,
+        cache=spec.cache,
+        join=join,
+        network=spec.permits(permissions.NETWORK, permissions.NETWORK_AT_LOAD),
     )
+
+
+def confine_loaded(spec: ProcessSpec) -> list[str]:
+    """Forbid what only loading needs; return the measures in force."""
+    if spec.permits(permissions.PROGRAMS):
+        return []
+    at_load = spec.permits(permissions.NETWORK_AT_LOAD) and not spec.permits(permissions.NETWORK)
+    return confinement.after_loading(reads=spec.reads, connects=not at_load)
 
 
 def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Join | None) -> None:
@@ -141,7 +155,8 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
     spec = ProcessSpec.loads(link.receive()[1])
     measures = confine(spec, parent, join)
     if spec.code:
-        confinement.after_loading()
+        if not spec.permits(permissions.PROGRAMS):
+            confinement.after_loading()
         logging.getLogger().setLevel(logging.INFO)
         sys.stdout, sys.stderr = _Printed("stdout", logging.INFO), _Printed("stderr", logging.WARNING)
     calls = _EngineCalls(spec.memory)
@@ -152,7 +167,7 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
             link.send(Kind.LOG, orjson.dumps(records))
         link.send(Kind.ERROR, encode_error(opened))
         return
-    measures += confinement.after_loading(reads=spec.reads)
+    measures += confine_loaded(spec)
     if spec.code:
         calls.log, calls.growth = kept, _Growth(spec.memory)
     else:

@@ -77,6 +77,7 @@ def before_loading(
     unpacks: bool,
     cache: Path | None = None,
     join: Callable[[], None] | None = None,
+    network: bool = False,
 ) -> list[str]:
     """Confine this process, which must have one thread; return the measures in force.
 
@@ -88,6 +89,7 @@ def before_loading(
         cache: the folder in which TensorRT keeps what it compiled; None for other engines.
         join: connects this process with the others of its group, before sockets are forbidden. With GPUs, these may
             connect later, so sockets remain.
+        network: whether connections to other machines are allowed.
     """
     libc = _end_with(parent)
     measures = []
@@ -95,7 +97,7 @@ def before_loading(
         # Private writable memory: weights that are mapped from files, and shared memory, do not count.
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         measures.append(f"at most {memory >> 20} MiB of private memory")
-    measures += _namespaces(libc) if join is None else _of_group()
+    measures += _namespaces(libc, network=network) if join is None else _of_group()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
         measures.append("no new privileges")
     folders = [tempfile.gettempdir(), *(["/dev/shm"] if gpu else [])] if unpacks else []
@@ -106,8 +108,8 @@ def before_loading(
     if join is not None:
         join()
     group = join is not None
-    if _filter(libc, system_calls.while_loading(gpu=gpu, unpacks=unpacks, group=group)):
-        sockets = "" if gpu and group else f"no {'network ' if gpu else ''}sockets, "
+    if _filter(libc, system_calls.while_loading(gpu=gpu, unpacks=unpacks, group=group, network=network)):
+        sockets = "" if network or (gpu and group) else f"no {'network ' if gpu else ''}sockets, "
         measures.append(f"{sockets}no access to other processes")
     return measures
 
@@ -144,25 +146,39 @@ def limit_calls(nbytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def after_loading(*, reads: bool = True) -> list[str]:
+def after_loading(*, reads: bool = True, connects: bool = True) -> list[str]:
     """Forbid what only loading needs; return the measures in force.
 
     Args:
         reads: whether files may still be opened; programs may not be started.
+        connects: whether the network, if it was allowed while loading, still is; otherwise its connections are closed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if not _filter(libc, system_calls.once_loaded(reads=reads)):
+    if not _filter(libc, system_calls.once_loaded(reads=reads, connects=connects)):
         return []
-    return ["no programs"] if reads else ["no programs", "no opening of files"]
+    if not connects:
+        _close_connections()
+    found = ["no programs", *([] if connects else ["no network once loaded"])]
+    return found if reads else [*found, "no opening of files"]
 
 
-def _namespaces(libc: ctypes.CDLL, *, loopback: bool = False) -> list[str]:
-    """Give up the network, except for a loopback interface if wanted, and the privileges of root."""
+def _close_connections() -> None:
+    """Close the connections to other machines, which could be used without being made again."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for handle in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                os.dup2(nothing, handle, inheritable=False)
+    os.close(nothing)
+
+
+def _namespaces(libc: ctypes.CDLL, *, loopback: bool = False, network: bool = False) -> list[str]:
+    """Give up the network, except for a loopback interface or all of it if wanted, and the privileges of root."""
     root = os.geteuid() == 0
     user, group = os.geteuid(), os.getegid()
     measures = []
-    if libc.unshare(_CLONE_NEWNET | _CLONE_NEWIPC | (0 if root else _CLONE_NEWUSER)) == 0:
-        measures.append(_OWN_NETWORK)
+    if libc.unshare((0 if network else _CLONE_NEWNET) | _CLONE_NEWIPC | (0 if root else _CLONE_NEWUSER)) == 0:
+        measures += [] if network else [_OWN_NETWORK]
         if not root:
             # The same user inside, so that files look as they are. A kernel that forbids this shows another one.
             maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}

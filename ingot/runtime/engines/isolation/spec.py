@@ -38,6 +38,10 @@ class ProcessSpec:
         """Whether it is code in Python: it starts no programs while it loads either, and its output is logged."""
         return self.engine.format == "python"
 
+    def permits(self, *permissions: str) -> bool:
+        """Return whether the process has one of some :mod:`~ingot.runtime.engines.isolation.permissions`."""
+        return any(permission in self.engine.permissions for permission in permissions)
+
     @property
     def reads(self) -> bool:
         """Whether the process may open files once it has loaded the model."""

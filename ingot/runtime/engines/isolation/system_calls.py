@@ -70,6 +70,8 @@ _FOLDERS = """
 """
 # For the same formats: an event loop of Python wakes itself by a pair of sockets, which reaches nothing else.
 _PAIRS = "socketpair:53:199"
+# For models in Python that may use the network, as clients.
+_CLIENTS = "connect:42:203 sendmmsg:307:269 recvmmsg:299:243"
 # Of PyTorch's FileStore, in memory, over which the processes of a group find each other.
 _GROUPS = "flock:73:32"
 # With a GPU: CUDA's driver locks memory and uses local sockets, timers and, as everywhere, mbind and memfd_create.
@@ -79,6 +81,7 @@ _DEVICES = """
     timer_delete:226:111 signalfd4:289:74 fsync:74:82 fdatasync:75:83
 """
 _OPENING = " open:2 openat:257:56"
+_CONNECTING = "socket:41:198 connect:42:203"
 _PROGRAMS = "execve:59:221 execveat:322:281 fork:57 vfork:58"
 _CHECKED = """
     fcntl:72:25 ioctl:16:29 prctl:157:167 prlimit64:302:261 sched_setaffinity:203:122 kill:62:129 tgkill:234:131
@@ -95,30 +98,35 @@ _IOCTL_BYTE, _IOCTL_REFUSED = 0xFF00, (0x5400, 0x8900)
 # PR_SVE_GET_VL, PR_SME_GET_VL, PR_SET_VMA
 _PRCTL = (2, 3, 15, 16, 23, 39, 51, 64, 0x53564D41)
 # socket.h: AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
-_LOCAL, _NETWORK = (1,), (1, 2, 10, 16)
+_LOCAL, _NETWORK, _INTERNET = (1,), (1, 2, 10, 16), (2, 10, 16)
 # sched.h: all CLONE_NEW..., and CLONE_PARENT, with which the new process would be the server's
 _CLONE_OUTSIDE, _CLONE_THREAD = 0x7E028000, 0x10000
 
 
-def while_loading(*, gpu: bool, unpacks: bool, group: bool) -> bytes:
+def while_loading(*, gpu: bool, unpacks: bool, group: bool, network: bool = False) -> bytes:
     """Return the filter for this process and those that it starts; empty for an unknown processor architecture.
 
     Args:
         gpu: allow what the libraries of GPUs need.
         unpacks: allow changes to folders.
         group: allow what the processes of a group need; with ``gpu``, sockets too.
+        network: allow connections to other machines.
     """
-    return _while_loading(platform.machine(), os.getpid(), gpu=gpu, unpacks=unpacks, group=group)
+    machine = platform.machine()
+    return _while_loading(machine, os.getpid(), gpu=gpu, unpacks=unpacks, group=group, network=network)
 
 
-def _while_loading(machine: str, process: int, *, gpu: bool, unpacks: bool, group: bool) -> bytes:
+def _while_loading(
+    machine: str, process: int, *, gpu: bool, unpacks: bool, group: bool, network: bool = False
+) -> bytes:
     if machine not in _MACHINES:
         return b""
     calls = _numbers(_CHECKED, machine)
+    families = (_NETWORK if group else _LOCAL) if gpu else ()
     ioctl = [_step(_AND, _IOCTL_BYTE), *_denied(_IOCTL_REFUSED), _step(_RETURN, _ALLOW)] if gpu else [_refuse()]
     steps = [
         *_start(machine),
-        *_allowed(sorted(_listed(machine, gpu=gpu, unpacks=unpacks, group=group).values())),
+        *_allowed(sorted(_listed(machine, gpu=gpu, unpacks=unpacks, group=group, network=network).values())),
         *_if_call(calls["ioctl"], 1, [*_allowed(_IOCTL), *ioctl]),
         *_only_for(calls["fcntl"], 1, _FCNTL),
         *_only_for(calls["prctl"], 0, _PRCTL),
@@ -126,7 +134,7 @@ def _while_loading(machine: str, process: int, *, gpu: bool, unpacks: bool, grou
         *_only_for(calls["sched_setaffinity"], 0, [0, process]),
         *_only_for(calls["kill"], 0, [process]),
         *_only_for(calls["tgkill"], 0, [process]),
-        *_only_for(calls["socket"], 0, (_NETWORK if group else _LOCAL) if gpu else ()),
+        *_only_for(calls["socket"], 0, tuple(sorted({*families, *(_INTERNET if network else ())}))),
         *_if_call(calls["clone"], 0, [_step(_ANYSET, _CLONE_OUTSIDE, 0, 1), _refuse(), _step(_RETURN, _ALLOW)]),
         # Its flags are in memory, which a filter cannot read; clone's are not.
         *_denied([calls["clone3"]], _ENOSYS),
@@ -137,29 +145,35 @@ def _while_loading(machine: str, process: int, *, gpu: bool, unpacks: bool, grou
     return b"".join(steps)
 
 
-def _listed(machine: str, *, gpu: bool, unpacks: bool, group: bool) -> dict[str, int]:
+def _listed(machine: str, *, gpu: bool, unpacks: bool, group: bool, network: bool = False) -> dict[str, int]:
     """Return the numbers of the calls that are allowed with any arguments."""
     kinds = [_FILES, _WAITING, _CONNECTIONS, _MEMORY, _THREADS, _QUERIES, _PROGRAMS]
-    kinds += [kind for kind, wanted in ((_FOLDERS + _PAIRS, unpacks), (_GROUPS, group), (_DEVICES, gpu)) if wanted]
+    kinds += [
+        kind
+        for kind, wanted in ((_FOLDERS + _PAIRS, unpacks), (_GROUPS, group), (_DEVICES, gpu), (_CLIENTS, network))
+        if wanted
+    ]
     return _numbers(" ".join(kinds), machine)
 
 
-def once_loaded(*, reads: bool = True) -> bytes:
+def once_loaded(*, reads: bool = True, connects: bool = True) -> bytes:
     """Return the filter that also forbids starting programs; empty for an unknown processor architecture.
 
     Args:
         reads: whether files may be opened.
+        connects: whether sockets may still be made and connected, as far as they may while loading.
     """
-    return _once_loaded(platform.machine(), reads=reads)
+    return _once_loaded(platform.machine(), reads=reads, connects=connects)
 
 
-def _once_loaded(machine: str, *, reads: bool = True) -> bytes:
+def _once_loaded(machine: str, *, reads: bool = True, connects: bool = True) -> bytes:
     if machine not in _MACHINES:
         return b""
     clone = _numbers(_CHECKED, machine)["clone"]
+    refused = " ".join((_PROGRAMS, "" if reads else _OPENING, "" if connects else _CONNECTING))
     steps = [
         *_start(machine),
-        *_denied(_numbers(_PROGRAMS if reads else _PROGRAMS + _OPENING, machine).values()),
+        *_denied(_numbers(refused, machine).values()),
         *_if_call(clone, 0, [_step(_ANYSET, _CLONE_THREAD, 1, 0), _refuse(), _step(_RETURN, _ALLOW)]),
         _step(_RETURN, _ALLOW),
     ]

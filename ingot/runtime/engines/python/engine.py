@@ -206,5 +206,7 @@ def _device(device: str) -> str:
 
 def _hint(error: Exception) -> str:
     if isinstance(error, PermissionError):
-        return "; an engine process has no network, starts no programs, and writes only to its temporary folder"
+        return (
+            "; an engine process has no network, starts no programs (--permit), and writes only to its temporary folder"
+        )
     return ""
