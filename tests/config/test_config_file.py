@@ -39,6 +39,7 @@ def other(name: str) -> Any:
             "device": "cuda:0,1",
             "engine": "openvino",
             "memory_budget": "4GB",
+            "permit": "network",
             "sticky_header": "x-user",
             "torchserve_ports": "0,0,0,0,0",
         }

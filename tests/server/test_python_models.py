@@ -381,7 +381,7 @@ def test_an_archive_answers_as_the_file_and_needs_consent(tmp_path: Path, run_in
     shown = succeeded(run_ingot("inspect", out))
     assert "can run its author's code" in shown
     assert "text:string[batch]" in shown
-    assert "class Words of words_model.py, with 2 files" in shown
+    assert "Words of words_model.py, with 2 files" in shown
     moved = tmp_path / "elsewhere" / "w.ingot"
     moved.parent.mkdir()
     out.rename(moved)
@@ -569,7 +569,7 @@ def test_packages_are_installed_for_a_model_alone(tmp_path: Path, monkeypatch: p
     archives = []
     for version in ("1.0", "2.0"):  # the author has the packages
         installed = tmp_path / f"installed-{version}"
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", installed, f"sidecar=={version}"]
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(installed), f"sidecar=={version}"]
         subprocess.run(pip, check=True)
         monkeypatch.syspath_prepend(installed)
         pins = write(tmp_path, "requirements.txt", f"sidecar=={version}\n")
@@ -590,8 +590,8 @@ def test_packages_are_installed_for_a_model_alone(tmp_path: Path, monkeypatch: p
             serving(*archives, allow_code=True, install_requirements=True) as server,
             ingot.Client(server.http_url) as client,
         ):
-            for name, version in (("m1", b"1.0"), ("m2", b"2.0")):
-                assert client.infer(name, {"x": np.array([b""], object)})["output"].tolist() == [version]
+            for name, expected in (("m1", b"1.0"), ("m2", b"2.0")):
+                assert client.infer(name, {"x": np.array([b""], object)})["output"].tolist() == [expected]
     assert len([*(tmp_path / "cache" / "ingot" / "packages").iterdir()]) == 2
     for file in (tmp_path / "wheels").iterdir():
         file.unlink()
@@ -643,13 +643,13 @@ def test_permissions_allow_what_they_name(tmp_path: Path, permit: str, allowed: 
         contextlib.closing(listener),
         serving(source_of(tmp_path, TALKS, "M"), permit=permit, model_settings=f"port={port}") as server,
         ingot.Client(server.http_url) as client,
+        contextlib.closing(listener.accept()[0]) as accepted,
     ):
-        with contextlib.closing(listener.accept()[0]) as accepted:
-            assert accepted.recv(5) == b"hello"
-            for what in ("", "kept", "new", "listen", "local", "program"):
-                refusal = contextlib.nullcontext() if what in allowed else pytest.raises(InternalError, match="Error")
-                with refusal:
-                    client.infer("m", do(what))
+        assert accepted.recv(5) == b"hello"
+        for what in ("", "kept", "new", "listen", "local", "program"):
+            refusal = contextlib.nullcontext() if what in allowed else pytest.raises(InternalError, match="Error")
+            with refusal:
+                client.infer("m", do(what))
 
 
 def test_an_archive_needs_the_permissions_that_it_names(tmp_path: Path, run_ingot: RunIngot) -> None:

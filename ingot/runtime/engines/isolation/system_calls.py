@@ -68,8 +68,9 @@ _FOLDERS = """
     mkdir:83 mkdirat:258:34 symlink:88 symlinkat:266:36 unlink:87 unlinkat:263:35 rmdir:84
     rename:82 renameat:264:38 renameat2:316:276
 """
-# For the same formats: an event loop of Python wakes itself by a pair of sockets, which reaches nothing else.
+# For the same formats: an event loop of Python wakes itself by a pair of sockets. Only streams reach nothing else.
 _PAIRS = "socketpair:53:199"
+_STREAMS = (0x1, 0x801, 0x80001, 0x80801)  # SOCK_STREAM, with SOCK_NONBLOCK and SOCK_CLOEXEC
 # For models in Python that may use the network, as clients.
 _CLIENTS = "connect:42:203 sendmmsg:307:269 recvmmsg:299:243"
 # Of PyTorch's FileStore, in memory, over which the processes of a group find each other.
@@ -127,6 +128,7 @@ def _while_loading(
     steps = [
         *_start(machine),
         *_allowed(sorted(_listed(machine, gpu=gpu, unpacks=unpacks, group=group, network=network).values())),
+        *(_only_for(_numbers(_PAIRS, machine)["socketpair"], 1, _STREAMS) if unpacks and not gpu else ()),
         *_if_call(calls["ioctl"], 1, [*_allowed(_IOCTL), *ioctl]),
         *_only_for(calls["fcntl"], 1, _FCNTL),
         *_only_for(calls["prctl"], 0, _PRCTL),
@@ -149,9 +151,7 @@ def _listed(machine: str, *, gpu: bool, unpacks: bool, group: bool, network: boo
     """Return the numbers of the calls that are allowed with any arguments."""
     kinds = [_FILES, _WAITING, _CONNECTIONS, _MEMORY, _THREADS, _QUERIES, _PROGRAMS]
     kinds += [
-        kind
-        for kind, wanted in ((_FOLDERS + _PAIRS, unpacks), (_GROUPS, group), (_DEVICES, gpu), (_CLIENTS, network))
-        if wanted
+        kind for kind, wanted in ((_FOLDERS, unpacks), (_GROUPS, group), (_DEVICES, gpu), (_CLIENTS, network)) if wanted
     ]
     return _numbers(" ".join(kinds), machine)
 
