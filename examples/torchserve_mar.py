@@ -3,7 +3,7 @@
     python -m examples.torchserve_mar
 
 The archive is what ``torch-model-archiver --model-name digits --version 1.0 --serialized-file digits.pt
---handler image_classifier`` writes: a zip of a TorchScript file and a manifest. With your own archive, begin at
+--handler base_handler`` writes: a zip of a TorchScript file and a manifest. With your own archive, begin at
 ``import_model``.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
             "modelName": "digits",
             "modelVersion": "1.0",
             "serializedFile": "digits.pt",
-            "handler": "image_classifier",
+            "handler": "base_handler",
         },
     }
     with zipfile.ZipFile("digits.mar", "w") as file:
@@ -40,7 +40,7 @@ def main() -> None:
     for note in archive.variant().serving.provenance.notes:
         print("note:", note)
     with ingot.serve(archive, http_port=0, grpc_port=0) as server, ingot.Client(server.http_url) as client:
-        # The handler's work, from a picture to a tensor, is done here: the images are tensors already.
+        # This handler only passes tensors on; image_classifier becomes steps, and clients send files.
         (answer,) = client.infer("digits", {"image": held_out.images}).values()
     same = (answer.argmax(1) == predict(net, held_out.images)).sum()
     print(f"{same} of {len(answer)} answers are those of PyTorch")

@@ -69,7 +69,7 @@ def test_a_bad_version_is_refused_and_a_good_one_answers(tmp_path: Path) -> None
 def test_a_mar_of_torchserve(tmp_path: Path) -> None:
     printed = run(tmp_path, "torchserve_mar")
     assert "450 of 450 answers are those of PyTorch" in printed
-    assert "handler image_classifier is not imported" in printed
+    assert "handler base_handler is not imported" in printed
 
 
 def test_several_models_on_one_server(run_ingot: RunIngot, digits_fp32: Path, tmp_path: Path) -> None:

@@ -76,9 +76,7 @@ class Permission:
     ] = False
     without_handler: Annotated[
         bool,
-        typer.Option(
-            "--without-handler", help="Import the model without its custom handler, whose work clients must do."
-        ),
+        typer.Option("--without-handler", help="Import the model without its handler, whose work clients must do."),
     ] = False
 
 
@@ -106,7 +104,8 @@ def import_model(
 ) -> None:
     """Import models from TorchServe or Triton, each proved equal to its source.
 
-    Handlers and server settings are not imported; notes list them.
+    TorchServe's handler image_classifier becomes steps of the archive. Other handlers and server settings are not
+    imported; notes list them.
 
     REFERENCE is the model's name in the store. Without it, or without a tag, the source's name and version are used, or
     the next version if the source has none. A single model whose version exists already is refused; of several models,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.importing import formats
+from ingot.importing import formats, handlers
 from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
@@ -22,7 +22,7 @@ from ingot.runtime.settings.labels import parse_labels
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20
-_LABELS = "index_to_name.json"
+_LABELS = handlers.LABELS
 # Settings of the server in config files.
 _SETTING = re.compile(
     r"^(minWorkers|maxWorkers|batchSize|maxBatchDelay|responseTimeout|startupTimeout|deviceType|deviceIds|jobQueueSize"
@@ -33,8 +33,6 @@ _SETTING = re.compile(
 
 _CLASSES = "and compute the softmax and the top classes of the response"
 _DEFAULT = {
-    "image_classifier": "decode images, resize to 256, crop to 224, normalize with the mean and deviation of ImageNet, "
-    + _CLASSES,
     "image_segmenter": "decode images, resize to 256, crop to 224, normalize with the mean and deviation of ImageNet, "
     "and take the largest class of each pixel",
     "object_detector": "decode images to numbers from 0 to 1, and drop the boxes of a score below 0.5",
@@ -135,10 +133,13 @@ class _Reader:
         code = self._take_code() if kind == "state_dict" else None
         carried, left = self._documents()
         labels, more = _labels(carried)
+        steps = self._model.handler == handlers.CLASSIFIER and not self._consent.without_handler
         return Imported(
             called,
             kind,
             file,
+            handler=handlers.CLASSIFIER if steps else "",
+            inputs=(handlers.PIXELS,) if steps and kind != "onnx" else (),
             code=code,
             serving=ServingDefaults(labels=labels) if labels else None,
             documents=carried,
@@ -160,7 +161,8 @@ class _Reader:
             refusals.append(str(error))
         if refusals and kind == "torchscript" and not self._consent.allow_code:  # otherwise checked once it is read
             refusals.append("TorchScript is a program, which needs --allow-code")
-        if refusals and kind in ("torchscript", "state_dict") and not self._consent.described:
+        described = self._consent.described or self._model.handler == handlers.CLASSIFIER
+        if refusals and kind in ("torchscript", "state_dict") and not described:
             refusals.append("--input must describe the inputs, which the archive does not")
         if refusals:
             raise InvalidArgument("; also, ".join(refusals))
@@ -278,6 +280,8 @@ def _handler_note(handler: str | None, model: str, consent: bool) -> tuple[str, 
     """
     if not handler:
         return ()
+    if handler == handlers.CLASSIFIER:
+        return () if not consent else (f"the handler {handler} is not imported: clients must do its work",)
     if handler in _DEFAULT:
         return (f"TorchServe's handler {handler} is not imported: clients must {_DEFAULT[handler]}",)
     if not consent:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ingot.errors import InvalidArgument
+from ingot.importing import handlers
 from ingot.importing.record import Candidate, Consent, Imported, specs
 from ingot.importing.reshaping import reshape_graph
 from ingot.importing.sources import candidates
@@ -22,7 +23,8 @@ from ingot.model_store.format.archive import Archive
 from ingot.model_store.format.variant import Variant, add_variant
 from ingot.runtime.loading.defaults import check_defaults
 from ingot.runtime.settings.labels import check_labels
-from ingot.tensors import TensorSpec
+from ingot.steps import Described
+from ingot.tensors import TensorSpec, parse_spec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +61,7 @@ def import_model(
         output_names: names for the outputs, in order; by default the source's.
         name: the archive's name, stored in lower case; by default the source's.
         allow_code: run the model's code: its Python file, TorchScript, or code in a ``.pt2`` file.
-        without_handler: import the model without its custom handler.
+        without_handler: import the model without its handler.
         progress: called with the name of each step as it begins.
 
     Returns:
@@ -103,17 +105,36 @@ def convert(
             found = replace(found, file=path)
         declared, notes = _declared(found)
         # An ONNX graph names its own outputs, of which the configuration may leave some out.
-        names = [item.name for item in found.outputs] if found.format != "onnx" else ()
+        names = output_names or ([item.name for item in found.outputs] if found.format != "onnx" else ())
+        model = _load(found)
+        steps = _steps(found, model, inputs or declared, names) if found.handler else None
+        if steps is not None and found.format != "onnx":
+            names = names or (handlers.LOGITS,)
         archive = export_model(
-            _load(found),
+            model,
             example_inputs,
             inputs=inputs or declared,
-            output_names=output_names or names,
+            output_names=names,
+            steps=steps,
             name=name or candidate.name,
             source=candidate.where,
             progress=progress,
         )
     return _carry(archive, found.documents, (*found.notes, *notes), found.serving)
+
+
+def _steps(
+    found: Imported, model: nn.Module | Path, inputs: str | Sequence[str | TensorSpec], names: Sequence[str]
+) -> Described:
+    """Return the steps that the handler becomes."""
+    given = [inputs] if isinstance(inputs, str) else inputs
+    specs = [parse_spec(each)[0] if isinstance(each, str) else each for each in given]
+    if isinstance(model, Path) and not specs:
+        from ingot.runtime import EngineSpec, load_engine
+
+        with contextlib.closing(load_engine(EngineSpec(model, device="cpu"))) as engine:
+            specs = [*engine.signature.inputs]
+    return handlers.describe(found, model, specs, names)
 
 
 def places(found: Sequence[Candidate]) -> str:

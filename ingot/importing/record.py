@@ -42,7 +42,7 @@ class Consent:
 
     Args:
         allow_code: the model's own code may be run.
-        without_handler: a custom handler may be dropped.
+        without_handler: the handler is dropped, a custom one too.
         described: the inputs are described, so that a refusal need not ask for them.
     """
 
@@ -67,6 +67,7 @@ class Imported:
         inputs: the declared inputs; empty if the source declares none.
         outputs: the outputs, in order; empty if the source does not declare them.
         serving: names of classes, states and controls.
+        handler: the default handler of TorchServe that becomes steps; empty for none.
         code: the Python file that defines the class, for ``state_dict``.
         documents: small files that came with it, by name.
         notes: what is not imported, and why.
@@ -79,6 +80,7 @@ class Imported:
     inputs: tuple[Declared, ...] = ()
     outputs: tuple[Declared, ...] = ()
     serving: ServingDefaults | None = None
+    handler: str = ""
     code: Path | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from ingot.errors import Code, IngotError, InvalidArgument, NotFound, Permission
 from ingot.protocol.arguments import version_text
 from ingot.runtime.metrics import Metrics
 from ingot.serving.deployment import Deployment
+from ingot.serving.loading import in_thread
 from ingot.serving.rollout import Rollout, Rollouts
 
 ELSEWHERE = (
@@ -102,6 +103,13 @@ class Control:
             deployment = await self._rollouts.load(wanted, settings)
         self._count("load", "ok").inc()
         return deployment
+
+    async def open_new(self, source: str) -> Deployment:
+        """Return the deployment that a source would have, without loading it; errors as for :meth:`load`."""
+        with self._counting_failures("load"):
+            self._check(source)
+            found, _ = await in_thread("open", lambda: self._rollouts.repository.open(source))
+            return found
 
     async def register(self, source: str, parameters: Mapping[str, Any]) -> Deployment:
         """Load a source that is not served; errors as for :meth:`load`.

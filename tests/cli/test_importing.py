@@ -81,13 +81,13 @@ def expected(module: Net) -> Array:
 def test_torchserves_archive_becomes_a_version_with_its_labels(
     run_ingot: RunIngot, here: Path, module: Net, script: bytes
 ) -> None:
-    model = {"modelName": "Net", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "image_classifier"}
+    model = {"modelName": "Net", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "base_handler"}
     mar(here / "net.mar", {"net.pt": script, "index_to_name.json": b'{"0": "cat"}', "report.json": b"{}"}, **model)
     result = run_ingot("import", "net.mar", "--allow-code", "--input", ROWS, "--output-name", "logits")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("net:1.0  sha256:")
     assert "logits: equals the original in " in result.stderr
-    assert "note: TorchServe's handler image_classifier is not imported: clients must decode images" in result.stderr
+    assert "note: TorchServe's handler base_handler is not imported: clients must send tensors" in result.stderr
     archive = Store().get("net:1.0")
     archive.verify()
     assert np.allclose(answers(archive, {"x": X})[0], expected(module), atol=1e-5)

@@ -29,6 +29,7 @@ _BY_START = {
     NO_MODEL: "ModelNotFoundException",
     NO_VERSION: "ModelVersionNotFoundException",
     RELATIVE: "ModelNotFoundException",
+    "the store has no ": "ModelNotFoundException",
     KEEPS_DEFAULT: "InvalidModelVersionException",
 }
 

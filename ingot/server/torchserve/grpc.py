@@ -107,9 +107,9 @@ def management(served: Management) -> dict[bytes, Method]:
 
 
 def _parameters(request: Message) -> Parameters:
-    """Return the fields that a message has; protobuf leaves out those with the value 0."""
+    """Return the fields that a message has; protobuf leaves out those with the value 0, and asynchronous is false."""
     fields: Mapping[Any, Any] = dict(request.ListFields())
-    return Parameters({field.name: str(value) for field, value in fields.items()})
+    return Parameters({"synchronous": "false", **{field.name: str(value) for field, value in fields.items()}})
 
 
 def _done(status: Status) -> Message:

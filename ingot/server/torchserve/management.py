@@ -18,7 +18,6 @@ from ingot.server.torchserve.errors import KEEPS_DEFAULT, RELATIVE
 from ingot.server.torchserve.versions import Versions
 from ingot.serving.control import Control
 from ingot.serving.deployment import Deployment
-from ingot.serving.loading import in_thread
 from ingot.serving.rollout import Rollouts
 
 log = logging.getLogger(__name__)
@@ -70,10 +69,9 @@ class Parameters:
         value = self._values.get(name, "")
         return int(value) if value.removeprefix("-").isdecimal() and len(value) <= 9 else default
 
-    @property
-    def synchronous(self) -> bool:
-        """Whether the client waits until workers have changed."""
-        return self.text("synchronous").lower() == "true"
+    def synchronous(self, *, default: bool) -> bool:
+        """Return whether the client waits until workers have changed."""
+        return (self.text("synchronous") or str(default)).lower() == "true"
 
 
 class Management:
@@ -102,16 +100,14 @@ class Management:
             IngotError: it cannot be loaded.
         """
         source = _source(given)
-        if not self._repository.is_stored(source):
-            raise PermissionDenied(f"'{given.text('url')}' is not the name of a model of the server's store")
-        found = await in_thread("open", lambda: self._repository.open(source)[0])
+        found = await self._control.open_new(source)
         if (found.name, found.tag) in self._repository.deployments:
             raise AlreadyExists(f"Model version {found.tag} is already registered for model {found.name}")
         workers = max(0, given.number("initial_workers", 0))
         registered = f'Model "{found.name}" Version: {found.tag} registered with {workers} initial workers'
         if workers:
             work = self._control.register(source, _settings(given, workers))
-            return await self._done(work, Status(200, registered), synchronous=given.synchronous)
+            return await self._done(work, Status(200, registered), synchronous=given.synchronous(default=True))
         loaded = await self._control.register(source, _settings(given, 1))
         await self._control.scale(loaded, 0)
         return Status(200, f"{registered}. Use scale workers API to add workers for the model.")
@@ -144,7 +140,7 @@ class Management:
         named = f", version: {version}" if version else ""
         status = Status(200, f"Workers scaled to {least} for model: {name}{named}")
         work = self._control.scale(deployment, max(0, least))
-        return await self._done(work, status, synchronous=given.synchronous)
+        return await self._done(work, status, synchronous=given.synchronous(default=False))
 
     async def unregister(self, name: str, version: str) -> Status:
         """Answer the requests in flight of a version, free it, and forget it.

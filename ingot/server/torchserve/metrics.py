@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -15,24 +14,23 @@ from prometheus_client.samples import Sample
 from ingot.protocol.json_codec import STATUS
 from ingot.runtime import Metrics
 
-_LABELS = ("model_name", "model_version", "hostname")
 _MICROSECONDS = 1e6
 _CODES = {code.value: status for code, status in STATUS.items()}
 
 
 def rendered(metrics: Metrics, names: Collection[str]) -> bytes:
-    """Return metrics in Prometheus' text form: all, or those of some names, with or without ``_total``."""
-    return generate_latest(_Chosen(metrics, frozenset(name.removesuffix("_total") for name in names)))
+    """Return metrics in Prometheus' text form: all, or those of some names."""
+    return generate_latest(_Chosen(metrics, frozenset(names)))
 
 
 class _Chosen(Collector):
-    def __init__(self, metrics: Metrics, names: Collection[str]):
+    def __init__(self, metrics: Metrics, names: frozenset[str]):
         self._metrics = metrics
         self._names = names
 
     def collect(self) -> Iterable[Metric]:
         families = [*_families(self._metrics), *self._metrics.registry.collect()]
-        return [each for each in families if not self._names or each.name in self._names]
+        return [each for each in families if not self._names or {each.name, f"{each.name}_total"} & self._names]
 
 
 def _families(metrics: Metrics) -> Iterator[Metric]:
@@ -60,9 +58,9 @@ def _sums(source: Collector, suffix: str) -> Mapping[tuple[str, str], float]:
 
 
 def _by_model(name: str, text: str, values: Mapping[tuple[str, str], float], host: str) -> Metric:
-    family = CounterMetricFamily(name, text, labels=_LABELS)
+    family = Metric(name, text, "unknown")  # a counter's name would get the suffix _total
     for (model, version), value in values.items():
-        family.add_metric((model, version, host), value)
+        family.add_sample(name, {"model_name": model, "model_version": version, "hostname": host}, value)
     return family
 
 
@@ -72,12 +70,9 @@ def _by_status(metrics: Metrics, host: str) -> Iterator[Metric]:
     for sample in _samples(metrics.errors):
         counts[_CODES[sample.labels["code"]] // 100] += sample.value
     for hundreds, value in counts.items():
-        family = CounterMetricFamily(
-            f"Requests{hundreds}XX",
-            f"Total number of requests with response in {hundreds}00-{hundreds}99",
-            labels=("Level", "Hostname"),
-        )
-        family.add_metric(("Host", host), value)
+        name = f"Requests{hundreds}XX"
+        family = Metric(name, f"Total number of requests with response in {hundreds}00-{hundreds}99", "unknown")
+        family.add_sample(name, {"Level": "Host", "Hostname": host}, value)
         yield family
 
 

@@ -178,13 +178,13 @@ class Predictions:
             name: the model's.
             version: empty for the default.
             row: the values.
-            instances: whether they are KServe's: a list of samples.
+            instances: whether they may be KServe's: a list of samples.
 
         Raises:
             IngotError: as for :meth:`begin`.
         """
         model = self._versions.model(name, version)
-        if instances:
+        if instances := instances and _has_instances(row):
             found = [inputs_of(model, {BODY: each}) for each in _instances(row)]
             arrays, alone = joined(found), False
         else:
@@ -210,11 +210,15 @@ def _detail(head: InferHead) -> _Detail:
     return head.detail
 
 
-def _instances(row: Row) -> list[Any]:
+def _has_instances(row: Row) -> bool:
     content = row.get(BODY)
-    found = content.get(_INSTANCES) if isinstance(content, dict) else None
+    return isinstance(content, dict) and _INSTANCES in content
+
+
+def _instances(row: Row) -> list[Any]:
+    found = row[BODY][_INSTANCES]
     if not isinstance(found, list) or not found:
-        raise InvalidArgument("the body must be a JSON object with 'instances', a list of one sample or more")
+        raise InvalidArgument("'instances' must be a list of one sample or more")
     return found
 
 

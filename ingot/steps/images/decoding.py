@@ -53,8 +53,8 @@ def prepare() -> None:
         raise missing_package("pillow", "decoding pictures", "images") from error
 
 
-def decode(content: bytes, limits: Limits) -> Array:
-    """Return the pixels of a picture in RGB, of the shape (height, width, 3), turned as its EXIF data says.
+def decode(content: bytes, limits: Limits, *, upright: bool = True) -> Array:
+    """Return the pixels of a picture in RGB, of the shape (height, width, 3), ``upright`` as its EXIF data says.
 
     The file may be in base64. Transparent pixels are put on white. Of a file with several frames, the first is decoded.
     Call :func:`prepare` once before. The text of errors completes "the picture ...".
@@ -79,7 +79,7 @@ def decode(content: bytes, limits: Limits) -> Array:
         from PIL import ImageOps
 
         picture.load()
-        return np.asarray(_rgb(ImageOps.exif_transpose(picture)))
+        return np.asarray(_rgb(ImageOps.exif_transpose(picture) if upright else picture))
 
 
 def _opened(content: bytes) -> Image:

@@ -31,6 +31,7 @@ class Image(ItemStep):
             refused.
         padded: the height and width that pictures are extended to; by default the largest of the request.
         size: the height and width of each picture before all operations, but upright, int64[n, 2].
+        upright: whether pictures are turned as their EXIF data says.
         operations: in their order.
         limits: of what is decoded.
         reference: whose results the operations have, such as ``transformers 5.24.0 ViTImageProcessorPil``.
@@ -43,6 +44,7 @@ class Image(ItemStep):
     mask: str = ""
     padded: tuple[PositiveInt, PositiveInt] | None = None
     size: str = ""
+    upright: bool = True
     operations: tuple[Operation, ...] = Field((), max_length=32)
     limits: Limits = Limits()
     reference: str = ""
@@ -84,10 +86,10 @@ class Image(ItemStep):
 
     def item(self) -> Item:
         prepare()
-        limits, pipeline = self.limits, Pipeline(self.operations, self.limits.resized_pixels)
+        limits, upright, pipeline = self.limits, self.upright, Pipeline(self.operations, self.limits.resized_pixels)
 
         def values(content: bytes) -> Values:
-            picture = decode(content, limits)
+            picture = decode(content, limits, upright=upright)
             found = {self.pixels: pipeline.apply(picture)}
             return found | {self.size: np.array(picture.shape[:2])} if self.size else found
 

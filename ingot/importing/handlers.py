@@ -1,0 +1,176 @@
+"""TorchServe's default handlers as declared steps, proved equal to what the handlers compute.
+
+Source: ts/torch_handler/image_classifier.py and ts/utils/util.py of https://github.com/pytorch/serve 0.12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingot import foreign
+from ingot.errors import InvalidArgument, missing_package
+from ingot.importing.record import Declared, Imported
+from ingot.steps import Described, Original, Values, image_classification
+from ingot.steps.images.pictures import drawn
+from ingot.steps.images.presets import IMAGENET, classifier
+from ingot.tensors import Array, DType, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CLASSIFIER = "image_classifier"
+LABELS = "index_to_name.json"
+PIXELS = Declared("pixel_values", DType.FP32, (3, 224, 224), batched=True)
+"""The input of a classifier that describes none."""
+LOGITS = "logits"
+_TOP = 5
+_RESIZED, _SIZE = 256, 224
+# Pictures that are drawn; each eighth is one in RGB, of which the values are compared, and some answers.
+_DRAWN, _ANSWERED = 480, 24
+
+
+def describe(
+    found: Imported, model: nn.Module | Path, inputs: Sequence[TensorSpec], output_names: Sequence[str]
+) -> Described:
+    """Describe the steps of an archive whose handler is :data:`CLASSIFIER`.
+
+    Args:
+        found: what was read.
+        model: its module, or the path of its graph.
+        inputs: of the model.
+        output_names: of the model; its only one has the logits.
+
+    Raises:
+        InvalidArgument: the model is not one that the handler accepts.
+        Unsupported: Pillow is not installed.
+    """
+    if len(inputs) != 1 or inputs[0].shape[1:] != (3, _SIZE, _SIZE):
+        shapes = ", ".join(map(str, inputs))
+        raise InvalidArgument(
+            f"the handler {CLASSIFIER} makes one input of the shape [batch,3,{_SIZE},{_SIZE}], but the inputs are "
+            f"{shapes}; import the model alone with --without-handler"
+        )
+    [pixels] = inputs
+    logits, classes = _logits(model, output_names)
+    labels = _labels(found.documents.get(LABELS), classes)
+    steps = image_classification(
+        labels,
+        operations=classifier(_SIZE, resize=_RESIZED),
+        image="data" if pixels.name == "image" else "image",
+        pixels=pixels.name,
+        logits=logits,
+        top_k=_TOP,
+        upright=False,
+        reference=f"TorchServe's {CLASSIFIER}",
+    )
+    return replace(steps, original=_original(steps, labels, answers=not isinstance(model, Path)))
+
+
+def _logits(model: nn.Module | Path, output_names: Sequence[str]) -> tuple[str, int]:
+    """Return the name of the logits, and their number of classes."""
+    if isinstance(model, Path):
+        from ingot.runtime import EngineSpec, load_engine
+
+        with contextlib.closing(load_engine(EngineSpec(model, device="cpu"))) as engine:
+            outputs = engine.signature.outputs
+        if len(outputs) == 1 and len(outputs[0].shape) == 2 and isinstance(outputs[0].shape[1], int):
+            return outputs[0].name, outputs[0].shape[1]
+    else:
+        import torch
+
+        unfit = f"the model does not run on a picture of {_SIZE} x {_SIZE} pixels"
+        with foreign.reported_as(InvalidArgument, unfit), torch.no_grad():
+            found = model.eval()(torch.zeros(1, 3, _SIZE, _SIZE))
+        if isinstance(found, torch.Tensor) and found.ndim == 2 and len(output_names) <= 1:
+            return (*output_names, LOGITS)[0], found.shape[1]
+    raise InvalidArgument(
+        f"the handler {CLASSIFIER} needs one output of the shape [batch,classes], which the model does not have; "
+        "import it alone with --without-handler"
+    )
+
+
+def _labels(raw: bytes | None, classes: int) -> list[str]:
+    """Return the names of classes in the three forms of ``index_to_name.json``; numbers for those without a name.
+
+    Raises:
+        InvalidArgument: the file has another form.
+    """
+    names: dict[str, Any] = {}
+    if raw is not None:
+        with foreign.reported_as(InvalidArgument, f"{LABELS} is not JSON"):
+            names = json.loads(raw)
+        listed = names.get("object_type_names") if isinstance(names, dict) else None
+        names = {str(index): name for index, name in enumerate(listed)} if isinstance(listed, list) else names
+    if not isinstance(names, dict):
+        raise InvalidArgument(f'{LABELS} must be an object with a name for each class: {{"0": "cat", "1": "dog"}}')
+    found = [names.get(str(index), str(index)) for index in range(classes)]
+    texts = [each[-1] if isinstance(each, list) and each else each for each in found]
+    if not all(isinstance(each, str) for each in texts):
+        raise InvalidArgument(f"names in {LABELS} must be texts, or lists that end with one")
+    return texts
+
+
+def _original(steps: Described, labels: Sequence[str], *, answers: bool) -> Original:
+    """Return the handler's own calls of Pillow and PyTorch, which the steps must equal."""
+    try:
+        import PIL
+    except ModuleNotFoundError as error:
+        raise missing_package("pillow", "the steps of a handler of pictures", "images") from error
+    import torch
+
+    [before] = steps.steps.before
+    [name], pixels = before.reads, before.writes[0]
+
+    def prepare(values: Values) -> Values:
+        return {pixels: torch.stack([*map(_transformed, values[name].tolist())]).numpy()}
+
+    def answer(module: Any, values: Values) -> Values:
+        with torch.no_grad():
+            scores = torch.softmax(module(torch.from_numpy(prepare(values)[pixels])), dim=1)
+        best, classes = torch.topk(scores, min(_TOP, len(labels)), dim=1)
+        names = np.array([label.encode() for label in labels], object)
+        return {"label": names[classes.numpy()], "score": best.numpy()}
+
+    pictures = [each for each in drawn(_DRAWN, least=24) if _mode(each) == "RGB"]
+    called = f"TorchServe's {CLASSIFIER} with Pillow {PIL.__version__}, torch {torch.__version__}"
+    items, samples = ({name: _objects(each)} for each in (pictures, pictures[:_ANSWERED]))
+    return Original(called, prepare, answer, [items], [samples], answers=answers)
+
+
+def _transformed(content: bytes) -> Any:
+    """Return a picture as torchvision's Resize, CenterCrop, ToTensor and Normalize make it of Pillow's."""
+    import torch
+    from PIL import Image
+
+    picture: Any = Image.open(BytesIO(content))
+    width, height = picture.size
+    long = int(_RESIZED * max(width, height) / min(width, height))
+    if min(width, height) != _RESIZED:
+        size = (_RESIZED, long) if width <= height else (long, _RESIZED)
+        picture = picture.resize(size, Image.Resampling.BILINEAR)
+    left, top = (round((side - _SIZE) / 2.0) for side in picture.size)
+    picture = picture.crop((left, top, left + _SIZE, top + _SIZE))
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
+    mean, std = (torch.tensor(each)[:, None, None] for each in IMAGENET)
+    return pixels.sub_(mean).div_(std)
+
+
+def _mode(content: bytes) -> str:
+    from PIL import Image
+
+    with Image.open(BytesIO(content)) as picture:
+        return str(picture.mode)
+
+
+def _objects(contents: Sequence[bytes]) -> Array:
+    found = np.empty(len(contents), object)
+    found[:] = contents
+    return found
