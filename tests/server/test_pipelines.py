@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import ingot
 from ingot import AsyncClient, Client, RunningServer
@@ -30,6 +31,8 @@ from tests import onnx_models
 from tests.server import test_image_steps, test_steps
 from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
+from tests.server.test_observation import PARENT
+from tests.server.test_observation import collector as collector
 from tests.support import RunIngot, succeeded
 
 SUM = """
@@ -292,6 +295,22 @@ def _deadline_and_cancellation(server: RunningServer) -> None:
 
 def _metrics(server: RunningServer) -> str:
     return httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+
+
+@pytest.mark.matrix
+def test_a_trace_has_a_span_for_each_node(tmp_path: Path, collector: tuple[str, list[Span]]) -> None:
+    endpoint, spans = collector
+    models = onnx_models.affine(tmp_path), onnx_models.pair(tmp_path)
+    with serve(tmp_path, SUM, *models, otlp=endpoint, replica="blue-3") as server:
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}]}
+        url = f"{server.http_url}/v2/models/sum/infer"
+        httpx.post(url, json=body, headers={"traceparent": PARENT}, trust_env=False).raise_for_status()
+    [whole] = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+    nodes = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
+    first, add = nodes["node first"], nodes["node add"]
+    assert whole.name == "infer sum"
+    assert first.trace_id == whole.trace_id
+    assert first.end_time_unix_nano <= add.start_time_unix_nano <= add.end_time_unix_nano <= whole.end_time_unix_nano
 
 
 def test_another_version_of_a_model_answers_next(tmp_path: Path) -> None:

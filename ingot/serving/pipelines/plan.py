@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ingot.config.given import nearest
 from ingot.config.pipelines import STEP_INPUTS, Condition, Node, PipelineConfig, Ref, Refs
@@ -47,13 +48,25 @@ class PlannedNode:
     steps: Steps | None
     outputs: tuple[TensorSpec, ...]
 
-    @property
+    @cached_property
     def address(self) -> tuple[str, str]:
         """The name and the version of its model."""
         name, _, version = self.node.model.partition(":")
         return name, version
 
-    @property
+    @cached_property
+    def columns(self) -> frozenset[Ref]:
+        """The values of which an item gets one column."""
+        return frozenset(ref for ref in self.node.reads if self.node.expands(ref))
+
+    @cached_property
+    def plain(self) -> Mapping[str, Ref] | None:
+        """The value of each input, if the node has neither items, conditions nor alternatives; None otherwise."""
+        if self.level or self.conditions or any(len(refs) > 1 for refs in self.inputs.values()):
+            return None
+        return {name: refs[0] for name, refs in self.inputs.items()}
+
+    @cached_property
     def separate(self) -> bool:
         """Whether each item is one request: files that are prepared differ in size, and some models have no batch."""
         if self.model is None:

@@ -163,6 +163,10 @@ class Run:
 
     def _inputs(self, node: PlannedNode, level: Level) -> tuple[dict[str, Array], Array | None]:
         """Return the inputs of a node for each item of its level, and for which items it runs."""
+        if node.plain is not None:
+            values = {name: self._values[ref] for name, ref in node.plain.items()}
+            if all(value.ran is None for value in values.values()):
+                return {name: value.array for name, value in values.items()}, None
         inputs: dict[str, Array] = {}
         masks = [_holds(condition, self._value(node, level, condition.ref)) for condition in node.conditions]
         for name, refs in node.inputs.items():
@@ -174,7 +178,7 @@ class Run:
 
     def _value(self, node: PlannedNode, level: Level, ref: Ref) -> Value:
         """Return a value for each item of a node's level."""
-        if not node.node.expands(ref) or level.outer is None:
+        if ref not in node.columns or level.outer is None:
             return self._spread(ref, level)
         value = self._spread(ref, level.outer)
         longest = int(level.counts.max(initial=0))
@@ -211,7 +215,8 @@ class Run:
         if error is not None:
             self._reply(_named(error, node, None))
             return
-        self._continue(node)
+        # Later, so that all answers of a batch are there: their next nodes can share one then.
+        asyncio.get_running_loop().call_soon(self._continue, node)
 
     def _keep(
         self, node: PlannedNode, level: Level, index: Array | None, count: int, outputs: Mapping[str, Array]
@@ -230,6 +235,8 @@ class Run:
 
     def _continue(self, ended: PlannedNode) -> None:
         """Begin the nodes that waited for one only; reply after the last."""
+        if self.done:
+            return
         del self._waits[ended.name]
         for node in self._plan.nodes:
             if ended.name in node.needs:

@@ -21,8 +21,8 @@ class Level:
     Attributes:
         size: the number of items.
         outer: the level whose rows they belong to; None for the rows of the request.
-        rows: the row of each item, int[size].
-        counts: the items of each row.
+        rows: the row of each item, int[size]; empty for the rows of the request.
+        counts: the items of each row; empty likewise.
     """
 
     __slots__ = ("counts", "outer", "rows", "size")
@@ -30,8 +30,8 @@ class Level:
     def __init__(self, size: int, outer: Level | None = None, counts: Array | None = None):
         self.size = size
         self.outer = outer
-        self.counts = counts if counts is not None else np.ones(size, np.intp)
-        self.rows = np.repeat(np.arange(len(self.counts)), self.counts)
+        self.counts = np.empty(0, np.intp) if counts is None else counts
+        self.rows = self.counts if counts is None else np.repeat(np.arange(len(counts)), counts)
 
     @classmethod
     def of_counts(cls, outer: Level, counts: Array) -> Level:
