@@ -11,7 +11,8 @@ from benchmarks.scheduler_sim.profiles import Profile
 from ingot.capacity import traces
 from ingot.capacity.simulation import Loop, Policy, Result, Simulation
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.scheduler import Scheduler
 
 LOADS = (0.5, 1.0, 2.0, 3.0)
 CLIENTS = (1, 8, 32)

@@ -27,7 +27,8 @@ from ingot.capacity.traces import Arrival
 from ingot.runtime.scheduling.division import Work, divide
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.scheduler import Scheduler
 
 _WORK = Work()
 _SHORT = 32

@@ -16,7 +16,8 @@ from ingot.errors import InvalidArgument
 from ingot.report.units import duration
 from ingot.runtime.dispatch.dispatcher import INLINE
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.scheduler import Scheduler
 
 # The search for the highest rate ends when it is known to this share of itself; no rate below a share is tried.
 _PRECISION = 0.02

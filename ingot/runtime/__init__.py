@@ -18,7 +18,8 @@ from ingot.runtime.metrics import Metrics
 from ingot.runtime.model import Model
 from ingot.runtime.scheduling.entry import Entry, Outcome, Request
 from ingot.runtime.scheduling.latency_model import Latency
-from ingot.runtime.scheduling.scheduler import Limits, Scheduler
+from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.settings.settings import Settings
 
 __all__ = [

@@ -9,8 +9,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final
 
 from ingot.errors import DeadlineExceeded, Unavailable
@@ -18,6 +17,7 @@ from ingot.report import units
 from ingot.runtime.scheduling.division import Sizes, Work, divide, joint
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
+from ingot.runtime.scheduling.limits import Limits, check_room
 from ingot.runtime.scheduling.memory_cap import MemoryCap
 from ingot.runtime.scheduling.queue import GroupQueue, Queue
 
@@ -36,8 +36,6 @@ _USUAL: Final = 64
 _LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
 # One of so many batches begins with an entry of a low priority that has waited for so many seconds, if there is one.
 _AGED_EVERY, _AGED = 8, 10.0
-# A client may use this multiple of the free room in the queue: seven eighths of the queue if it is alone.
-_TIMES_FREE: Final = 7
 # Clients are served by their shares once one of them has more than 1/_FEW of a batch waiting.
 _FEW: Final = 4
 # Seconds of the server for each part of a request, which padding may cost instead.
@@ -48,57 +46,8 @@ _WINDOW: Final = 128
 _SAMPLE: Final = 16
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of one batch and of the queue.
-
-    ``max_batch`` is in samples; an entry with more samples runs alone. The queue is bounded in requests and in bytes.
-    ``max_delay`` is the longest time, in seconds, that an idle engine waits for more samples; None derives it from the
-    latency profile.
-    """
-
-    max_batch: int = 64
-    max_queue: int = 4096
-    max_queue_bytes: int = 256 << 20
-    max_delay: float | None = None
-
-
 REASONS = ("full", "memory", "deadline", "linger", "idle")
 """Why a batch leaves the queue; see :attr:`Scheduler.reason`."""
-
-
-def check_room(
-    limits: Limits,
-    waiting: int,
-    queued: int,
-    nbytes: int,
-    client: Hashable,
-    held: Callable[[Hashable], tuple[int, int]],
-) -> None:
-    """Check that a queue has room for another request, and that no client fills the queue alone.
-
-    Args:
-        limits: of the queue.
-        waiting: requests in the queue.
-        queued: their bytes.
-        nbytes: bytes of the new request.
-        client: who sent the request; None for a request that counts for no client.
-        held: returns how many of the requests a client has, and their bytes.
-
-    Raises:
-        Unavailable: the queue is full, or the client has its share.
-    """
-    if waiting >= limits.max_queue or (waiting and queued + nbytes > limits.max_queue_bytes):
-        raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
-    room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - queued)
-    if client is None or (waiting < room and queued + nbytes <= free):
-        return
-    entries, size = held(client)
-    if entries and (entries >= room or size + nbytes > free):
-        raise Unavailable(
-            f"{entries} requests of this client wait, and the rest of the queue is kept for others; send fewer at "
-            "once, or try later"
-        )
 
 
 class Scheduler:

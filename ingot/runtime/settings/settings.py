@@ -10,7 +10,7 @@ from typing import Literal
 
 from ingot.model_store import ServingDefaults
 from ingot.runtime.machine import devices
-from ingot.runtime.scheduling.scheduler import Limits
+from ingot.runtime.scheduling.limits import Limits
 from ingot.runtime.settings.canary import Plan
 from ingot.runtime.settings.repeat import Repeat
 
