@@ -38,6 +38,8 @@ def run(text: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     ports = dict(zip(("8000", "8001", "8080", "8081"), map(str, free_ports(4)), strict=True))
     lines = _PORT.sub(lambda found: ports[found[0]], lines)
     served = {"INGOT_HTTP_PORT": ports["8000"], "INGOT_GRPC_PORT": ports["8001"]} if "ingot serve" in lines else {}
+    if "--torchserve" in lines:
+        served["INGOT_TORCHSERVE_PORTS"] = f"{ports['8080']},{ports['8081']},0,0,0"
     return subprocess.run(
         ["bash", "-c", _HEAD + lines],
         cwd=folder,
