@@ -31,7 +31,7 @@ _BACKENDS: dict[str, tuple[ModelFormat, str]] = {
 }
 _SOURCE = "import or export its source model, as .onnx or with ingot export"
 _OTHERS = {
-    "ensemble": "it combines other models; import those, and call one after the other from the client",
+    "ensemble": "it combines other models; import those, and write a pipeline of them into ingot.toml",
     "python": "it is Python code, which Ingot does not run; export the model in it with ingot export",
     "tensorrt": _SOURCE,
     "tensorrt_plan": _SOURCE,

@@ -101,6 +101,14 @@ model = "length"
 each = "text"
 inputs = { text = "colour.label" }
 """
+TEXTS = """
+[pipelines.words]
+inputs = ["sentence"]
+outputs = { label = "length.label", score = "length.score" }
+[pipelines.words.nodes.length]
+model = "length"
+inputs = { text = "sentence" }
+"""
 
 
 def serve(folder: Path, text: str, *sources: Path | str, **settings: Any) -> RunningServer:
@@ -121,7 +129,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     folder = tmp_path_factory.mktemp("pictures")
     test_image_steps.make(folder).save(folder / "colour.ingot")
     test_steps.make(folder).save(folder / "length.ingot")
-    with serve(folder, PARTS + PICTURES, folder / "colour.ingot", folder / "length.ingot") as running:
+    with serve(folder, PARTS + PICTURES + TEXTS, folder / "colour.ingot", folder / "length.ingot") as running:
         yield running
 
 
@@ -259,6 +267,17 @@ def test_files_are_answered_at_the_models_address(pictures: RunningServer) -> No
     url = f"{pictures.http_url}/models/pictures"
     answer = httpx.post(url, content=bitmap("blue"), headers={"Content-Type": "image/png"}, trust_env=False)
     assert answer.raise_for_status().json()[0]["label"] == "blue"
+
+
+def test_texts_are_answered_at_the_models_address(pictures: RunningServer, run_ingot: RunIngot) -> None:
+    url = f"{pictures.http_url}/models/words"
+    answer = httpx.post(url, json={"inputs": "a fine film"}, trust_env=False).json()
+    assert "error" not in answer, answer
+    assert [each["label"] for each in answer[0]] == ["LONG", "SHORT"]
+    wrong = httpx.post(url, json={"inputs": 3}, trust_env=False)
+    assert wrong.status_code == 400
+    found = succeeded(run_ingot("infer", pictures.http_url, "words", "--input", "sentence=a fine film"))
+    assert found.startswith("  LONG 0.")
 
 
 def test_a_node_waits_in_the_queue_of_its_model(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,13 +48,11 @@ def _readers(plan: Plan) -> Iterator[Step]:
 
 
 def _last(plan: Plan) -> Steps | None:
-    """Return the steps of the model whose answers the pipeline's are, name by name; None if it has others."""
+    """Return the steps of the model that makes all answers of the pipeline, name by name; None if there is none."""
     for node in plan.nodes:
-        steps = node.steps
-        if steps is not None and not node.level:
-            names = {spec.name for spec in steps.outputs}
-            if names and all(Ref(node.name, name) in plan.outputs.get(name, ()) for name in names):
-                return steps
+        makes_all = all(refs == (Ref(node.name, name),) for name, refs in plan.outputs.items())
+        if node.steps is not None and not node.level and makes_all:
+            return node.steps
     return None
 
 

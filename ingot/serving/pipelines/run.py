@@ -66,6 +66,8 @@ class Run:
         self._owner = owner
         self._plan = plan
         self._context = CONTEXT.get()
+        if self._context is not None:  # that of a stream has earlier requests
+            self._context.nodes = ()
         self._until = None if request.timeout is None else self.began + request.timeout
         self._values = {Ref("", name): Value(array) for name, array in request.inputs.items()}
         self._levels: dict[Path, Level] = {(): Level(self.rows)}
