@@ -24,8 +24,10 @@ from ingot.errors import (
     InvalidArgument,
     InvalidConfig,
     NotFound,
+    TooLarge,
     Unavailable,
 )
+from ingot.serving.pipelines.values import Level, Value, gathered
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server import test_image_steps, test_steps
@@ -240,6 +242,12 @@ def test_parts_of_pictures_are_items_that_models_read(pictures: RunningServer) -
     assert best == [[b"red", b"blue", b"green"], [b"blue", b"", b""], [b"", b"", b""]]
     assert outputs["turned"][..., 0].tolist() == [[b"red", b"", b""], [b""] * 3, [b""] * 3]
     assert statistics(pictures, "parts")["ingot"]["nodes"]["turn"]["items"] == 1
+
+
+def test_padding_of_many_rows_is_bounded() -> None:
+    level = Level.of_counts(Level(1 << 14), np.eye(1, 1 << 14, dtype=np.intp)[0] * (1 << 14))
+    with pytest.raises(TooLarge, match="an output of 16384 rows with up to 16384 items has 1 GiB"):
+        gathered(Value(np.zeros(1 << 14, np.float32)), level)
 
 
 def test_a_failed_item_names_its_node_and_itself(pictures: RunningServer) -> None:

@@ -6,13 +6,19 @@ outer one, in the order of these rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ingot.errors import TooLarge
+from ingot.report import units
 from ingot.steps.ragged import filled
 from ingot.tensors import Array
+
+# Of an output with columns, of which most may be padding.
+_MOST_BYTES = 256 << 20
 
 
 class Level:
@@ -64,10 +70,20 @@ def spread(value: Value, outer: Level, inner: Level) -> Value:
 
 
 def gathered(value: Value, level: Level) -> Array:
-    """Return a value of any level as columns of the request's rows: [rows, longest, ...] for an inner level."""
+    """Return a value of any level as columns of the request's rows: [rows, longest, ...] for an inner level.
+
+    Raises:
+        TooLarge: one row has so many items that the padding of the others takes too much memory.
+    """
     array = value.array
     while level.outer is not None:
         longest = int(level.counts.max(initial=0))
+        nbytes = len(level.counts) * longest * math.prod(array.shape[1:]) * array.itemsize
+        if nbytes > _MOST_BYTES:
+            raise TooLarge(
+                f"an output of {len(level.counts)} rows with up to {longest} items has {units.size(nbytes)}, over the "
+                f"limit of {units.size(_MOST_BYTES)}; send fewer rows"
+            )
         found = filled((len(level.counts), longest, *array.shape[1:]), array.dtype)
         found[level.rows, level.columns] = array
         array, level = found, level.outer
