@@ -276,10 +276,9 @@ class Run:
 
 def _holds(condition: Condition, value: Value) -> Array:
     """Return for which items a condition holds; of several values of an item the first counts."""
-    array = value.array.reshape(len(value.array), -1)
-    if not array.shape[1]:  # no item has a value
-        return np.zeros(len(array), bool)
-    first = array[:, 0]
+    if not value.array.size:  # there are no items, or none has a value
+        return np.zeros(len(value.array), bool)
+    first = value.array.reshape(len(value.array), -1)[:, 0]
     holds = np.ones(len(first), bool) if value.ran is None else value.ran.copy()
     if isinstance(equal := condition.equals, str):
         holds &= np.array([each in (equal, equal.encode()) for each in first.tolist()], bool)
