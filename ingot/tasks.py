@@ -1,7 +1,7 @@
 """The tasks that steps are known for, and the forms of their answers.
 
-A new task is a name here, its function in :data:`ingot.steps.declared.TASKS` and, if folders of transformers describe
-it, its finder in :mod:`ingot.export.tasks`. A new form is an entry here and what draws it in three places:
+A new task is a name here, its function in :data:`ingot.steps.tasks.declared.TASKS` and, if folders of transformers
+describe it, its finder in :mod:`ingot.export.tasks`. A new form is an entry here and what draws it in three places:
 in ``server/plane/apis`` for ``POST /models/NAME``, in ``cli/answers.py`` as lines, and in ``server/page/answers.js``. A
 test names what is missing. This module imports nothing else of Ingot, so that ``--help`` and clients stay fast.
 """

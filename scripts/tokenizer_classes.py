@@ -24,7 +24,7 @@ from ingot.errors import IngotError
 from ingot.export.program import quiet
 from ingot.export.tasks.tokenizer import serialized
 from ingot.steps import Values
-from ingot.steps import sample_texts as texts
+from ingot.steps.samples import texts
 from ingot.steps.tokenize import Tokenize
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "tokenizers.md"
@@ -132,7 +132,7 @@ def _compared(name: str, own: Any) -> Row:
 
 def _rows(step: Tokenize, values: Values) -> list[dict[str, list[int]]]:
     """Return the ids and types of each text, without padding."""
-    masks = values[step.mask] == 1
+    masks = values[step.attention_mask] == 1
     return [
         {name: values[name][index, mask].tolist() for name in (step.ids, step.types)}
         for index, mask in enumerate(masks)

@@ -31,8 +31,8 @@ from ingot.server.http.app import create_app
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.operations import OPERATIONS
 from ingot.serving import Repository
-from ingot.steps.declared import TASKS
 from ingot.steps.pipeline import AnyStep
+from ingot.steps.tasks.declared import TASKS
 from scripts import reference_text, settings_table
 from tests.support import ROOT
 

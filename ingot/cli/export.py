@@ -102,7 +102,7 @@ class Original:
 
     def described(self, found: Found | None, model: Any) -> Described | None:
         """Return the steps of a folder's task, or of the file."""
-        from ingot.steps.declared import read_steps
+        from ingot.steps.tasks.declared import read_steps
 
         if self.steps is not None and self.steps.is_dir():
             from ingot.export import tasks

@@ -26,26 +26,26 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ======================  =============================================================================================
 
 A new kind is a file here and an entry in :data:`ingot.steps.pipeline.AnyStep`. Steps pass values to each other by name:
-each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. described.py,
-text.py, token_tasks.py, image.py and sound.py describe the steps of tasks.
+each reads those that the request, earlier steps or the graph have made. Start in pipeline.py. ``tasks/``
+describes the steps of tasks, and ``samples/`` has raw inputs on which they are proved.
 """
 
-from ingot.steps.described import Described, Original
-from ingot.steps.file import file_classification
-from ingot.steps.image import (
+from ingot.steps.item import ItemStep
+from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
+from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.tasks.described import Described, Original
+from ingot.steps.tasks.file import file_classification
+from ingot.steps.tasks.image import (
     depth_estimation,
     image_classification,
     image_feature_extraction,
     image_segmentation,
     object_detection,
 )
-from ingot.steps.item import ItemStep
-from ingot.steps.ocr import image_to_text, text_detection
-from ingot.steps.pipeline import AnyStep, OpenedSteps, Steps, StepTime
-from ingot.steps.sound import audio_classification, speech_recognition
-from ingot.steps.step import Apply, Files, Step, Values
-from ingot.steps.text import embedding, text_classification, text_ranking
-from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
+from ingot.steps.tasks.ocr import image_to_text, text_detection
+from ingot.steps.tasks.sound import audio_classification, speech_recognition
+from ingot.steps.tasks.text import embedding, text_classification, text_ranking
+from ingot.steps.tasks.tokens import feature_extraction, fill_mask, question_answering, token_classification
 
 __all__ = [
     "AnyStep",

@@ -45,7 +45,6 @@ class ItemStep(Step):
     kind is not ``confined``, as it decodes nothing.
     """
 
-    kind: str
     confined: ClassVar[bool] = True
     accepts_empty: ClassVar[bool] = False
     """Whether a file may have no bytes."""

@@ -154,8 +154,12 @@ class Steps(BaseModel):
             answers = step.comparable(answers)
         return answers
 
-    def check(self, signature: Signature) -> None:
+    def check(self, signature: Signature, files: Files | None = None) -> None:
         """Check that the steps and the graph fit together.
+
+        Args:
+            signature: the graph's.
+            files: returns the content of a file by its name; None if they are not checked.
 
         Raises:
             InvalidArgument: a step or the graph needs a value that nothing before it makes; a name is taken or occurs
@@ -169,10 +173,10 @@ class Steps(BaseModel):
             raise InvalidArgument("the steps have no raw input that a request must have; make one of them required")
         self._check_names(raw)
         known: dict[str, TensorSpec | None] = dict.fromkeys(raw)
-        _walk(self.before, known)
+        _walk(self.before, known, files)
         _need(graph, known, "the graph")
         known.update({spec.name: spec for spec in signature.outputs})
-        _walk(self.after, known)
+        _walk(self.after, known, files)
         _need([spec.name for spec in self.outputs], known, "the answer")
         for declared in self.outputs:
             if (spec := known[declared.name]) is not None and not _fits(spec, declared):
@@ -208,7 +212,7 @@ class Steps(BaseModel):
             InvalidArchive: a file is damaged.
             Unsupported: a package is missing.
         """
-        self.check(signature)
+        self.check(signature, files)
         before = tuple(
             (
                 step.kind,
@@ -220,10 +224,10 @@ class Steps(BaseModel):
         return OpenedSteps(self, signature, before, after)
 
 
-def _walk(steps: Iterable[AnyStep], known: dict[str, TensorSpec | None]) -> None:
+def _walk(steps: Iterable[AnyStep], known: dict[str, TensorSpec | None], files: Files | None) -> None:
     for step in steps:
         _need(step.reads, known, f"step '{step.kind}'")
-        step.check(known)
+        step.check(known, files)
         known.update(step.made(known))
 
 

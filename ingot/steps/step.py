@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from ingot.errors import InvalidArgument, quoted
 from ingot.tensors import Array, TensorSpec
@@ -17,6 +17,8 @@ Apply = Callable[[Values], Values]
 """An opened step: returns new values from those so far. Immutable, so that threads can share it."""
 Files = Callable[[str], bytes]
 """Returns the content of a file of the archive by its name."""
+Shape = tuple[int | str, ...]
+"""Numbers of elements; a name stands for any."""
 
 # Elements that numpy's sums and products process in some 0.2 ms.
 VECTORS_AT_ONCE = 1 << 17
@@ -30,6 +32,17 @@ class Step(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    kind: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_version(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and (unknown := fields.keys() - cls.model_fields.keys()):
+            raise ValueError(
+                f"step '{cls.model_fields['kind'].default}' has no field '{min(unknown)}'; if another version of Ingot "
+                "has made it, export the model again"
+            )
+        return fields
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -61,12 +74,39 @@ class Step(BaseModel):
         """The values that say how much of each item was cut, by their unit: ``tokens`` or ``seconds``."""
         return {}
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
-        """Check that the step fits the graph's outputs; ``known`` has None for values of steps.
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shapes that values need, by name: numbers of elements, and names where any number fits."""
+        return {}
+
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        """Check that the step fits the graph's outputs.
+
+        Args:
+            known: the values so far, None for those of steps that are not known before they run.
+            files: as for :meth:`open`; None before they can be read.
 
         Raises:
             InvalidArgument: it does not.
         """
+        for name in self.shapes:
+            if (spec := known.get(name)) is not None:
+                self.check_shape(name, spec.shape)
+
+    def check_shape(self, name: str, shape: Sequence[int | str]) -> None:
+        """Check the shape of a value against :attr:`shapes`.
+
+        Raises:
+            InvalidArgument: it has another number of dimensions, or another number of elements.
+        """
+        needed = self.shapes[name]
+        pairs = [pair for pair in zip(needed, shape, strict=False) if not any(isinstance(size, str) for size in pair)]
+        if len(shape) != len(needed) or any(size != own for size, own in pairs):
+            wanted, given = (", ".join(map(str, each)) for each in (needed, shape))
+            raise InvalidArgument(
+                f"step '{self.kind}' needs '{name}' of the shape [{wanted}], but it has [{given}]; name the graph's "
+                "output that has this shape"
+            )
 
     def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
         """Return the types and shapes of what it writes, by name, None for those that are not known before it runs."""

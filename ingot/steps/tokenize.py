@@ -39,7 +39,7 @@ class Tokenize(Step):
             ``words`` int32[n, longest] with the number of each token's word, ``sequences`` int32[n, longest] with 0 or
             1 for the text of a pair, and ``special`` int32[n, longest] with 1 for tokens that stand for no text.
             Padding and what does not apply are -1.
-        ids: the name of the tokens' ids, int64[n, longest]; ``mask`` and ``types`` have the same shape.
+        ids: the name of the tokens' ids, int64[n, longest]; ``attention_mask`` and ``types`` have the same shape.
     """
 
     kind: Literal["tokenize"] = "tokenize"
@@ -61,7 +61,7 @@ class Tokenize(Step):
     stride: int | None = Field(None, ge=0)
     details: bool = False
     ids: str = "input_ids"
-    mask: str = "attention_mask"
+    attention_mask: str = "attention_mask"
     types: str = "token_type_ids"
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class Tokenize(Step):
     def writes(self) -> tuple[str, ...]:
         places = PLACES if self.details else ()
         items = () if self.stride is None else ("item",)
-        return (self.ids, self.mask, self.types, "tokens", "cut_tokens", *places, *items)
+        return (self.ids, self.attention_mask, self.types, "tokens", "cut_tokens", *places, *items)
 
     @property
     def cuts(self) -> Mapping[str, str]:
@@ -100,7 +100,7 @@ class Tokenize(Step):
 
     @property
     def lengths(self) -> str:
-        return self.mask if self.padding_side == "right" else ""
+        return self.attention_mask if self.padding_side == "right" else ""
 
     @property
     def bytes_at_once(self) -> int:
@@ -325,7 +325,7 @@ class Tokenizing:
             mask[index, place] = 1
             for name, values in row.places.items():
                 places[name][index, place] = values.reshape(length, *places[name].shape[2:])
-        return {step.ids: ids, step.mask: mask, step.types: types, **places}
+        return {step.ids: ids, step.attention_mask: mask, step.types: types, **places}
 
 
 def _check_filled(rows: Sequence[tuple[str, str]], *names: str) -> None:

@@ -13,8 +13,8 @@ import torch
 from ingot.errors import InvalidArgument
 from ingot.steps import Values, object_detection
 from ingot.steps.after.boxes import Boxes
-from ingot.steps.declared import read_steps
 from ingot.steps.images.operations import CenterCrop
+from ingot.steps.tasks.declared import read_steps
 from ingot.tensors import DType, TensorSpec
 
 LABELS = tuple(f"label{index}" for index in range(5))
@@ -109,7 +109,7 @@ def test_what_does_not_fit_the_graph_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="step 'boxes' has 5 labels, but 'logits' has 4 classes"):
         step.check(known)
     known["logits"], known["pred_boxes"] = None, TensorSpec("pred_boxes", DType.FP32, ("batch", 20, 5))
-    with pytest.raises(InvalidArgument, match=r"needs boxes of the shape \[batch, queries, 4\], but 'pred_boxes' has"):
+    with pytest.raises(InvalidArgument, match=r"needs 'pred_boxes' of the shape \[batch, queries, 4\], but it has"):
         step.check(known)
     with pytest.raises(InvalidArgument, match="the operation 'center_crop' changes which part of a picture"):
         object_detection(LABELS, operations=[CenterCrop(height=8, width=8)])

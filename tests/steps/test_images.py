@@ -15,13 +15,13 @@ from PIL import ImageOps
 
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
 from ingot.steps import image_classification
-from ingot.steps.declared import read_steps
 from ingot.steps.images import presets
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Normalize, Pad, Rescale, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
+from ingot.steps.tasks.declared import read_steps
 from ingot.tensors import Array, DType, Range, Signature, TensorSpec
 from scripts import image_processors
 
@@ -171,7 +171,7 @@ def test_pictures_of_several_sizes_need_several_requests(picture: Any) -> None:
 
 
 def test_pictures_of_several_sizes_share_a_batch_beside_a_mask(picture: Any) -> None:
-    step = Image(operations=(Resize(rule="shortest_edge", edge=8),), mask="pixel_mask", size="size")
+    step = Image(operations=(Resize(rule="shortest_edge", edge=8),), pixel_mask="pixel_mask", size="size")
     exif = Pillow.Exif()
     exif[0x0112] = 6
     contents = file_of(picture, exif=exif), file_of(picture.resize((30, 30)))

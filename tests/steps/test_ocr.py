@@ -13,11 +13,11 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.steps import image_to_text, text_detection
 from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.text_boxes import TextBoxes
-from ingot.steps.declared import read_steps
 from ingot.steps.images.opencv import opencv_linear
 from ingot.steps.images.operations import Pad
 from ingot.steps.images.sizes import Target
 from ingot.steps.step import Step, Values
+from ingot.steps.tasks.declared import read_steps
 
 
 def run(step: Step, **values: Any) -> Values:
@@ -102,7 +102,7 @@ class TestTextBoxes:
         assert polygon.tolist() == [[[[0, 0], [399, 0], [399, 199], [0, 199]]]]
 
     def test_probabilities_of_several_classes_are_refused(self) -> None:
-        with pytest.raises(InvalidArgument, match=r"the shape \[batch, 1, height, width\], but 'probabilities' has"):
+        with pytest.raises(InvalidArgument, match=r"needs 'probabilities' of the shape \[batch, 1, height,"):
             self.boxes(np.ones((1, 2, 32, 64), np.float32))
 
     def test_a_missing_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
 from ingot.steps import Steps, audio_classification, speech_recognition
 from ingot.steps.after.ctc import Ctc
-from ingot.steps.declared import read_steps
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.decoding import Limits
 from ingot.steps.sounds.extractors import extraction_of
 from ingot.steps.sounds.mel import Mel, filters
 from ingot.steps.sounds.operations import Fit, Normalize, Spectrogram, Stack, Transpose
 from ingot.steps.sounds.synthesis import synthesized
+from ingot.steps.tasks.declared import read_steps
 from ingot.tensors import Array
 from tests.support import ROOT
 
@@ -168,14 +168,14 @@ def test_the_element_that_is_refused_is_named() -> None:
 
 def test_sounds_of_several_lengths_are_extended_beside_a_mask_or_refused(step: Audio) -> None:
     both = file_of(NOISE), file_of(NOISE[:9000])
-    masked = run(Audio(rate=RATE, mask="attention_mask", padding=0.5), *both)
+    masked = run(Audio(rate=RATE, attention_mask="attention_mask", padding=0.5), *both)
     assert masked["attention_mask"].sum(1).tolist() == [RATE, 9000]
     assert np.array_equal(masked["input_values"][1, :9000], NOISE[:9000])
     assert (masked["input_values"][1, 9000:] == 0.5).all()
     assert masked["seconds"].tolist() == [1, 0.5625]
     with pytest.raises(InvalidArgument, match=r"from 0\.562 to 1\.000 seconds; the model has no mask"):
         run(step, *both)
-    few = Audio(rate=RATE, mask="attention_mask", limits=Limits(samples=RATE))
+    few = Audio(rate=RATE, attention_mask="attention_mask", limits=Limits(samples=RATE))
     with pytest.raises(TooLarge, match="have 32000 values once they have one length; the most are 16000: divide"):
         run(few, *both)
 
@@ -212,7 +212,7 @@ def test_values_equal_those_of_transformers_extractors(name: str, options: dict[
         rate=RATE,
         operations=extraction.operations,
         values=extraction.values,
-        mask=mask,
+        attention_mask=mask,
         padding=extractor.padding_value,
         least=extraction.least,
     )
@@ -315,7 +315,9 @@ def test_steps_are_declared_in_a_file(tmp_path: Path) -> None:
     steps = read_steps(file).steps
     assert steps.before == (Audio(rate=16_000, operations=(Normalize(),), limits=Limits(seconds=5)),)
     assert [spec.name for spec in steps.outputs] == ["label", "score", "seconds", "cut_seconds"]
-    file.write_text('task = "automatic-speech-recognition"\ntokens = ["<pad>", "a"]\nrate = 8000\nmask = "mask"')
+    file.write_text(
+        'task = "automatic-speech-recognition"\ntokens = ["<pad>", "a"]\nrate = 8000\nattention_mask = "mask"'
+    )
     steps = read_steps(file).steps
     assert steps.after == (Ctc(tokens=("<pad>", "a"), sizes="sizes"),)
     assert Steps.model_validate_json(steps.model_dump_json()) == steps

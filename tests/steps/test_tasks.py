@@ -14,10 +14,8 @@ from ingot.cli import answers
 from ingot.errors import InvalidArgument
 from ingot.export import tasks as folders
 from ingot.server.plane.apis import files, on_tokens
-from ingot.steps.after.pool import Pool
-from ingot.steps.declared import TASKS, read_steps
+from ingot.steps.tasks.declared import TASKS, read_steps
 from ingot.tasks import FORMS, ON_TEXTS, Declared, Task, form_of
-from ingot.tensors import DType, TensorSpec
 from tests.steps.bert import tokenizer_file
 
 # The steps of whose answers a request on texts makes its own form.
@@ -87,9 +85,3 @@ def test_a_wrong_option_of_a_file_is_named_with_its_value(content: str, message:
 def test_a_wrong_option_in_python_is_named_too() -> None:
     with pytest.raises(InvalidArgument, match="'top_k' is -1: input should be greater than or equal to"):
         steps.text_classification(tokenizer_file(), ["a"], top_k=-1)
-
-
-def test_pooling_needs_a_vector_for_each_token() -> None:
-    spec = TensorSpec("pooled", DType.FP32, ("batch", 4))
-    with pytest.raises(InvalidArgument, match=r"step 'pool' needs a vector for each token.*'pooled:.*has 2; name the"):
-        Pool(tokens="pooled").check({"pooled": spec})

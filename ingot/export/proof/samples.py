@@ -6,12 +6,12 @@ import numpy as np
 
 from ingot.errors import InvalidArgument
 from ingot.steps import OpenedSteps, Values
-from ingot.steps import sample_texts as texts
 from ingot.steps.after.fill import Fill
 from ingot.steps.bytes import Bytes
 from ingot.steps.images.image import Image
 from ingot.steps.images.pictures import drawn
-from ingot.steps.sample_files import sample_files
+from ingot.steps.samples import texts
+from ingot.steps.samples.files import sample_files
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.synthesis import synthesized
 from ingot.steps.tokenize import Tokenize

@@ -58,7 +58,7 @@ def describe(module: Any, folder: Path) -> Described:
     options |= _FAMILIES[processor.kind]
     operations, mask = processor.operations, ""
     if processor.own.do_pad and _MASK in inspect.signature(module.forward).parameters:
-        mask = options["mask"] = _MASK
+        mask = options["pixel_mask"] = _MASK
         if isinstance(operations[-1], Pad):
             options["padded"] = operations[-1].height, operations[-1].width
             operations = operations[:-1]

@@ -13,8 +13,8 @@ import numpy as np
 from ingot.errors import missing_package
 from ingot.export.tasks.folder import read_json
 from ingot.steps import Described, Original, Values, file_classification
-from ingot.steps import sample_texts as texts
-from ingot.steps.sample_files import sample_files
+from ingot.steps.samples import texts
+from ingot.steps.samples.files import sample_files
 
 FILE = "config.min.json"
 

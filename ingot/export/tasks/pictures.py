@@ -18,11 +18,11 @@ from ingot.errors import InvalidArgument, missing_package
 from ingot.export.program import quiet
 from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, image_classification
-from ingot.steps import sample_texts as texts
 from ingot.steps.after.classify import Function
 from ingot.steps.images.operations import CenterCrop, Operation, Pad, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
+from ingot.steps.samples import texts
 
 FILE = "preprocessor_config.json"
 # Pictures whose values are compared, and those whose answers are; narrow ones are for the tests of the steps.

@@ -19,8 +19,8 @@ from ingot.errors import Unsupported
 from ingot.export.tasks.folder import Folder, Found
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Original, Values, question_answering
-from ingot.steps import sample_texts as texts
 from ingot.steps.ragged import columns
+from ingot.steps.samples import texts
 from ingot.tensors import Array
 
 # Tokens of a row, and those that two rows of a context share, at most: as the pipeline has them.

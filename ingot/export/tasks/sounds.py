@@ -16,7 +16,7 @@ from ingot.export.source.sounds import least_samples
 from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, audio_classification, speech_recognition
 from ingot.steps.after.ctc import Convolution
-from ingot.steps.sample_texts import as_bytes
+from ingot.steps.samples.texts import as_bytes
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.extractors import Extraction, extraction_of
 from ingot.steps.sounds.synthesis import synthesized
@@ -150,7 +150,7 @@ def _options(extraction: Extraction, extractor: Any, module: Any, name: str) -> 
         "rate": extractor.sampling_rate,
         "operations": extraction.operations,
         "values": extraction.values,
-        "mask": "attention_mask" if extraction.masked else "",
+        "attention_mask": "attention_mask" if extraction.masked else "",
         "padding": extractor.padding_value,
         "least": frames,
         "reference": name,

@@ -11,7 +11,7 @@ from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.program import quiet
 from ingot.steps import Original, Values
-from ingot.steps import sample_texts as texts
+from ingot.steps.samples import texts
 
 # Patterns of files that have the words of a tokenizer. Without one, transformers makes an empty tokenizer.
 _VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.vocab", "*.tiktoken")

@@ -15,9 +15,9 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.export.tasks.folder import Folder, Found, labels_of
 from ingot.export.tasks.tokenizer import FolderTokenizer
 from ingot.steps import Described, Values, feature_extraction, fill_mask, token_classification
-from ingot.steps import sample_texts as texts
 from ingot.steps.after.entities import AGGREGATIONS
 from ingot.steps.ragged import columns, padded
+from ingot.steps.samples import texts
 from ingot.tensors import Array
 
 # Samples of each strategy but the usual one.

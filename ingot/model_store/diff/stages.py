@@ -16,10 +16,10 @@ from ingot.model_store.format import manifest
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.variant import Variant
 from ingot.steps import Apply, ItemStep, Steps
-from ingot.steps import sample_texts as texts
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import Normalize, Rescale
 from ingot.steps.images.pictures import drawn
+from ingot.steps.samples import texts
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array
 

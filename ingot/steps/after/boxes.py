@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat
 from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import FUNCTIONS, Function, fit
 from ingot.steps.ragged import counts, padded
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import Apply, Files, Shape, Step, Values
 from ingot.tensors import Array, TensorSpec
 
 # Boxes of each picture of a golden case, at most.
@@ -83,18 +83,15 @@ class Boxes(Step):
     def elements_at_once(self) -> int:
         return 0 if self.overlap else super().elements_at_once
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
-        spec, boxes = known[self.logits], known[self.boxes]
-        if spec is not None and len(spec.shape) == 3 and isinstance(classes := spec.shape[2], int):
-            fit(self.kind, self.labels, self.logits, classes - self.background)
-        if boxes is not None:
-            self._four(boxes.shape)
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.logits: ("batch", "queries", "classes"), self.boxes: ("batch", "queries", 4)}
 
-    def _four(self, shape: Sequence[int | str]) -> None:
-        if len(shape) != 3 or (isinstance(shape[2], int) and shape[2] != 4):
-            raise InvalidArgument(
-                f"step 'boxes' needs boxes of the shape [batch, queries, 4], but '{self.boxes}' has {[*shape]}"
-            )
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        super().check(known)
+        spec = known[self.logits]
+        if spec is not None and isinstance(classes := spec.shape[2], int):
+            fit(self.kind, self.labels, self.logits, classes - self.background)
 
     def steadied(self, raw: Values, answers: Values) -> Values:
         """Return thresholds in the widest gap of each picture's best scores, if the case has thresholds."""
@@ -136,7 +133,7 @@ class Boxes(Step):
 
     def _corners(self, boxes: Array, size: Array) -> Array:
         """Return left, top, right and bottom in pixels of the original pictures, float32[n, queries, 4]."""
-        self._four(boxes.shape)
+        self.check_shape(self.boxes, boxes.shape)
         if self.form == "cxcywh":
             centre, half = boxes[..., :2], np.float32(0.5) * boxes[..., 2:]
             boxes = np.concatenate([centre - half, centre + half], axis=-1)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ingot.errors import InvalidArgument
 from ingot.steps.after.dense import sigmoid
-from ingot.steps.step import Apply, Files, Step, Values, choices_of
+from ingot.steps.step import Apply, Files, Shape, Step, Values, choices_of
 from ingot.tensors import Array, TensorSpec
 
 Function = Literal["softmax", "sigmoid", "none"]
@@ -59,9 +59,14 @@ class Classify(Step):
     def choices(self) -> Mapping[str, Sequence[str]]:
         return {self.choice: [*FUNCTIONS]} if self.choice else {}
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.logits: ("batch", "classes")}
+
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        super().check(known)
         spec = known[self.logits]
-        if spec is not None and len(spec.shape) == 2 and isinstance(classes := spec.shape[1], int):
+        if spec is not None and isinstance(classes := spec.shape[1], int):
             self._fit(classes)
 
     def _fit(self, classes: int) -> None:

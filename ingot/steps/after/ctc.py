@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import FUNCTIONS, Function
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import Apply, Files, Shape, Step, Values
 from ingot.tensors import Array, TensorSpec
 
 Convolution = tuple[int, int, int]
@@ -63,9 +63,14 @@ class Ctc(Step):
     def writes(self) -> tuple[str, ...]:
         return (self.text, *([self.score] if self.score else []))
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.logits: ("batch", "frames", "tokens")}
+
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        super().check(known)
         spec = known[self.logits]
-        if spec is not None and len(spec.shape) == 3 and isinstance(count := spec.shape[2], int):
+        if spec is not None and isinstance(count := spec.shape[2], int):
             self._fit(count)
 
     def _fit(self, count: int) -> None:

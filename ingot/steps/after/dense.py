@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from ingot import foreign
 from ingot.errors import InvalidArchive
 from ingot.steps.step import Apply, Files, Step, Values
-from ingot.tensors import Array
+from ingot.tensors import Array, TensorSpec
 
 Activation = Literal["identity", "tanh", "relu", "sigmoid"]
 
@@ -43,6 +43,18 @@ class Dense(Step):
     def writes(self) -> tuple[str, ...]:
         return (self.value,)
 
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        spec = known.get(self.value)
+        if files is not None and spec is not None and isinstance(size := spec.shape[-1], int):
+            self._fit(size, _array(self.weight, files, 2))
+
+    def _fit(self, size: int, weight: Array) -> None:
+        if size != weight.shape[1]:
+            raise InvalidArchive(
+                f"step 'dense' gets '{self.value}' of {size} values, but '{self.weight}' has {weight.shape[1]} "
+                "columns; give the weight of this layer"
+            )
+
     def open(self, files: Files) -> Apply:
         weight = _array(self.weight, files, 2)
         bias = _array(self.bias, files, 1) if self.bias else np.zeros(len(weight), np.float32)
@@ -52,11 +64,7 @@ class Dense(Step):
 
         def apply(values: Values) -> Values:
             rows = values[self.value]
-            if rows.shape[-1] != weight.shape[1]:
-                raise InvalidArchive(
-                    f"step 'dense' gets '{self.value}' of {rows.shape[-1]} values, but '{self.weight}' has "
-                    f"{weight.shape[1]} columns; give the weight of this layer"
-                )
+            self._fit(rows.shape[-1], weight)
             return {self.value: activate(rows @ weight.T + bias)}
 
         return apply

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from ingot.errors import TooLarge
 from ingot.steps.after.pixels import cells_of, png, resized_cubic
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import Apply, Files, Shape, Step, Values
 from ingot.tensors import Array
 
 # Depths of the pictures of a request, once they have one size.
@@ -44,8 +44,12 @@ class Depth(Step):
         return (self.resized, self.drawn)
 
     @property
-    def quick(self) -> bool:
-        return False  # a large picture of few depths
+    def elements_at_once(self) -> int:
+        return 0  # a large picture of few depths
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.depths: ("batch", "height", "width")}
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:

@@ -12,7 +12,7 @@ from pydantic import Field
 from ingot.steps import tokenizer
 from ingot.steps.after.classify import fit, softmax
 from ingot.steps.ragged import columns
-from ingot.steps.step import Apply, Files, Step, Values, choices_of, texts_of
+from ingot.steps.step import Apply, Files, Shape, Step, Values, choices_of, texts_of
 from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array, TensorSpec
 
@@ -70,9 +70,14 @@ class Entities(Step):
     def choices(self) -> Mapping[str, Sequence[str]]:
         return {self.choice: AGGREGATIONS}
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.logits: ("batch", "tokens", "classes")}
+
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        super().check(known)
         spec = known[self.logits]
-        if spec is not None and len(spec.shape) == 3 and isinstance(classes := spec.shape[2], int):
+        if spec is not None and isinstance(classes := spec.shape[2], int):
             fit(self.kind, self.labels, self.logits, classes)
 
     def open(self, files: Files) -> Apply:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from ingot.errors import InvalidArgument
 from ingot.steps import tokenizer
 from ingot.steps.after.classify import softmax
 from ingot.steps.ragged import columns, padded
-from ingot.steps.step import Apply, Files, Step, Values, numbers_of
+from ingot.steps.step import Apply, Files, Shape, Step, Values, numbers_of
 from ingot.steps.tokenizer import Tokenizer
 from ingot.tensors import Array
 
@@ -35,7 +35,7 @@ class Fill(Step):
         logits: float[n, seq, vocabulary].
         text: the input with the texts, for messages.
         ids: the ids of tokens.
-        mask: 1 for each token that is not padding.
+        attention_mask: 1 for each token that is not padding.
         choice: the optional input with the number of words, up to 100, for each text or for all.
         top_k: words of requests that name no number, best first.
         clean_up: whether blanks before punctuation are removed from texts.
@@ -48,7 +48,7 @@ class Fill(Step):
     logits: str = "logits"
     text: str = "text"
     ids: str = "input_ids"
-    mask: str = "attention_mask"
+    attention_mask: str = "attention_mask"
     choice: str = "top_k"
     top_k: int = Field(5, ge=1, le=MOST)
     clean_up: bool = False
@@ -59,7 +59,7 @@ class Fill(Step):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.logits, self.ids, self.mask)
+        return (self.logits, self.ids, self.attention_mask)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -69,13 +69,17 @@ class Fill(Step):
     def shared(self) -> tuple[str, ...]:
         return (self.choice,)
 
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.logits: ("batch", "tokens", "vocabulary")}
+
     def open(self, files: Files) -> Apply:
         own = tokenizer.load(files(self.file), self.file)
         own.check_id("mask_id of step 'fill'", self.mask_id)
 
         def apply(values: Values) -> Values:
             logits, ids = values[self.logits], values[self.ids]
-            masked = (ids == self.mask_id) & (values[self.mask] == 1)
+            masked = (ids == self.mask_id) & (values[self.attention_mask] == 1)
             counts = masked.sum(1)
             if (empty := np.flatnonzero(counts == 0)).size:
                 raise InvalidArgument(self._no_mask(own, int(empty[0]), values))

@@ -12,7 +12,7 @@ from pydantic import Field
 from ingot.steps.after.classify import fit
 from ingot.steps.after.pixels import bands, check_resized, png, shares_of
 from ingot.steps.ragged import columns
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import Apply, Files, Shape, Step, Values
 from ingot.tensors import Array, TensorSpec
 
 
@@ -51,9 +51,14 @@ class Masks(Step):
     def elements_at_once(self) -> int:
         return 0  # a large picture of few logits
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.logits: ("batch", "classes", "height", "width")}
+
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        super().check(known)
         spec = known[self.logits]
-        if spec is not None and len(spec.shape) == 4 and isinstance(classes := spec.shape[1], int):
+        if spec is not None and isinstance(classes := spec.shape[1], int):
             fit(self.kind, self.labels, self.logits, classes)
 
     def open(self, files: Files) -> Apply:

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from ingot.errors import InvalidArgument
-from ingot.steps.step import VECTORS_AT_ONCE, Apply, Files, Step, Values
+from ingot.steps.step import VECTORS_AT_ONCE, Apply, Files, Shape, Step, Values
 from ingot.tensors import Array, DType, TensorSpec
 
 Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -21,14 +20,14 @@ class Pool(Step):
     Attributes:
         modes: one or more; the results of several are concatenated.
         tokens: the vectors, float[n, seq, d].
-        mask: 1 for each token that is not padding, [n, seq].
+        attention_mask: 1 for each token that is not padding, [n, seq].
         output: the vectors of the texts, float32[n, d * len(modes)].
     """
 
     kind: Literal["pool"] = "pool"
     modes: tuple[Mode, ...] = Field(("mean",), min_length=1)
     tokens: str = "last_hidden_state"
-    mask: str = "attention_mask"
+    attention_mask: str = "attention_mask"
     output: str = "embedding"
 
     @field_validator("modes")
@@ -40,14 +39,15 @@ class Pool(Step):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.tokens, self.mask)
+        return (self.tokens, self.attention_mask)
 
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
-        need_vectors(self.kind, known[self.tokens])
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.tokens: ("batch", "tokens", "size")}
 
     def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
         if (spec := known[self.tokens]) is None:
@@ -63,23 +63,10 @@ class Pool(Step):
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:
             tokens = values[self.tokens].astype(np.float32, copy=False)
-            mask = values[self.mask].astype(np.float32)
+            mask = values[self.attention_mask].astype(np.float32)
             return {self.output: np.concatenate([_MODES[mode](tokens, mask) for mode in self.modes], axis=1)}
 
         return apply
-
-
-def need_vectors(kind: str, spec: TensorSpec | None) -> None:
-    """Check that a step gets a vector for each token.
-
-    Raises:
-        InvalidArgument: it gets something else.
-    """
-    if spec is not None and len(spec.shape) != 3:
-        raise InvalidArgument(
-            f"step '{kind}' needs a vector for each token, of 3 dimensions, but '{spec}' has {len(spec.shape)}; name "
-            "the graph's output that has them"
-        )
 
 
 def _sum(tokens: Array, weights: Array) -> Array:

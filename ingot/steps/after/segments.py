@@ -15,7 +15,7 @@ from ingot.steps.after.dense import sigmoid
 from ingot.steps.after.masks import best_classes
 from ingot.steps.after.pixels import bands, check_resized, png, resized, resized_nearest, shares_of
 from ingot.steps.ragged import columns
-from ingot.steps.step import Apply, Files, Step, Values, choices_of
+from ingot.steps.step import Apply, Files, Shape, Step, Values, choices_of
 from ingot.tensors import Array, TensorSpec
 
 Subtask = Literal["panoptic", "instance", "semantic"]
@@ -83,12 +83,18 @@ class Segments(Step):
         return {_SUBTASK: SUBTASKS}
 
     @property
-    def quick(self) -> bool:
-        return False
+    def elements_at_once(self) -> int:
+        return 0
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        queries: Shape = ("batch", "queries")
+        return {self.logits: (*queries, "classes"), self.masks: (*queries, "height", "width")}
+
+    def check(self, known: Mapping[str, TensorSpec | None], files: Files | None = None) -> None:
+        super().check(known)
         spec = known[self.logits]
-        if spec is not None and len(spec.shape) == 3 and isinstance(classes := spec.shape[2], int):
+        if spec is not None and isinstance(classes := spec.shape[2], int):
             fit(self.kind, self.labels, self.logits, classes - 1)
 
     def open(self, files: Files) -> Apply:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from ingot.steps.ragged import columns
-from ingot.steps.step import Apply, Files, Step, Values, numbers_of, texts_of
+from ingot.steps.step import Apply, Files, Shape, Step, Values, numbers_of, texts_of
 from ingot.tensors import Array
 
 # Answers of a request, at most.
@@ -41,7 +41,7 @@ class Span(Step):
     last: str = "end_logits"
     context: str = "context"
     ids: str = "input_ids"
-    mask: str = "attention_mask"
+    attention_mask: str = "attention_mask"
     choice: str = "top_k"
     top_k: int = Field(1, ge=1, le=MOST)
     max_answer_len: int = Field(15, ge=1)
@@ -50,7 +50,17 @@ class Span(Step):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.first, self.last, self.context, self.ids, self.mask, "offsets", "words", "sequences", "item")
+        return (
+            self.first,
+            self.last,
+            self.context,
+            self.ids,
+            self.attention_mask,
+            "offsets",
+            "words",
+            "sequences",
+            "item",
+        )
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -59,6 +69,10 @@ class Span(Step):
     @property
     def shared(self) -> tuple[str, ...]:
         return (self.choice,)
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return dict.fromkeys((self.first, self.last), ("rows", "tokens"))
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:
@@ -73,7 +87,7 @@ class Span(Step):
         return apply
 
     def _window(self, values: Values, row: int) -> _Window:
-        real = values[self.mask][row] == 1
+        real = values[self.attention_mask][row] == 1
         ids, sequences = values[self.ids][row, real], values["sequences"][row, real]
         allowed = (sequences == 1) | (ids == self.cls_id)
         first, last = (_probabilities(values[name][row, real], allowed) for name in (self.first, self.last))

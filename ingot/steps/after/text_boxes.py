@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 from pydantic import Field
 
-from ingot.errors import InvalidArgument, missing_package
+from ingot.errors import missing_package
 from ingot.steps.ragged import columns
-from ingot.steps.step import Apply, Files, Step, Values
-from ingot.tensors import Array, TensorSpec
+from ingot.steps.step import Apply, Files, Shape, Step, Values
+from ingot.tensors import Array
 
 # Pixels of the sides of a region before and after its expansion, and of a box in the picture.
 _LEAST_REGION, _LEAST_EXPANDED, _LEAST_BOX = 3, 5, 4
@@ -73,27 +73,19 @@ class TextBoxes(Step):
         return (self.label, self.score, self.box, self.polygon, self.count)
 
     @property
-    def quick(self) -> bool:
-        return False
+    def elements_at_once(self) -> int:
+        return 0
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
-        spec = known[self.probabilities]
-        if spec is not None:
-            self._single(spec.shape)
-
-    def _single(self, shape: Sequence[int | str]) -> None:
-        if len(shape) != 4 or (isinstance(shape[1], int) and shape[1] != 1):
-            raise InvalidArgument(
-                "step 'text_boxes' needs probabilities of the shape [batch, 1, height, width], but "
-                f"'{self.probabilities}' has {[*shape]}"
-            )
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.probabilities: ("batch", 1, "height", "width")}
 
     def open(self, files: Files) -> Apply:
         regions = _Regions(self)
 
         def apply(values: Values) -> Values:
             maps = values[self.probabilities].astype(np.float32, copy=False)
-            self._single(maps.shape)
+            self.check_shape(self.probabilities, maps.shape)
             pairs = zip(maps[:, 0], values[self.size].tolist(), strict=True)
             rows = [_in_order([*regions.of(picture, height, width)]) for picture, (height, width) in pairs]
             parts: Mapping[str, tuple[Callable[[_Box], Any], DTypeLike]] = {

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ingot.steps.after.pool import need_vectors
-from ingot.steps.step import Apply, Files, Step, Values
+from ingot.steps.step import Apply, Files, Shape, Step, Values
 from ingot.tensors import DType, TensorSpec
 
 
@@ -17,25 +16,26 @@ class Vectors(Step):
 
     Attributes:
         tokens: the graph's output, float[n, seq, d].
-        mask: 1 for each token that is not padding, [n, seq].
+        attention_mask: 1 for each token that is not padding, [n, seq].
         output: the name of the result.
     """
 
     kind: Literal["vectors"] = "vectors"
     tokens: str = "last_hidden_state"
-    mask: str = "attention_mask"
+    attention_mask: str = "attention_mask"
     output: str = "vectors"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.tokens, self.mask)
+        return (self.tokens, self.attention_mask)
 
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
 
-    def check(self, known: Mapping[str, TensorSpec | None]) -> None:
-        need_vectors(self.kind, known[self.tokens])
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return {self.tokens: ("batch", "tokens", "size")}
 
     def made(self, known: Mapping[str, TensorSpec | None]) -> Mapping[str, TensorSpec | None]:
         spec = known[self.tokens]
@@ -43,7 +43,7 @@ class Vectors(Step):
 
     def open(self, files: Files) -> Apply:
         def apply(values: Values) -> Values:
-            tokens, mask = values[self.tokens], values[self.mask] == 1
+            tokens, mask = values[self.tokens], values[self.attention_mask] == 1
             found = np.zeros(tokens.shape, np.float32)
             front = np.arange(mask.shape[1]) < mask.sum(1, keepdims=True)
             found[front] = tokens[mask]

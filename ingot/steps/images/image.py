@@ -26,8 +26,8 @@ class Image(ItemStep):
     Attributes:
         image: the input with the files, BYTES[n]: JPEG, PNG, WebP, GIF (the first frame), BMP or TIFF.
         pixels: the values, [n, 3, height, width]: float32, or uint8 if no operation rescales or normalizes.
-        mask: 1 for each pixel that is not padding, int64[n, height, width]. With this name, pictures of several sizes
-            are extended with zeros at the right and at the bottom, as DETR's processor does; without it they are
+        pixel_mask: 1 for each pixel that is not padding, int64[n, height, width]. With this name, pictures of several
+            sizes are extended with zeros at the right and at the bottom, as DETR's processor does; without it they are
             refused.
         padded: the height and width that pictures are extended to; by default the largest of the request.
         size: the height and width of each picture before all operations, but upright, int64[n, 2].
@@ -41,7 +41,7 @@ class Image(ItemStep):
     kind: Literal["image"] = "image"
     image: str = "image"
     pixels: str = "pixel_values"
-    mask: str = ""
+    pixel_mask: str = ""
     padded: tuple[PositiveInt, PositiveInt] | None = None
     size: str = ""
     upright: bool = True
@@ -55,7 +55,7 @@ class Image(ItemStep):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.pixels, self.mask, self.size) if name)
+        return tuple(name for name in (self.pixels, self.pixel_mask, self.size) if name)
 
     @property
     def memory_mb(self) -> int:
@@ -96,7 +96,7 @@ class Image(ItemStep):
         return values
 
     def joined(self, found: Sequence[Values]) -> Values:
-        if not self.mask:
+        if not self.pixel_mask:
             return super().joined(found)
         sizes = {self.size: np.stack([each[self.size] for each in found])} if self.size else {}
         return {**self._extended([each[self.pixels] for each in found]), **sizes}
@@ -127,7 +127,7 @@ class Image(ItemStep):
             place = slice(row.shape[1]), slice(row.shape[2])
             pixels[index, :, *place] = row
             mask[index, *place] = 1
-        return {self.pixels: pixels, self.mask: mask}
+        return {self.pixels: pixels, self.pixel_mask: mask}
 
 
 def _shown(sides: Range) -> str:

@@ -26,8 +26,9 @@ class Audio(ItemStep):
     Attributes:
         audio: the input with the files, BYTES[n]: WAV, FLAC, or OGG with Vorbis or Opus.
         values: samples, float32[n, samples], or what operations make of them, such as float32[n, frames, bands].
-        mask: 1 for each sample or frame that is not padding, int32[n, samples or frames]. With this name, sounds of
-            several lengths are extended at the end; without it they are refused, as padding would change answers.
+        attention_mask: 1 for each sample or frame that is not padding, int32[n, samples or frames]. With this name,
+            sounds of several lengths are extended at the end; without it they are refused, as padding would change
+            answers.
         padding: the value with which they are extended.
         sizes: the samples or frames of each sound before that, int32[n]; a stacked frame that is not whole counts.
         seconds: the length of each sound, float32[n].
@@ -45,7 +46,7 @@ class Audio(ItemStep):
     media_type: ClassVar[str] = "audio/*"
     audio: str = "audio"
     values: str = "input_values"
-    mask: str = ""
+    attention_mask: str = ""
     padding: float = 0
     sizes: str = ""
     seconds: str = "seconds"
@@ -61,7 +62,7 @@ class Audio(ItemStep):
     @model_validator(mode="after")
     def _time_comes_first(self) -> Audio:
         turned = [isinstance(each, Transpose) for each in self.operations]
-        if any(turned[:-1]) or (any(turned) and self.mask):
+        if any(turned[:-1]) or (any(turned) and self.attention_mask):
             raise ValueError("transpose must be the last operation, without a mask: others need time first")
         return self
 
@@ -71,7 +72,7 @@ class Audio(ItemStep):
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.values, self.mask, self.sizes, self.seconds, self.cut) if name)
+        return tuple(name for name in (self.values, self.attention_mask, self.sizes, self.seconds, self.cut) if name)
 
     @property
     def cuts(self) -> Mapping[str, str]:
@@ -96,7 +97,7 @@ class Audio(ItemStep):
             )
         lost = len(samples) - kept(self.operations, len(samples))
         values, whole = applied(self.operations, samples, self.rate)
-        counts = {self.mask: np.array(whole)} if self.mask else {}
+        counts = {self.attention_mask: np.array(whole)} if self.attention_mask else {}
         counts |= {self.sizes: np.array(len(values), np.int32)} if self.sizes else {}
         return {
             self.values: values,
@@ -115,10 +116,10 @@ class Audio(ItemStep):
         return resample(samples, rate, self.rate, self.quality)
 
     def joined(self, found: Sequence[Values]) -> Values:
-        if self.mask:
+        if self.attention_mask:
             names = [name for name in (self.seconds, self.cut, self.sizes) if name]
             lengths = [{name: each[name] for name in names} for each in found]
-            values, counts = zip(*((each[self.values], int(each[self.mask])) for each in found), strict=True)
+            values, counts = zip(*((each[self.values], int(each[self.attention_mask])) for each in found), strict=True)
             return {**super().joined(lengths), **self._extended(values, counts)}
         if len({each[self.values].shape for each in found}) > 1:
             seconds = sorted(float(each[self.seconds]) for each in found)
@@ -141,4 +142,4 @@ class Audio(ItemStep):
         mask = np.zeros((len(rows), longest), np.int32)
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
             values[index, : len(row)], mask[index, :count] = row, 1
-        return {self.values: values, self.mask: mask}
+        return {self.values: values, self.attention_mask: mask}

@@ -23,8 +23,8 @@ import pytest
 
 import ingot
 from ingot import Client
-from ingot.steps.sample_files import sample_files
-from ingot.steps.sample_texts import as_bytes
+from ingot.steps.samples.files import sample_files
+from ingot.steps.samples.texts import as_bytes
 from tests.support import ROOT
 
 pytestmark = pytest.mark.long

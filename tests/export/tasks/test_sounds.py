@@ -64,7 +64,7 @@ def test_a_recognizer_answers_with_texts(run_ingot: RunIngot, tmp_path: Path, ma
     assert (proof.deviation, proof.error) == (0, 0)
     assert variant.serving.signature.batch == "batch"  # requests of equal lengths share a call
     [step], [ctc] = steps.model_dump()["before"], steps.model_dump()["after"]
-    assert step["mask"] == ("attention_mask" if mask else "")
+    assert step["attention_mask"] == ("attention_mask" if mask else "")
     assert step["sizes"] == ctc["sizes"] == ("sizes" if mask else "")
     assert (step["rate"], step["least"]) == (16_000, 185)  # two frames
     assert ctc["convolutions"] == (((10, 5, 0), (8, 4, 0), (4, 4, 0)) if mask else ())

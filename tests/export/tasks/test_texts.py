@@ -20,8 +20,8 @@ from ingot.export.stages import steps as stage
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
 from ingot.steps import Values, image_classification, text_classification
-from ingot.steps import sample_texts as texts
 from ingot.steps.images.operations import Rescale
+from ingot.steps.samples import texts
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 

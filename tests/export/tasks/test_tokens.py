@@ -20,7 +20,7 @@ from ingot.export.tasks import questions
 from ingot.model_store import Archive
 from ingot.runtime import EngineSpec, load_engine
 from ingot.steps import feature_extraction, fill_mask
-from ingot.steps import sample_texts as texts
+from ingot.steps.samples import texts
 from tests.steps import bert
 from tests.support import RunIngot, refused, succeeded
 

@@ -64,7 +64,9 @@ async def _unpooled(call: Call, served: Served, raw: Mapping[str, Array], trunca
     model = served.model
     request = InferRequest(Template(model.name, model.version), tensors, "", None, call.client)
     vectors = (await call.plane.infer(request, "http")).arrays[pool.tokens]
-    return await compression.run(partial(_unpadded, vectors, values[pool.mask]), in_thread=vectors.size > _AT_ONCE)
+    return await compression.run(
+        partial(_unpadded, vectors, values[pool.attention_mask]), in_thread=vectors.size > _AT_ONCE
+    )
 
 
 def _check_tokens(name: str, count: int, most: int) -> None:

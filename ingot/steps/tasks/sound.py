@@ -7,8 +7,8 @@ from typing import Any
 
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
-from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.sounds.audio import Audio
+from ingot.steps.tasks.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 64
@@ -25,8 +25,9 @@ def audio_classification(labels: Sequence[str], *, rate: int, **options: Any) ->
     Args:
         labels: the names of classes, in the order of the logits.
         rate: of the model's samples, in Hz; sounds of another rate are resampled.
-        options: fields of :class:`~ingot.steps.sounds.audio.Audio`, such as ``operations``, ``mask``, ``limits``, and
-            ``values``, the graph's input, and of :class:`~ingot.steps.after.classify.Classify`, such as ``top_k``.
+        options: fields of :class:`~ingot.steps.sounds.audio.Audio`, such as ``operations``, ``attention_mask``,
+            ``limits``, and ``values``, the graph's input, and of :class:`~ingot.steps.after.classify.Classify`, such
+            as ``top_k``.
 
     Raises:
         InvalidArgument: an option is wrong.
@@ -44,16 +45,16 @@ def speech_recognition(tokens: Sequence[str], *, rate: int, **options: Any) -> D
     Args:
         tokens: their texts, in the order of the logits.
         rate: of the model's samples, in Hz; sounds of another rate are resampled.
-        options: fields of :class:`~ingot.steps.sounds.audio.Audio`, such as ``operations`` and ``mask``, and of
-            :class:`~ingot.steps.after.ctc.Ctc`, such as ``blank`` and ``delimiter``. With ``mask`` the model's
-            ``convolutions`` are needed.
+        options: fields of :class:`~ingot.steps.sounds.audio.Audio`, such as ``operations`` and ``attention_mask``,
+            and of :class:`~ingot.steps.after.ctc.Ctc`, such as ``blank`` and ``delimiter``. With ``attention_mask``
+            the model's ``convolutions`` are needed.
 
     Raises:
         InvalidArgument: an option is wrong.
     """
     task = "automatic-speech-recognition"
     audio, options = split(task, options, Audio, Ctc)
-    if audio.get("mask"):
+    if audio.get("attention_mask"):
         audio.setdefault("sizes", "sizes")
     ctc = Ctc(tokens=tuple(tokens), sizes=audio.get("sizes", ""), **options)
     answers = (TensorSpec(ctc.text, DType.BYTES, (BATCH,)),)

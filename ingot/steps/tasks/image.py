@@ -12,12 +12,12 @@ from ingot.steps.after.depth import Depth
 from ingot.steps.after.masks import Masks
 from ingot.steps.after.pixels import MOST_RESIZED
 from ingot.steps.after.segments import Segments
-from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import CenterCrop, Filter, Operation, Pad
 from ingot.steps.images.presets import IMAGENET, classifier
 from ingot.steps.pipeline import AnyStep
+from ingot.steps.tasks.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 256
@@ -94,7 +94,7 @@ def object_detection(
         std: likewise.
         filter: of the resize.
         operations: instead of these.
-        options: fields of :class:`~ingot.steps.images.image.Image`, such as ``mask``, and of
+        options: fields of :class:`~ingot.steps.images.image.Image`, such as ``pixel_mask``, and of
             :class:`~ingot.steps.after.boxes.Boxes`, such as ``function``, ``form``, ``threshold`` and ``overlap``.
 
     Raises:

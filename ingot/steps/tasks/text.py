@@ -11,8 +11,8 @@ from ingot.errors import NotFound
 from ingot.steps.after.classify import Classify, Function
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Mode, Pool
-from ingot.steps.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.pipeline import AnyStep
+from ingot.steps.tasks.described import BATCH, Described, best_classes, described, options_checked, split
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import DType, TensorSpec
 
@@ -105,7 +105,7 @@ def embedding(
         options: fields of :class:`~ingot.steps.tokenize.Tokenize`, such as ``prompts``.
     """
     modes: tuple[Mode, ...] = (pooling,) if isinstance(pooling, str) else tuple(pooling)
-    pool = Pool(modes=modes, tokens=tokens, mask=options.get("mask", "attention_mask"))
+    pool = Pool(modes=modes, tokens=tokens, attention_mask=options.get("attention_mask", "attention_mask"))
     after: list[AnyStep] = [pool, *further, *([Normalize()] if normalize else [])]
     answer = TensorSpec(pool.output, DType.FP32, (BATCH, size))
     return on_texts("sentence-similarity", tokenizer, lambda _: after, (answer,), options, files=files)

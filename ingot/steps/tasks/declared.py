@@ -10,19 +10,19 @@ from pydantic import ValidationError, validate_call
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound, quoted
-from ingot.steps.described import Described
-from ingot.steps.file import file_classification
-from ingot.steps.image import (
+from ingot.steps.tasks.described import Described
+from ingot.steps.tasks.file import file_classification
+from ingot.steps.tasks.image import (
     depth_estimation,
     image_classification,
     image_feature_extraction,
     image_segmentation,
     object_detection,
 )
-from ingot.steps.ocr import image_to_text, text_detection
-from ingot.steps.sound import audio_classification, speech_recognition
-from ingot.steps.text import embedding, text_classification, text_ranking
-from ingot.steps.token_tasks import feature_extraction, fill_mask, question_answering, token_classification
+from ingot.steps.tasks.ocr import image_to_text, text_detection
+from ingot.steps.tasks.sound import audio_classification, speech_recognition
+from ingot.steps.tasks.text import embedding, text_classification, text_ranking
+from ingot.steps.tasks.tokens import feature_extraction, fill_mask, question_answering, token_classification
 from ingot.tasks import ON_TEXTS, Declared, Task
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.relabel import Relabel
 from ingot.steps.bytes import Bytes
-from ingot.steps.described import BATCH, Described, best_classes, described, split
+from ingot.steps.tasks.described import BATCH, Described, best_classes, described, split
 from ingot.tensors import DType, TensorSpec
 
 

@@ -10,8 +10,8 @@ from ingot.steps.after.entities import Aggregation, Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.span import Span
 from ingot.steps.after.vectors import Vectors
-from ingot.steps.described import BATCH, Described, options_checked
-from ingot.steps.text import on_texts
+from ingot.steps.tasks.described import BATCH, Described, options_checked
+from ingot.steps.tasks.text import on_texts
 from ingot.tensors import DType, TensorSpec
 
 
@@ -29,7 +29,7 @@ def token_classification(
     """Describe the steps of a model that finds entities in texts.
 
     Args:
-        tokenizer: as for :func:`~ingot.steps.text.text_classification`.
+        tokenizer: as for :func:`~ingot.steps.tasks.text.text_classification`.
         labels: the names of the tokens' classes, in the order of the logits.
         aggregation: how tokens become entities, unless a request chooses in the input ``aggregation_strategy``; see
             :class:`~ingot.steps.after.entities.Entities`.
@@ -85,7 +85,7 @@ def question_answering(
     """Describe the steps of a model that finds the answers to questions in texts: inputs ``question`` and ``context``.
 
     Args:
-        tokenizer: as for :func:`~ingot.steps.text.text_classification`.
+        tokenizer: as for :func:`~ingot.steps.tasks.text.text_classification`.
         max_length: tokens of a row; a longer context becomes several.
         stride: tokens that consecutive rows of a context share; by default a half of ``max_length``, 128 at most.
         top_k: answers, unless a request chooses in the input ``top_k``.
@@ -102,7 +102,12 @@ def question_answering(
     choice = TensorSpec("top_k", DType.INT32, (BATCH,))
 
     def after(before: Any) -> tuple[Span]:
-        named = {"context": before.pair, "ids": before.ids, "mask": before.mask, "choice": choice.name}
+        named = {
+            "context": before.pair,
+            "ids": before.ids,
+            "attention_mask": before.attention_mask,
+            "choice": choice.name,
+        }
         first, last = outputs
         return (
             Span(
@@ -141,7 +146,7 @@ def fill_mask(
     """Describe the steps of a model that finds missing words.
 
     Args:
-        tokenizer: as for :func:`~ingot.steps.text.text_classification`.
+        tokenizer: as for :func:`~ingot.steps.tasks.text.text_classification`.
         mask_id: the token that stands for a missing word.
         top_k: words for each mask, unless a request chooses in the input ``top_k``.
         clean_up: whether blanks before punctuation are removed from the filled texts.
@@ -155,7 +160,7 @@ def fill_mask(
     choice = TensorSpec("top_k", DType.INT32, (BATCH,))
 
     def after(before: Any) -> tuple[Fill]:
-        named = {"file": before.file, "text": before.text, "ids": before.ids, "mask": before.mask}
+        named = {"file": before.file, "text": before.text, "ids": before.ids, "attention_mask": before.attention_mask}
         fill = Fill(
             mask_id=mask_id,
             pad_id=before.pad_id,
@@ -185,7 +190,7 @@ def feature_extraction(
     """Describe the steps of a model that returns a vector for each token, of which ``tokens`` has the number.
 
     Args:
-        tokenizer: as for :func:`~ingot.steps.text.text_classification`.
+        tokenizer: as for :func:`~ingot.steps.tasks.text.text_classification`.
         size: elements of a vector.
         output: the graph's output, float[batch, seq, size].
         options: fields of :class:`~ingot.steps.tokenize.Tokenize`.
@@ -196,5 +201,9 @@ def feature_extraction(
     """
     answers = (TensorSpec("vectors", DType.FP32, (BATCH, "longest", size)),)
     return on_texts(
-        "feature-extraction", tokenizer, lambda before: (Vectors(tokens=output, mask=before.mask),), answers, options
+        "feature-extraction",
+        tokenizer,
+        lambda before: (Vectors(tokens=output, attention_mask=before.attention_mask),),
+        answers,
+        options,
     )

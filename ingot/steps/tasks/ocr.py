@@ -10,10 +10,10 @@ import numpy as np
 
 from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.text_boxes import TextBoxes
-from ingot.steps.described import BATCH, Described, described, options_checked, split
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
 from ingot.steps.images.operations import Normalize, Operation, Pad, Rescale, Resize, Reverse
+from ingot.steps.tasks.described import BATCH, Described, described, options_checked, split
 from ingot.tensors import DType, TensorSpec
 
 _MOST_ITEMS = 256

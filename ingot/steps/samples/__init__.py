@@ -1,0 +1,1 @@
+"""Raw inputs on which an export proves steps, besides those of ``images/pictures.py`` and ``sounds/synthesis.py``."""
