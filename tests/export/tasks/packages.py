@@ -11,6 +11,8 @@ from rapidocr_onnxruntime import RapidOCR
 
 folder = Path(sys.argv[1])
 ocr = RapidOCR()
+# A batch of several lines is extended to the widest, which changes some texts.
+alone = RapidOCR(rec_batch_num=1, cls_batch_num=1, text_score=0)
 
 
 def files(name):
@@ -40,6 +42,12 @@ def directions(content):
     return label, float(score)
 
 
+def reads(content):
+    """The corners, text and score of each line of a page."""
+    found, _ = alone(content)
+    return [[corners, text, float(score)] for corners, text, score in found or []]
+
+
 def types(content):
     found = MAGIKA.identify_bytes(content)
     return str(found.output.label), found.score
@@ -50,6 +58,7 @@ QUESTIONS = {
     "texts": (texts, "lines"),
     "directions": (directions, "lines"),
     "boxes": (boxes, "pages"),
+    "reads": (reads, "pages"),
     "types": (types, "files"),
 }
 answers = {

@@ -33,6 +33,29 @@ HERE = Path(__file__).parent
 COUNT = 100
 TEXT = "Invoice total 118.50 EUR; see page 12 (annex B) - Thank you for your order No. #40-771 at 09:45"
 WORDS = [*TEXT.split(" ")]
+PIPELINE = """
+[pipelines.read]
+inputs = ["image"]
+outputs = { text = "recognize.text", score = "recognize.score", polygon = "detect.polygon", count = "detect.count" }
+[pipelines.read.nodes.detect]
+model = "boxes"
+inputs = { image = "image" }
+[pipelines.read.nodes.crop]
+step = "crop"
+inputs = { image = "image", polygon = "detect.polygon" }
+each = "polygon"
+count = "detect.count"
+[pipelines.read.nodes.direction]
+model = "directions"
+inputs = { image = "crop.image" }
+[pipelines.read.nodes.turn]
+step = "rotate"
+inputs = { image = "crop.image" }
+when = [{ value = "direction.label", equals = "180" }, { value = "direction.score", above = 0.9 }]
+[pipelines.read.nodes.recognize]
+model = "texts"
+inputs = { image = ["turn.image", "crop.image"] }
+"""
 KINDS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
 CLASSIFIER = """
 task = "image-classification"
@@ -209,7 +232,11 @@ def client(folder: Path, originals: dict[str, Any]) -> Iterator[Client]:
         if name == "types":
             assert "answers of 44 files equal to magika" in done.stderr
     archives = [str(folder / f"{name}.ingot") for name in sources]
-    with ingot.serve(*archives, http_port=0, grpc_port=0) as server, Client(server.http_url) as client:
+    (folder / "ingot.toml").write_text(PIPELINE)
+    with (
+        ingot.serve(*archives, config=folder / "ingot.toml", http_port=0, grpc_port=0) as server,
+        Client(server.http_url) as client,
+    ):
         yield client
 
 
@@ -260,6 +287,21 @@ def test_the_detector_finds_the_same_boxes(client: Client, folder: Path, origina
         assert found["score"][0].tolist() == pytest.approx(scores, abs=1e-5), name
         count += len(polygons)
     assert count > 100
+
+
+def test_a_pipeline_reads_the_same_pages(client: Client, folder: Path, originals: dict[str, Any]) -> None:
+    lines = 0
+    for name, wanted in originals["reads"].items():
+        found = client.infer("read", {"image": read(folder / "pages", [name])})
+        assert found["count"].tolist() == [len(wanted)], name
+        for corners, text, score, polygon, other, mine in zip(
+            *zip(*wanted, strict=True), found["polygon"][0], found["text"][0], found["score"][0], strict=True
+        ):
+            assert polygon.tolist() == corners, name
+            assert other.decode() == text, name
+            assert mine == pytest.approx(score, abs=1e-5), name
+        lines += len(wanted)
+    assert lines >= COUNT
 
 
 def test_files_have_the_same_types(client: Client, folder: Path, originals: dict[str, Any]) -> None:
