@@ -273,7 +273,7 @@ def test_a_request_over_it_is_answered_while_the_server_stops(
 
 @pytest.mark.matrix
 def test_the_help_of_the_metric_names_every_action() -> None:
-    actions = re.findall(r'_counting_failures\("(\w+)"', inspect.getsource(control))
+    actions = {*re.findall(r'_counting_failures\("(\w+)"', inspect.getsource(control))}
     (family,) = Metrics().management.collect()
     assert len(actions) == 5
     assert all(f"`{action}`" in family.documentation for action in actions)
