@@ -207,9 +207,12 @@ class Question(BaseModel):
 
 
 class InferenceRequest(BaseModel):
-    """Body of /models/{model}; the parameters depend on the model's task. ``inputs`` has files in base64."""
+    """Body of /models/{model}; the parameters depend on the model's task. ``inputs`` has files in base64.
 
-    inputs: str | list[str] | Sentences | Question | list[Question]
+    Those of a model without a task are a sample, or a list of samples, by the names of its inputs.
+    """
+
+    inputs: str | list[str] | Sentences | Question | list[Question] | Any
     parameters: dict[str, Any] | None = None
 
 

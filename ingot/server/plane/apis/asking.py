@@ -91,7 +91,7 @@ def with_steps(plane: DataPlane, name: str) -> Served:
     steps = model.steps
     if steps is None:
         _ = model.signature  # of a model that still loads, nothing is known
-        raise InvalidField("model", f"is '{name}', which answers tensors only: it was exported without steps")
+        raise InvalidField("model", f"is '{name}', which declares no steps for texts; ask POST /models/{name}")
     return Served(model, steps)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
-from ingot.server.plane.apis import asking, files, on_tokens, tei
+from ingot.server.plane.apis import asking, files, on_tokens, samples, tei
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.apis.fields import Fields, at_root, place_of, texts_of
 from ingot.server.plane.handlers import Call
@@ -23,6 +23,9 @@ async def answer(call: Call) -> Any:
         InvalidField: a field is wrong.
         IngotError: as for :meth:`DataPlane.infer`.
     """
+    name, _, version = call.model.partition(":")
+    if (model := call.plane.repository.get(name, version)).steps is None:
+        return await samples.answer(call, model)
     if files.takes_files(asked := asking.with_steps(call.plane, call.model)):
         return await files.answer(call, asked)
     if isinstance(call.content.get("inputs"), bytes):
