@@ -43,7 +43,7 @@ def run(keys: Sequence[Key], jobs: int, limits: Limits) -> Iterator[Outcome]:
     def work(names: list[str], dtype: str, exporter: str) -> None:
         try:
             while names and not stopped.is_set():
-                names = _child(names, dtype, exporter, limits, found)
+                names = _child(names, dtype, exporter, limits, found, stopped)
         finally:
             found.put(None)
 
@@ -66,7 +66,12 @@ def _chunks(keys: list[Key]) -> Iterator[list[Key]]:
 
 
 def _child(
-    names: list[str], dtype: str, exporter: str, limits: Limits, found: queue.SimpleQueue[Outcome | None]
+    names: list[str],
+    dtype: str,
+    exporter: str,
+    limits: Limits,
+    found: queue.SimpleQueue[Outcome | None],
+    stopped: threading.Event,
 ) -> list[str]:
     """Run a process over operators; if it ends early, count the one at fault, and return those after it."""
     numbers = map(str, (limits.samples, limits.seed, limits.seconds))
@@ -76,6 +81,9 @@ def _child(
     with os.fdopen(read, errors="replace") as lines, ThreadPoolExecutor(1) as pool:
         ended = pool.submit(_wait, command, write, 4 * limits.seconds * len(names))
         for line in lines:
+            if stopped.is_set():
+                lines.close()  # the process ends when it writes the next outcome
+                break
             if line.startswith(MARK):
                 found.put(Outcome(**json.loads(line.removeprefix(MARK))))
                 done += 1
@@ -83,7 +91,7 @@ def _child(
                 last = line.strip() or last
         code = ended.result()
     rest = names[done:]
-    if rest:
+    if rest and not stopped.is_set():
         outcome = Outcome(rest[0], dtype, exporter)
         outcome.add("crashed", message=f"the process ended with {code}: {last}")
         found.put(outcome)
