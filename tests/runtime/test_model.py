@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -409,7 +408,7 @@ def test_a_server_is_ready_unless_a_model_is_missing_or_all_have_failed() -> Non
     def ready(*models: tuple[bool, bool]) -> bool:
         catalog = Catalog(Metrics())
         for number, (loaded, failed) in enumerate(models):
-            model: Any = SimpleNamespace(loaded=loaded, failed=failed)
+            model = Mock(spec=Model, loaded=loaded, failed=failed)
             catalog._models[f"m{number}"] = {"1": model}
         return catalog.ready
 
