@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,10 +16,16 @@ from ingot.steps import Steps, image_classification, text_classification
 from ingot.steps.after.classify import Classify
 from ingot.steps.after.ctc import Ctc
 from ingot.steps.after.dense import Dense
+from ingot.steps.after.depth import Depth
 from ingot.steps.after.entities import Entities
+from ingot.steps.after.masks import Masks
 from ingot.steps.after.normalize import Normalize
 from ingot.steps.after.pool import Pool
+from ingot.steps.after.segments import Segments
+from ingot.steps.after.text_boxes import TextBoxes
 from ingot.steps.growth import growth
+from ingot.steps.item import ItemStep
+from ingot.steps.pipeline import AnyStep
 from ingot.steps.step import Step
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array, DType, Signature, TensorSpec
@@ -46,6 +52,21 @@ def _tokenizer() -> bytes:
 def test_unknown_options_are_refused_by_name(tokenizer: bytes) -> None:
     with pytest.raises(InvalidArgument, match="'max_len' is not an option of the task text-classification: kind, file"):
         text_classification(tokenizer, ["a"], max_len=3)
+
+
+@pytest.mark.parametrize(
+    "step", [Masks(labels=("a",)), Segments(labels=("a",)), Depth(), TextBoxes()], ids=lambda step: step.kind
+)
+def test_the_event_loop_does_not_draw_pictures(step: Step) -> None:
+    assert not step.elements_at_once  # few outputs of a graph may be those of a large picture
+
+
+def test_kinds_override_only_what_steps_have() -> None:
+    """A property that the base does not have any longer would be without effect."""
+    for kind in get_args(get_args(AnyStep)[0]):
+        base = ItemStep if issubclass(kind, ItemStep) else Step
+        own = {name for name, value in vars(kind).items() if isinstance(value, property)}
+        assert own <= {*dir(base), "count"}, kind  # of Classify, the labels of an answer
 
 
 class TestTokenize:
