@@ -91,8 +91,10 @@ class Catalog:
                         ]
                     )
 
-    def serve_pipelines(self, configs: Sequence[PipelineConfig], settings: Settings) -> None:
-        """Serve these pipelines instead of those so far; their models are loaded.
+    def serve_pipelines(self, configs: Sequence[PipelineConfig], settings: Settings) -> list[Pipeline]:
+        """Serve these pipelines instead of those so far, and return those that answer no longer.
+
+        Their models are loaded. A changed pipeline keeps its metrics.
 
         Raises:
             InvalidConfig: as for :meth:`check_pipelines`, or one does not fit its models; those so far still answer.
@@ -100,15 +102,18 @@ class Catalog:
         """
         self.check_pipelines(configs)
         made = {config.name: self._pipeline(config, settings) for config in configs}
-        for name, old in self._pipelines.items():
-            if made.get(name) is not old:
-                self._unlist(old)
-                old.close()
+        ended = [old for name, old in self._pipelines.items() if made.get(name) is not old]
+        for old in ended:
+            self._unlist(old)
+            old.close()
+            if old.name not in made:
+                self.metrics.forget(old.name, old.version)
         for name, pipeline in made.items():
             if self._pipelines.get(name) is not pipeline:
                 self._list(pipeline)
                 pipeline.publish()
         self._pipelines, self.complete = made, True
+        return ended
 
     def _pipeline(self, config: PipelineConfig, settings: Settings) -> Pipeline:
         known = self._pipelines.get(config.name)

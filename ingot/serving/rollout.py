@@ -15,7 +15,7 @@ from ingot.errors import IngotError, NotFound, Unavailable, shortened
 from ingot.faults import attempt_async
 from ingot.runtime import Model
 from ingot.runtime.settings.settings import Settings
-from ingot.serving import Repository
+from ingot.serving import Repository, ServedModel
 from ingot.serving.aliases import POLL_SECONDS, follow
 from ingot.serving.canaries import Canaries
 from ingot.serving.deployment import CHANGES, Deployment, Event, Result
@@ -61,14 +61,14 @@ class Rollouts:
     Args:
         repository: the models.
         config: the settings of models that have none themselves.
-        retired: called with each model that answers no longer.
+        retired: called with each model or pipeline that answers no longer.
     """
 
     def __init__(
         self,
         repository: Repository,
         config: ServerConfig,
-        retired: Callable[[Model], None] = lambda _: None,
+        retired: Callable[[ServedModel], None] = lambda _: None,
     ):
         self.repository = repository
         self._config = config
@@ -105,7 +105,8 @@ class Rollouts:
 
     def serve_pipelines(self, configs: Sequence[PipelineConfig]) -> None:
         """Serve these pipelines instead of those so far; errors as for :meth:`Catalog.serve_pipelines`."""
-        self.repository.serve_pipelines(configs, self._config.runtime)
+        for ended in self.repository.serve_pipelines(configs, self._config.runtime):
+            self._retired(ended)
 
     def stop(self) -> None:
         """Follow no alias any longer, and give up changes that are under way."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -405,6 +407,25 @@ def test_a_reload_changes_pipelines_of_the_file(tmp_path: Path) -> None:
         assert reload("") == ["live: unload pipeline columns", "live: unload pipeline sum"]
         with pytest.raises(NotFound):
             infer(server, "sum", x=X)
+
+
+def test_a_changed_pipeline_keeps_its_metrics(tmp_path: Path) -> None:
+    affine, pair = onnx_models.affine(tmp_path), onnx_models.pair(tmp_path)
+    with serve(tmp_path, SUM, affine, pair) as server:
+        infer(server, "sum", x=X)
+        old = weakref.ref(server.rollouts.repository.get("sum"))
+        (tmp_path / "ingot.toml").write_text(SUM.replace('y = "add.y"', 'sum = "add.y"'))
+        asyncio.run_coroutine_threadsafe(server.rollouts.reload(), server.loop).result()
+        infer(server, "sum", x=X)
+        metrics = _metrics(server)
+        assert 'ingot_pipeline_node_seconds_count{model="sum",node="add",version="1"} 2.0' in metrics
+        assert 'ingot_requests_total{code="ok",model="sum",protocol="python",version="1"} 2.0' in metrics
+        assert 'ingot_model_ready{model="sum",version="1"} 1.0' in metrics
+        gc.collect()
+        assert old() is None
+        (tmp_path / "ingot.toml").write_text("")
+        asyncio.run_coroutine_threadsafe(server.rollouts.reload(), server.loop).result()
+        assert 'model="sum"' not in _metrics(server)
 
 
 WRONG = {

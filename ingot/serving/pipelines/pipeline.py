@@ -240,10 +240,9 @@ class Pipeline:
         return self._counted.copy(Duration(), {**about, **limits, "nodes": nodes})
 
     def close(self) -> None:
-        """End its processes, and what the metrics show of it; requests in flight end with the models."""
+        """End its processes; requests in flight end with the models."""
         if self._decoding is not None:
             self._decoding.close()
-        self._metrics.forget(self.name, VERSION)
 
     def submit_step(self, step: Step, request: Request) -> NoReturn:
         """Refuse a step of a sequence.
