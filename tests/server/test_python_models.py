@@ -528,6 +528,15 @@ def test_health_is_readiness(tmp_path: Path) -> None:
         assert client.infer("m", x)["output"].tolist() == [b"a"]
 
 
+def test_a_model_that_became_unfit_while_it_was_tested_is_not_ready(tmp_path: Path) -> None:
+    code = (
+        "import time\nclass M:\n    def predict_one(self, x: str) -> str:\n        time.sleep(1.5)\n        return x\n"
+        "    def example(self): return 'a'\n    def health(self): return False\n"
+    )
+    with serving(source_of(tmp_path, code, "M")) as server:
+        wait_until(lambda: not is_ready(server, "m"))
+
+
 def test_a_model_that_ignores_signals_ends_with_its_server(tmp_path: Path) -> None:
     code = (
         "import signal, time\nclass M:\n    def load(self, context):\n"

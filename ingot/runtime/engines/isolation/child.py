@@ -183,13 +183,16 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
 
 
 def _report_health(control: socket.socket, lane: _Lane) -> None:
-    """Report to the server when the engine becomes unfit for requests, or fit again; it is asked between two calls."""
+    """Report to the server while the engine is unfit for requests, and once it is fit; it is asked between two calls.
+
+    The reason is repeated, as the server drops what arrives before it supervises the process.
+    """
     reported = ""
     while True:
         time.sleep(_HEALTH_SECONDS)
         with lane.running:
             found = lane.engine.health()
-        if found != reported:
+        if found or reported:
             reported = found
             control.send(HEALTH + found[:_MOST_TEXT].encode())
 

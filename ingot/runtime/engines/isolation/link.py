@@ -44,8 +44,8 @@ class Kind(IntEnum):
     OUTPUTS = 4  # engine process: tensors
     ERROR = 5  # engine process: code, text
     PARTIAL = 6  # engine process: the number and errors of samples that failed, tensors
-    RETIRE = 8  # engine process: why another one should follow it, before the answer of a call
     LOG = 7  # engine process: records of the log, as JSON, before the answer of a call
+    RETIRE = 8  # engine process: why another one should follow it, before the answer of a call
 
 
 HEALTH = b"\0"

@@ -92,7 +92,7 @@ class EngineProcess:
         self._reaping = threading.Lock()
         self.ending = ""
         self._folder = _temporary_folder() if spec.unpacks else None
-        self._control, control = socket.socketpair()
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # two messages stay two
         self._errors, errors = os.pipe()
         for end in (self._errors, errors):
             os.set_blocking(end, False)  # a full pipe loses text instead of blocking

@@ -156,9 +156,10 @@ class Supervisor:
         """Show that the engine of a process is unfit for requests; without a reason, that it is fit again."""
         with self._changed:
             supervision = self._supervision
-            if self._ready is not process or supervision is None:
+            down = f"reports that it is not healthy: {why}" if why else ""
+            if self._ready is not process or supervision is None or down == self.down:
                 return
-            self.down = f"reports that it is not healthy: {why}" if why else ""
+            self.down = down
         log.warning("%s %s", self.name, self.down or "is healthy again")
         supervision.changed()
 
