@@ -244,7 +244,11 @@ def test_parts_of_pictures_are_items_that_models_read(pictures: RunningServer) -
     assert best == [[b"red", b"blue", b"green"], [b"blue", b"", b""], [b"", b"", b""]]
     assert outputs["turned"][..., 0].tolist() == [[b"red", b"", b""], [b""] * 3, [b""] * 3]
     assert statistics(pictures, "parts")["ingot"]["nodes"]["turn"]["items"] == 1
-    none = {"image": objects(bitmap("red")), "box": np.zeros((1, 0, 4), np.float32), "count": np.zeros(1, np.int32)}
+    none: dict[str, Any] = {
+        "image": objects(bitmap("red")),
+        "box": np.zeros((1, 0, 4), np.float32),
+        "count": np.zeros(1, np.int32),
+    }
     outputs = infer(pictures, "parts", **none)
     assert {name: array.shape for name, array in outputs.items()} == {"colour": (1, 0, 3), "turned": (1, 0, 3)}
 
