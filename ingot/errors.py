@@ -27,6 +27,7 @@
     │   └── EngineTimeout    the engine call was ended, because of its limit or because no client waited for it
     └── InternalError        a fault of Ingot; clients see a fixed text, the log has the cause
         └── ModelFailed      a fault of a model's own code; clients see its message, the log has the place
+            ├── HandlerFailed  that of a handler of TorchServe, with the status of its answer
             └── SamplesFailed  some samples of a batch failed, the others were answered
 
 Messages name the faulty item and the remedy. Each protocol maps ``Code`` to its status in one table,
@@ -246,6 +247,15 @@ class InternalError(IngotError):
 
 class ModelFailed(InternalError):
     """The code of a model in Python failed; clients see the message, which is the model's own."""
+
+
+class HandlerFailed(ModelFailed):
+    """A handler of TorchServe failed; ``status`` is that of the answer on TorchServe's ports, at least 400."""
+
+    def __init__(self, message: str, status: int = 503):
+        super().__init__(message)
+        self.status = status if 400 <= status <= 599 else 500
+        self.code = Code.INVALID_ARGUMENT if self.status < 500 else Code.INTERNAL
 
 
 class SamplesFailed(ModelFailed):

@@ -243,7 +243,8 @@ def _print(archive: Archive, *, verbose: bool) -> None:
         if defaults.labels:
             say(f" labels  {len(defaults.labels)} names of classes")
     if (plan := archive.variants[0].python_plan()) is not None:
-        say(f"  class  {plan.attribute} of {plan.file}, with {units.counted(len(plan.files), 'file')}")
+        kind = "class" if plan.interface == "class" else "handler"
+        say(f"{kind:>7}  {plan.attribute} of {plan.file}, with {units.counted(len(plan.files), 'file')}")
         for requirement in plan.requirements:
             say(f"  needs  {requirement}")
         for permission in plan.permissions:
@@ -322,3 +323,17 @@ def _metric(item: MetricEvidence) -> str:
 def _agreement(item: Agreement) -> str:
     top1 = f", same top class {item.top1:.2%}" if item.top1 is not None else ""
     return f"{item.tensor} against the original's: cosine {item.cosine:.4f}{top1}"
+
+
+def permissions_of(text: str | None) -> tuple[str, ...]:
+    """Return the permissions of ``--permit``.
+
+    Raises:
+        InvalidArgument: one is not known.
+    """
+    from ingot.runtime.engines.isolation import permissions
+
+    found, known = permissions.parsed(text), (permissions.NETWORK, permissions.NETWORK_AT_LOAD, permissions.PROGRAMS)
+    if unknown := [each for each in found if each not in known]:
+        raise InvalidArgument(f"--permit: '{unknown[0]}' is not a permission; there are {', '.join(known)}")
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored
+from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored, permissions_of
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
@@ -399,7 +399,7 @@ def _export_class(
             name=name or _name(source),
             requirements=code.requirements,
             include=code.include or (),
-            permissions=_permissions(code.permit),
+            permissions=permissions_of(code.permit),
             load_timeout=limit or None,
         )
     if out is not None:
@@ -414,15 +414,6 @@ def _export_class(
         note("note: without a method example() there is no golden, so servers cannot check what the model computes")
     note("it is code: ingot serve loads it with --allow-code, or by a rule of a trust policy")
     say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
-
-
-def _permissions(text: str | None) -> tuple[str, ...]:
-    from ingot.runtime.engines.isolation import permissions
-
-    found, known = permissions.parsed(text), (permissions.NETWORK, permissions.NETWORK_AT_LOAD, permissions.PROGRAMS)
-    if unknown := [each for each in found if each not in known]:
-        raise InvalidArgument(f"--permit: '{unknown[0]}' is not a permission; there are {', '.join(known)}")
-    return found
 
 
 def _padding(found: Found, described: Described | None) -> str | tuple[()]:

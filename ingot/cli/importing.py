@@ -17,6 +17,7 @@ from ingot.cli.archives import (
     check_out,
     limited_load,
     note_stored,
+    permissions_of,
 )
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
@@ -71,13 +72,21 @@ class Permission:
         typer.Option(
             "--allow-code",
             envvar="INGOT_ALLOW_CODE",
-            help="Run the model's code: its Python file, or code in a .pt2 file.",
+            help="Run the model's code: its Python file or handler, or code in a .pt2 file.",
         ),
     ] = False
     without_handler: Annotated[
         bool,
         typer.Option("--without-handler", help="Import the model without its handler, whose work clients must do."),
     ] = False
+    permit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<permissions>",
+            help="What a custom handler does, and servers must permit: network, network-at-load, programs; separated "
+            "by commas.",
+        ),
+    ] = None
 
 
 @with_options
@@ -104,7 +113,8 @@ def import_model(
 ) -> None:
     """Import models from TorchServe or Triton, each proved equal to its source.
 
-    TorchServe's handler image_classifier becomes steps of the archive. Other handlers and server settings are not
+    TorchServe's handler image_classifier becomes steps of the archive. A custom handler is kept as it is: with
+    --allow-code, the archive holds its code, which engine processes run. Other handlers and server settings are not
     imported; notes list them.
 
     REFERENCE is the model's name in the store. Without it, or without a tag, the source's name and version are used, or
@@ -130,7 +140,12 @@ def import_model(
     done: list[dict[str, Any]] = []
     failed: list[str] = []
     source = source.expanduser()
-    consent = Consent(permission.allow_code, permission.without_handler, bool(interface.inputs or interface.example))
+    consent = Consent(
+        permission.allow_code,
+        permission.without_handler,
+        described=bool(interface.inputs or interface.example),
+        permissions=permissions_of(permission.permit),
+    )
     with candidates(source, consent) as found:
         jobs, there = _plan(found, reference, out, kept)
         call = {

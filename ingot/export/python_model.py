@@ -70,40 +70,91 @@ def export_class(
     file, attribute = found[0].expanduser(), found[1]
     pins = () if requirements is None else pinned(_text(requirements), str(requirements))
     original = _answers(Path(f"{file}:{attribute}"), permissions, load_timeout)
-    blobs = BlobFolder.scratch()
-    files = _put(blobs, file, include)
-    plan = PythonPlan.model_validate(
-        {
-            "file": file.name,
-            "attribute": attribute,
-            "files": {path: blob.hex for path, blob in files.items()},
-            "requirements": pins,
-            "permissions": permissions,
-            "python": platform.python_version(),
-        }
-    )
-    graph = blobs.put(manifest.encode(plan), manifest.WEIGHT, {manifest.FILEPATH: "python.json"})
+    packed = _Packed.of(file, include, attribute=attribute, requirements=pins, permissions=permissions)
     try:
-        archived = _answers(blobs.path(graph), permissions, load_timeout)
+        archived = packed.answers(load_timeout)
     except InvalidArgument as error:
         raise ExportError(
             f"the class can be loaded from {file}, but not from the archive: {error}; add the files that it reads with "
             "--include"
         ) from error
-    serving = Serving(
-        name=name,
-        variant=_FORMAT,
-        format=_FORMAT,
-        precision="none",
-        signature=original.signature,
-        requires={"python": plan.python, **dict(pin.split("==") for pin in pins)},
-        golden_tolerance=_TOLERANCE,
-        provenance=Provenance.of(source, ("numpy",)),
-        evidence=Evidence(parity=tuple(_proved(original, archived))),
+    return packed.archive(name, source, original, tuple(_proved(original, archived)))
+
+
+def export_handler(
+    file: Path,
+    *,
+    function: str,
+    name: str,
+    source: str,
+    requirements: tuple[str, ...] = (),
+    permissions: tuple[str, ...] = (),
+    load_timeout: float | None = None,
+) -> Archive:
+    """Put a handler of TorchServe and the files of its folder into an archive, and load it there once.
+
+    Args:
+        file: the handler's, in the folder of the unpacked archive.
+        function: its function, which it may lack.
+        name: of the archive.
+        source: the model archive that it comes from.
+        requirements: versions of packages, each as ``name==version``.
+        permissions: as for :func:`export_class`.
+        load_timeout: seconds in which the handler must be loaded; None is unlimited.
+
+    Raises:
+        InvalidArgument: the handler cannot be loaded.
+        Unsupported: a required version of a package is not installed.
+    """
+    packed = _Packed.of(
+        file,
+        [file.parent],
+        interface="torchserve",
+        attribute=function,
+        requirements=requirements,
+        permissions=permissions,
     )
-    golden = [Golden({**original.inputs}, {**original.outputs})] if original.inputs else []
-    distinct = {blob.digest: blob for blob in files.values()}
-    return Archive.create(blobs, [add_variant(blobs, serving, graph, [*distinct.values()], golden)])
+    return packed.archive(name, source, packed.answers(load_timeout))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The blobs of a model: its files, and the plan, which an engine opens."""
+
+    blobs: BlobFolder
+    plan: PythonPlan
+    graph: Descriptor
+    files: Mapping[str, Descriptor]
+
+    @classmethod
+    def of(cls, file: Path, include: Sequence[Path], **plan: object) -> _Packed:
+        blobs = BlobFolder.scratch()
+        files = _put(blobs, file, include)
+        blobs_of_files = {path: blob.hex for path, blob in files.items()}
+        python = platform.python_version()
+        made = PythonPlan.model_validate({"file": file.name, "files": blobs_of_files, "python": python, **plan})
+        graph = blobs.put(manifest.encode(made), manifest.WEIGHT, {manifest.FILEPATH: "python.json"})
+        return cls(blobs, made, graph, files)
+
+    def answers(self, load_timeout: float | None) -> _Answers:
+        return _answers(self.blobs.path(self.graph), self.plan.permissions, load_timeout)
+
+    def archive(self, name: str, source: str, original: _Answers, proof: tuple[ParityEvidence, ...] = ()) -> Archive:
+        pins = dict(pin.split("==") for pin in self.plan.requirements)
+        serving = Serving(
+            name=name,
+            variant=_FORMAT,
+            format=_FORMAT,
+            precision="none",
+            signature=original.signature,
+            requires={"python": self.plan.python, **pins},
+            golden_tolerance=_TOLERANCE,
+            provenance=Provenance.of(source, ("numpy",)),
+            evidence=Evidence(parity=proof),
+        )
+        golden = [Golden({**original.inputs}, {**original.outputs})] if original.inputs else []
+        distinct = {blob.digest: blob for blob in self.files.values()}
+        return Archive.create(self.blobs, [add_variant(self.blobs, serving, self.graph, [*distinct.values()], golden)])
 
 
 def _answers(path: Path, permissions: tuple[str, ...], load_timeout: float | None) -> _Answers:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.importing import formats, handlers
+from ingot.importing import custom_handlers, formats, handlers
+from ingot.importing.mar_manifest import MarModel, Record
 from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
@@ -41,22 +41,8 @@ _DEFAULT = {
 }
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, protected_namespaces=())
-
-
-class _Model(_Record):
-    model_name: str = Field(min_length=1, max_length=255)
-    model_version: str | int | float | None = None
-    serialized_file: str | None = None
-    model_file: str | None = None
-    handler: str | None = None
-    requirements_file: str | None = None
-    config_file: str | None = None
-
-
-class _Manifest(_Record):
-    model: _Model
+class _Manifest(Record):
+    model: MarModel
 
 
 def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
@@ -108,7 +94,7 @@ def _manifest(members: Members, base: str) -> _Manifest:
 class _Reader:
     """Reads one archive's model."""
 
-    def __init__(self, members: Members, base: str, model: _Model, *, scratch: Path, consent: Consent):
+    def __init__(self, members: Members, base: str, model: MarModel, *, scratch: Path, consent: Consent):
         self._members = members
         self._base = base
         self._model = model
@@ -118,6 +104,9 @@ class _Reader:
 
     def read(self) -> Imported:
         """Unpack the model. All checks that need no unpacking come first."""
+        handler = self._model.handler
+        if handler and handler not in (*_DEFAULT, handlers.CLASSIFIER) and not self._consent.without_handler:
+            return custom_handlers.read(self._members, self._base, self._model, self._folder, self._consent)
         name = self._serialized()
         called = f"'{name.removeprefix(self._base)}' in {self._members.path}"
         notes, kind = self._agreed(name, called)
@@ -148,25 +137,15 @@ class _Reader:
 
     def _agreed(self, name: str, called: str) -> tuple[tuple[str, ...], ModelFormat]:
         """Return notes on the handler, and the model's format; one error lists all that needs consent."""
-        refusals: list[str] = []
-        notes: tuple[str, ...] = ()
         kind = self._format(name, called)
-        try:
-            notes = _handler_note(self._model.handler, str(self._members.path), self._consent.without_handler)
-        except InvalidArgument as error:
-            refusals.append(str(error))
         try:
             self._need_code(kind, called)
         except InvalidArgument as error:
-            refusals.append(str(error))
-        if refusals and kind == "torchscript" and not self._consent.allow_code:  # otherwise checked once it is read
-            refusals.append("TorchScript is a program, which needs --allow-code")
-        described = self._consent.described or self._model.handler == handlers.CLASSIFIER
-        if refusals and kind in ("torchscript", "state_dict") and not described:
-            refusals.append("--input must describe the inputs, which the archive does not")
-        if refusals:
-            raise InvalidArgument("; also, ".join(refusals))
-        return notes, kind
+            described = self._consent.described or self._model.handler == handlers.CLASSIFIER
+            if kind != "state_dict" or described:
+                raise
+            raise InvalidArgument(f"{error}; also, --input must describe its inputs") from error
+        return _handler_note(self._model.handler, without=self._consent.without_handler), kind
 
     def _need_code(self, kind: ModelFormat, called: str) -> None:
         if kind == "pt2":
@@ -267,28 +246,19 @@ def _labels(documents: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str,
         return (), (f"{error}; they are not imported",)
 
 
-def _handler_note(handler: str | None, model: str, consent: bool) -> tuple[str, ...]:
+def _handler_note(handler: str | None, *, without: bool) -> tuple[str, ...]:
     """Return a note on the pre- and postprocessing that clients must now do.
 
     Args:
         handler: the name of a default handler, a Python file, ``file:function``, or None.
-        model: the model's name in messages.
-        consent: a custom handler may be dropped.
-
-    Raises:
-        InvalidArgument: the handler is custom and there is no consent.
+        without: the handler is to be left out.
     """
     if not handler:
         return ()
     if handler == handlers.CLASSIFIER:
-        return () if not consent else (f"the handler {handler} is not imported: clients must do its work",)
+        return () if not without else (f"the handler {handler} is not imported: clients must do its work",)
     if handler in _DEFAULT:
         return (f"TorchServe's handler {handler} is not imported: clients must {_DEFAULT[handler]}",)
-    if not consent:
-        raise InvalidArgument(
-            f"{model} has its own handler, '{handler[:200]}': code that runs before and after the model, which "
-            "Ingot does not run; with --without-handler only the model is imported, and clients do what the handler did"
-        )
     return (f"the handler {handler[:200]} is not imported: clients must do its pre- and postprocessing",)
 
 

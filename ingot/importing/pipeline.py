@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import InvalidArgument
 from ingot.importing import handlers
-from ingot.importing.record import Candidate, Consent, Imported, specs
+from ingot.importing.record import Candidate, Consent, CustomHandler, Imported, specs
 from ingot.importing.reshaping import reshape_graph
 from ingot.importing.sources import candidates
 from ingot.model_store import ServingDefaults
@@ -94,6 +94,8 @@ def convert(
     """Read one of the models that :func:`candidates` yields, and export it; see :func:`import_model`."""
     progress(f"Reading {candidate.where}")
     found = candidate.read()
+    if (custom := found.custom) is not None:
+        return _handler(candidate, custom, name or candidate.name, found.notes, progress)
     progress("Importing PyTorch")
     from ingot.export import export_model
 
@@ -121,6 +123,23 @@ def convert(
             progress=progress,
         )
     return _carry(archive, found.documents, (*found.notes, *notes), found.serving)
+
+
+def _handler(
+    candidate: Candidate, custom: CustomHandler, name: str, notes: Sequence[str], progress: Callable[[str], None]
+) -> Archive:
+    from ingot.export.python_model import export_handler
+
+    progress("Loading the handler")
+    archive = export_handler(
+        custom.folder / custom.file,
+        function=custom.function,
+        name=name,
+        source=candidate.where,
+        requirements=custom.requirements,
+        permissions=custom.permissions,
+    )
+    return _carry(archive, {}, notes)
 
 
 def _steps(

@@ -13,8 +13,8 @@ from ingot.model_store import ServingDefaults
 from ingot.tensors import Dim, DType, TensorSpec
 
 BATCH = "batch"
-ModelFormat = Literal["onnx", "torchscript", "pt2", "state_dict"]
-"""The format of a serialized model: graph, TorchScript, exported program, or weights for a Python class."""
+ModelFormat = Literal["onnx", "torchscript", "pt2", "state_dict", "python"]
+"""The format of a model: graph, TorchScript, exported program, weights for a Python class, or code in Python."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,37 @@ class Consent:
         allow_code: the model's own code may be run.
         without_handler: the handler is dropped, a custom one too.
         described: the inputs are described, so that a refusal need not ask for them.
+        permissions: what a custom handler may do besides computing.
     """
 
     allow_code: bool = False
     without_handler: bool = False
     described: bool = False
+    permissions: tuple[str, ...] = ()
 
     def need_code(self, why: str) -> None:
         """Raise InvalidArgument unless code may be run; ``why`` names the code and the reason."""
         if not self.allow_code:
             raise InvalidArgument(f"{why}; {ALLOW_CODE}")
+
+
+@dataclass(frozen=True)
+class CustomHandler:
+    """A custom handler of TorchServe.
+
+    Args:
+        folder: its unpacked archive.
+        file: the name of its file in that.
+        function: the name of its function, which it may lack.
+        requirements: versions of packages, each as ``name==version``.
+        permissions: what it does besides computing.
+    """
+
+    folder: Path
+    file: str
+    function: str
+    requirements: tuple[str, ...]
+    permissions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,7 @@ class Imported:
         outputs: the outputs, in order; empty if the source does not declare them.
         serving: names of classes, states and controls.
         handler: the default handler of TorchServe that becomes steps; empty for none.
+        custom: the custom handler, for ``python``.
         code: the Python file that defines the class, for ``state_dict``.
         documents: small files that came with it, by name.
         notes: what is not imported, and why.
@@ -81,6 +103,7 @@ class Imported:
     outputs: tuple[Declared, ...] = ()
     serving: ServingDefaults | None = None
     handler: str = ""
+    custom: CustomHandler | None = None
     code: Path | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from ingot.errors import CLASSES, EngineLost, IngotError, ModelFailed
+from ingot.errors import CLASSES, EngineLost, HandlerFailed, IngotError, ModelFailed
 from ingot.tensors import Array, DType
 
 HEADER = struct.Struct("<IB")
@@ -20,7 +20,8 @@ INLINE = (1 << 64) - 1
 """The offset of data that follows in the record itself, and not in an arena."""
 
 # The classes of errors, by their numbers in a record.
-_ERRORS: tuple[type[IngotError], ...] = (*CLASSES.values(), EngineLost, ModelFailed)
+_ERRORS: tuple[type[IngotError], ...] = (*CLASSES.values(), EngineLost, ModelFailed, HandlerFailed)
+_STATUS = struct.Struct("<H")
 
 
 @dataclass
@@ -85,11 +86,14 @@ class Splitter:
 
 
 def encode_error(error: IngotError) -> bytes:
-    """Encode an error: one byte for its class (or its code's class, if it has no number), then its text."""
+    """Encode an error: one byte for its class (or its code's class, if it has no number), its status, and its text."""
     kind = type(error) if type(error) in _ERRORS else CLASSES[error.code]
-    return bytes([_ERRORS.index(kind)]) + str(error).encode()
+    status = _STATUS.pack(error.status if isinstance(error, HandlerFailed) else 0)
+    return bytes([_ERRORS.index(kind)]) + status + str(error).encode()
 
 
 def decode_error(body: memoryview) -> IngotError:
     """Decode an error of :func:`encode_error`."""
-    return _ERRORS[body[0]](bytes(body[1:]).decode(errors="replace"))
+    kind, (status,) = _ERRORS[body[0]], _STATUS.unpack_from(body, 1)
+    text = bytes(body[1 + _STATUS.size :]).decode(errors="replace")
+    return HandlerFailed(text, status) if kind is HandlerFailed else kind(text)

@@ -102,22 +102,55 @@ class TestCode:
 
     def test_a_handler_is_left_behind_only_by_consent(self, path: Path) -> None:
         script_mar(path, {"h.py": b""}, handler="h.py:entry")
-        with pytest.raises(InvalidArgument, match=r"its own handler, 'h.py:entry': code .* --without-handler"):
-            read(path)
+        with pytest.raises(
+            InvalidArgument, match=r"own handler, 'h.py:entry': Python .* --allow-code .* --without-handler"
+        ):
+            read(path, allow_code=False)
         notes = read(path, without_handler=True).notes
         assert notes[0].startswith(
             "the handler h.py:entry is not imported: clients must do its pre- and postprocessing"
         )
         assert notes[1] == "files that are not imported: h.py"
 
-    @pytest.mark.parametrize(
-        ("model", "code"),
-        [({}, "which needs --allow-code"), ({"modelFile": "model.py"}, "'model.py'; .*allow it with --allow-code")],
-    )
-    def test_all_requirements_are_reported_at_once(self, path: Path, model: dict[str, str], code: str) -> None:
-        script_mar(path, {"h.py": b"", "model.py": b""}, handler="h.py", **model)
-        with pytest.raises(InvalidArgument, match=rf"--without-handler .*{code}.*; also, --input must describe"):
-            read(path, allow_code=False)
+    def test_all_that_a_custom_handler_needs_is_in_one_error(self, path: Path) -> None:
+        files = {
+            "h.py": b"import no_such_package, side\nimport ts.context\ntry:\n    import other\nexcept: pass\n",
+            "side.py": b"",
+            "r.txt": b"numpy==0.1\nonnx>=1\nno-such-package==1.0\ngit+https://h/x\n",
+            "c.yaml": b"a: &a 1\nb: *a\n",
+        }
+        model = {"handler": "h.py:f", "requirementsFile": "r.txt", "configFile": "c.yaml", "serializedFile": "w.pt"}
+        with pytest.raises(InvalidArgument) as caught:
+            read(mar(path, files, **model), allow_code=False)
+        consent, file, versions, packages, config = str(caught.value).split("; also, ")
+        for part in ("'h.py:f': Python code", "--allow-code", "--without-handler"):
+            assert part in consent
+        assert "names 'w.pt', which is not in the archive" in file
+        assert "r.txt does not state a version of 'onnx>=1' (1." in versions
+        assert "'git+https://h/x'" in versions
+        assert "numpy==0.1 (2." in packages
+        assert "no-such-package==1.0 (it is not installed)" in packages
+        assert config == "c.yaml is not valid: it has aliases"
+        mar(path, {**files, "r.txt": b"", "c.yaml": b"- 1"}, **model)
+        with pytest.raises(
+            InvalidArgument, match=r"not installed here: pip install no_such_package; also, c.yaml .*mapping"
+        ):
+            read(path)
+
+    def test_a_custom_handler_keeps_its_files(self, path: Path) -> None:
+        files = {"h.py": b"", "d/a.bin": b"a", "c.yaml": b"batchSize: 4\nresponseTimeout: 9\nminWorkers: 2\n"}
+        mar(path, files, handler="sub/h:entry", configFile="c.yaml")
+        with candidates(path, Consent(allow_code=True, permissions=("network",))) as (candidate,):
+            found = candidate.read()
+            custom = found.custom
+            assert custom is not None
+            assert (custom.file, custom.function, custom.permissions) == ("h.py", "entry", ("network",))
+            assert (custom.folder / "d" / "a.bin").read_bytes() == b"a"
+            assert found.notes == (
+                "the handler gets at most 4 requests at once (batchSize)",
+                "the server's settings in the model's configuration are not imported; serve it with --instances 2 "
+                "--engine-timeout 9s",
+            )
 
     def test_a_model_in_python_needs_trust(self, path: Path) -> None:
         mar(path, self.FILES, serializedFile="w.pth", modelFile="model.py")

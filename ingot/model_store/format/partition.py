@@ -65,11 +65,12 @@ class PartitionPlan(_Record):
 
 
 class PythonPlan(_Record):
-    """A model that is a class in Python.
+    """A model that is code in Python.
 
     Attributes:
-        file: the file that has the class; one of ``files``.
-        attribute: the name of the class.
+        interface: ``class``, or ``torchserve`` for a handler of TorchServe.
+        file: the file that has the class or the handler; one of ``files``.
+        attribute: the name of the class, or of the handler's function, which it may lack.
         files: the blob of each file by its path, relative to the folder of ``file``.
         requirements: versions of packages, each as ``name==version``.
         permissions: what the model does besides computing, which its server must permit.
@@ -77,6 +78,7 @@ class PythonPlan(_Record):
     """
 
     schema_version: Literal[1] = 1
+    interface: Literal["class", "torchserve"] = "class"
     file: str
     attribute: str = Field(pattern=r"^[A-Za-z_]\w*$")
     files: dict[str, _Blob] = Field(min_length=1, max_length=10_000)

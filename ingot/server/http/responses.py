@@ -31,7 +31,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpResponse:
-    """One HTTP response. Content type and length are not in ``headers``."""
+    """One HTTP response. Content type and length are not in ``headers``; an empty ``media_type`` is not sent."""
 
     __slots__ = ("body", "headers", "media_type", "status")
 
@@ -140,7 +140,9 @@ class Renderer:
 
     def _head(self, response: HttpResponse, *, keep_alive: bool) -> bytes:
         lines = [self.start(response.status, keep_alive=keep_alive)]
-        lines.append(f"content-type: {response.media_type}\r\ncontent-length: {len(response.body)}\r\n".encode())
+        if response.media_type:
+            lines.append(f"content-type: {response.media_type}\r\n".encode())
+        lines.append(f"content-length: {len(response.body)}\r\n".encode())
         lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in response.headers]
         return b"".join(lines)
 

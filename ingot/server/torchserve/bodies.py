@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from email.message import Message
 from typing import Any
 
@@ -11,17 +11,18 @@ import orjson
 
 from ingot.errors import InvalidArgument, shortened
 from ingot.protocol import json_large
+from ingot.runtime.engines.python.torchserve.rows import BODY, Part
 
 Row = dict[str, Any]
 """The values of a request by name: bytes, texts, or what JSON holds."""
-BODY, DATA = "body", "data"
+DATA = "data"
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_PARTS = 64
 
 
-def row_of(body: bytes, media_type: str) -> Row:
-    """Return the values of a body.
+def parts_of(body: bytes, media_type: str) -> list[Part]:
+    """Return the parts of a body.
 
     curl states the type of a form for any body unless the user names another, so one without a named value is not
     read as a form.
@@ -31,7 +32,7 @@ def row_of(body: bytes, media_type: str) -> Row:
         media_type: the value of ``Content-Type``; empty without.
 
     Raises:
-        InvalidArgument: the body is not of its type.
+        InvalidArgument: the body is a form that is not valid.
     """
     header = Message()
     header["content-type"] = media_type or "application/octet-stream"
@@ -39,8 +40,17 @@ def row_of(body: bytes, media_type: str) -> Row:
     if kind == _MULTIPART:
         return _multipart(body, str(header.get_param("boundary", "")))
     if kind == _FORM:
-        return _form(body) or {BODY: body}
-    return {BODY: _value(body, kind)}
+        return _form(body) or [Part(BODY, body)]
+    return [Part(BODY, body, kind)]
+
+
+def row_of(parts: Iterable[Part]) -> Row:
+    """Return the values of parts by their names.
+
+    Raises:
+        InvalidArgument: one is not of its type.
+    """
+    return {part.name: _value(part) for part in parts}
 
 
 def parsed(body: bytes) -> Any:
@@ -57,36 +67,36 @@ def parsed(body: bytes) -> Any:
         raise InvalidArgument(f"the body is not JSON: {error}; send JSON, or another Content-Type") from error
 
 
-def _value(content: bytes, kind: str) -> Any:
-    if kind == "application/json":
-        return parsed(content)
-    if not kind.startswith("text/"):
-        return content
+def _value(part: Part) -> Any:
+    if part.media_type == "application/json":
+        return parsed(part.raw)
+    if not part.media_type.startswith("text/"):
+        return part.content
     try:
-        return content.decode()
+        return part.raw.decode()
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"the body is {kind}, but not UTF-8: {error}") from error
+        raise InvalidArgument(f"the body is {part.media_type}, but not UTF-8: {error}") from error
 
 
-def _form(body: bytes) -> Row:
+def _form(body: bytes) -> list[Part]:
     try:
         pairs = urllib.parse.parse_qsl(body.decode(), strict_parsing=True, max_num_fields=_MOST_PARTS, errors="strict")
     except ValueError:
-        return {}
-    return dict(pairs)
+        return []
+    return [Part(name, value) for name, value in pairs]
 
 
-def _multipart(body: bytes, boundary: str) -> Row:
+def _multipart(body: bytes, boundary: str) -> list[Part]:
     if not boundary:
         raise InvalidArgument("the Content-Type multipart/form-data has no boundary; let the client's library set it")
     parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"), _MOST_PARTS + 2)
     if len(parts) < 2 or not parts[-1].startswith(b"--"):
         problem = f"more than {_MOST_PARTS} parts" if len(parts) > _MOST_PARTS + 2 else "no end, or another boundary"
         raise InvalidArgument(f"the form has {problem}")
-    return dict(map(_part, parts[1:-1]))
+    return [*map(_part, parts[1:-1])]
 
 
-def _part(part: bytes) -> tuple[str, Any]:
+def _part(part: bytes) -> Part:
     head, gap, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
     header = Message()
     for line in head.decode("utf-8", "replace").split("\r\n"):
@@ -95,7 +105,7 @@ def _part(part: bytes) -> tuple[str, Any]:
     named = header.get_param("name", header="content-disposition")
     if not gap or not isinstance(named, str):
         raise InvalidArgument("a part of the form has no header 'Content-Disposition: form-data; name=\"...\"'")
-    return named, _value(content, header.get_content_type() if "content-type" in header else "")
+    return Part(named, content, header.get_content_type() if "content-type" in header else "")
 
 
 def merged(row: Mapping[str, Any]) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ingot.errors import Code, IngotError, public_text
+from ingot.errors import Code, HandlerFailed, IngotError, public_text
 from ingot.protocol.json_codec import STATUS
 
 NO_MODEL, NO_VERSION, NO_WORKER = "Model not found: ", "Model version: ", "has no worker to serve inference request"
@@ -37,6 +37,8 @@ _BY_START = {
 def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of an error."""
     text, code = public_text(error), error.code
+    if isinstance(error, HandlerFailed):
+        return error.status, {"code": error.status, "type": _TYPES[Code.INTERNAL], "message": text}
     kind = next((kind for start, kind in _BY_START.items() if text.startswith(start)), _TYPES[code])
     status = 405 if code is Code.UNSUPPORTED else STATUS[code]
     return status, {"code": status, "type": kind, "message": text}

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from ingot.protocol.proto_codec import parse
 from ingot.protocol.requests import CLIENT
 from ingot.runtime import Metrics
+from ingot.runtime.engines.python.torchserve.rows import Part
 from ingot.server.grpc.call import Method
 from ingot.server.grpc.fast import FastListener, method_path, unary
 from ingot.server.grpc.service import Service
@@ -52,8 +53,8 @@ def inference(plane: DataPlane, served: Predictions) -> dict[bytes, Method]:
         return inference_pb.TorchServeHealthResponse(health=pretty(health).decode())
 
     async def answers(request: inference_pb.PredictionsRequest) -> AsyncGenerator[Message, None]:
-        row = dict(request.input)
-        async with aclosing(served.answers(request.model_name, request.model_version, row, CLIENT.get())) as found:
+        parts = [Part(name, content) for name, content in request.input.items()]
+        async with aclosing(served.answers(request.model_name, request.model_version, parts, CLIENT.get())) as found:
             async for body in found:
                 yield inference_pb.PredictionResponse(prediction=body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import urllib.parse
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from ingot.protocol import json_large
 from ingot.protocol.context import CONTEXT, RequestContext
 from ingot.protocol.requests import Cancellable, InferRequest, InferResponse, Template, memory_of
 from ingot.runtime import Model
+from ingot.runtime.engines.python.torchserve.rows import BODY, PLATFORM, Part
 from ingot.server.http import exchange, parser, responses
 from ingot.server.http.bodies import ThreadedBody
 from ingot.server.http.exchange import Done, Service
@@ -26,7 +27,8 @@ from ingot.server.net import compression
 from ingot.server.net.compression import Hold
 from ingot.server.plane import generation
 from ingot.server.plane.dataplane import DataPlane
-from ingot.server.torchserve.bodies import BODY, Row, row_of
+from ingot.server.torchserve import handlers
+from ingot.server.torchserve.bodies import Row, parts_of, row_of
 from ingot.server.torchserve.errors import pretty, refusal
 from ingot.server.torchserve.values import answer, inputs_of, joined, text
 from ingot.server.torchserve.versions import Versions
@@ -39,15 +41,20 @@ _ROUTE = re.compile(
 _METHODS = (b"POST", b"PUT")  # curl -T sends the second
 # Values of an answer that the event loop writes itself; Python writes indented JSON at a million values in a second.
 _AT_ONCE = 256
-_INSTANCES = "instances"
+_INSTANCES, _NAME = "instances", "model_name"
 
 
 class _Detail(NamedTuple):
-    """How a body is read: by its type, as a list of KServe's instances, and whether an explanation is asked for."""
+    """How a body is read: by its type, as a list of KServe's instances, and whether an explanation is asked for.
+
+    Handlers read the headers and the parameters of the query, too.
+    """
 
     media_type: str
     instances: bool
     explains: bool
+    headers: Mapping[str, str]
+    query: str
 
 
 def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
@@ -60,7 +67,7 @@ def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
     named = urllib.parse.parse_qs(query).get("model_name", [""])[0] if route["invocations"] else ""
     model = route["model"] or route["invoked"] or route["kserve"] or named
     explains = route["api"] == "explanations" or route["verb"] == "explain"
-    detail = _Detail(first.get("content-type", ""), route["kserve"] is not None, explains)
+    detail = _Detail(first.get("content-type", ""), route["kserve"] is not None, explains, first, query)
     return replace(InferHead.of(model, route["version"] or "", first), detail=detail)
 
 
@@ -147,11 +154,10 @@ class Predictions:
         encoding = asyncio.get_running_loop().run_in_executor(compression.threads, encode)
         encoding.add_done_callback(lambda future: self._send(done, future.result()))
 
-    def _send(self, done: Done, body: bytes | IngotError) -> None:
-        if isinstance(body, IngotError):
-            done(responses.refusal(self._plane, body, refusal))
-        else:
-            done(HttpResponse(200, body))
+    def _send(self, done: Done, response: HttpResponse | IngotError) -> None:
+        if isinstance(response, IngotError):
+            response = responses.refusal(self._plane, response, refusal)
+        done(response)
 
     def _read(self, head: InferHead, body: bytes) -> _Reading:
         """Return the request that a body is.
@@ -165,44 +171,54 @@ class Predictions:
                 "explanations are not served: archives hold no code that computes them; compute them in Python, where "
                 "the module is"
             )
-        row = row_of(body, detail.media_type)
-        name = head.model or text(row.pop("model_name", "")) or self._versions.only()
+        parts = parts_of(body, detail.media_type)
+        name = head.model
+        if not name:
+            name = next((text(part.content) for part in parts if part.name == _NAME), "") or self._versions.only()
+            parts = [part for part in parts if part.name != _NAME]
         if not name:
             raise InvalidArgument("Parameter model_name is required.")
-        return self.reading(name, head.version, row, instances=detail.instances)
+        return self.reading(name, head.version, parts, detail)
 
-    def reading(self, name: str, version: str, row: Row, *, instances: bool = False) -> _Reading:
+    def reading(self, name: str, version: str, parts: Sequence[Part], detail: _Detail | None = None) -> _Reading:
         """Return the request for a model that some values are.
 
         Args:
             name: the model's.
             version: empty for the default.
-            row: the values.
-            instances: whether they may be KServe's: a list of samples.
+            parts: the values.
+            detail: of an HTTP request.
 
         Raises:
             IngotError: as for :meth:`begin`.
         """
         model = self._versions.model(name, version)
-        if instances := instances and _has_instances(row):
+        template = Template(model.name, model.version)
+        if model.platform == PLATFORM:
+            headers, query = (detail.headers, detail.query) if detail is not None else ({}, "")
+            return _Reading(InferRequest(template, handlers.inputs(parts, headers, query)), model, True, False)
+        row = row_of(parts)
+        if instances := detail is not None and detail.instances and _has_instances(row):
             found = [inputs_of(model, {BODY: each}) for each in _instances(row)]
             arrays, alone = joined(found), False
         else:
             arrays, alone = inputs_of(model, row)
-        return _Reading(InferRequest(Template(model.name, model.version), arrays), model, alone, instances)
+        return _Reading(InferRequest(template, arrays), model, alone, instances)
 
-    async def answers(self, name: str, version: str, row: Row, client: Hashable) -> AsyncGenerator[bytes, None]:
+    async def answers(
+        self, name: str, version: str, parts: Sequence[Part], client: Hashable
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the answers of a model to values that a gRPC call has, one unless the model gives several.
 
         Raises:
             IngotError: as for :meth:`begin`.
         """
-        reading = self.reading(name, version, row)
+        reading = self.reading(name, version, parts)
         reading.request.client = client
         async with aclosing(generation.answers(self._plane, reading.request, "grpc")) as found:
             async for response, _ in found:
                 many = sum(array.size for array in response.arrays.values()) > _AT_ONCE
-                yield await compression.run(partial(_encoded, reading, response), in_thread=many)
+                yield (await compression.run(partial(_encoded, reading, response), in_thread=many)).body
 
 
 def _detail(head: InferHead) -> _Detail:
@@ -222,7 +238,9 @@ def _instances(row: Row) -> list[Any]:
     return found
 
 
-def _encoded(reading: _Reading, response: InferResponse) -> bytes:
+def _encoded(reading: _Reading, response: InferResponse) -> HttpResponse:
+    if reading.model.platform == PLATFORM:
+        return handlers.response(response)
     steps = reading.model.steps_for(reading.request.inputs)
     found = answer(response, reading.model, steps, alone=reading.alone)
-    return pretty({"predictions": found} if reading.instances else found)
+    return HttpResponse(200, pretty({"predictions": found} if reading.instances else found))

@@ -13,7 +13,8 @@ from ingot.errors import InvalidArgument, shortened
 from ingot.protocol import json_data
 from ingot.protocol.requests import InferResponse
 from ingot.runtime import Model
-from ingot.server.torchserve.bodies import BODY, DATA, Row, merged, parsed
+from ingot.runtime.engines.python.torchserve.rows import BODY
+from ingot.server.torchserve.bodies import DATA, Row, merged, parsed
 from ingot.steps import Steps
 from ingot.tensors import Array, DType, TensorSpec
 

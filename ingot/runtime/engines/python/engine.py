@@ -14,7 +14,10 @@ from ingot import foreign
 from ingot.errors import IngotError, InvalidArgument, ModelFailed, SamplesFailed
 from ingot.runtime.engines.engine import BaseEngine, Capabilities
 from ingot.runtime.engines.python import files
+from ingot.runtime.engines.python.classes import load_class
 from ingot.runtime.engines.python.interface import interface_of
+from ingot.runtime.engines.python.torchserve.handler import HandlerModel
+from ingot.runtime.engines.python.torchserve.rows import PLATFORM
 from ingot.runtime.engines.python.values import Failures, batch_of, samples_of, tensors_of
 from ingot.runtime.machine import devices, nvml
 from ingot.tensors import Array, Signature, check_inputs
@@ -55,7 +58,9 @@ class PythonEngine(BaseEngine):
     def __init__(self, path: Path, *, device: str = "auto", settings: Mapping[str, str] | None = None):
         self.device = _device(device)
         self.settings: Mapping[str, str] = {}
-        model, self._folder = files.load_class(path)
+        model, self._folder = load_class(path)
+        if issubclass(model, HandlerModel):
+            self.platform = PLATFORM
         self._interface = interface_of(model)
         self._name = model.__name__
         self._runner = asyncio.Runner()

@@ -1,4 +1,4 @@
-"""The files of a model in Python, and its class: from a file of the user, or unpacked from an archive."""
+"""The files of a model in Python: unpacked from an archive, imported, and named in messages."""
 
 from __future__ import annotations
 
@@ -11,42 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 from ingot import foreign
-from ingot.errors import IngotError, InvalidArgument, NotFound
-from ingot.model_store.format import manifest
+from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store.format.partition import PythonPlan
-from ingot.model_store.places import python_class
-from ingot.runtime.engines.python import requirements
 
 # Larger files are linked. Smaller ones are copied, since code finds its folder by Path(__file__).resolve().
 _COPIED = 16 << 20
-
-
-def load_class(path: Path) -> tuple[type, Path]:
-    """Import the class that a path names, and return it with the folder of its files.
-
-    Args:
-        path: ``model.py:Model``, or the plan of an archive.
-
-    Raises:
-        NotFound: there is no such file or class.
-        InvalidArgument: the code fails.
-        Unsupported: a package is missing, or has another version than the archive requires.
-    """
-    if (named := python_class(str(path))) is not None:
-        file, attribute = named
-    else:
-        plan = manifest.decode(PythonPlan, path.read_bytes(), "the plan")
-        requirements.check(plan.requirements)
-        file, attribute = _unpack(plan, path.parent) / plan.file, plan.attribute
-    if not file.is_file():
-        raise NotFound(f"there is no file {file}")
-    folder = file.resolve().parent
-    sys.path.insert(0, str(folder))
-    sys.dont_write_bytecode = True
-    found = getattr(_imported(file.resolve()), attribute, None)
-    if not isinstance(found, type):
-        raise NotFound(f"{file.name} has no class '{attribute}'")
-    return found, folder
 
 
 def place(error: BaseException, folder: Path) -> str:
@@ -64,7 +33,7 @@ def describe(error: Exception, folder: Path) -> str:
     return f"{foreign.typed(error)}{f' ({found})' if found else ''}"
 
 
-def _unpack(plan: PythonPlan, blobs: Path) -> Path:
+def unpack(plan: PythonPlan, blobs: Path) -> Path:
     """Make the model's folder in the temporary one of this process, which is removed with it."""
     folder = Path(tempfile.mkdtemp(prefix="model-")).resolve()
     for name, blob in plan.files.items():
@@ -77,7 +46,16 @@ def _unpack(plan: PythonPlan, blobs: Path) -> Path:
     return folder
 
 
-def _imported(file: Path) -> ModuleType:
+def imported(file: Path, remedy: str) -> ModuleType:
+    """Import a file as a module of its name.
+
+    Args:
+        file: its resolved path; its folder is on the module path.
+        remedy: against a module that is not found.
+
+    Raises:
+        InvalidArgument: its code fails, or its name is taken.
+    """
     if file.stem in sys.modules and getattr(sys.modules[file.stem], "__file__", "") != str(file):
         raise InvalidArgument(f"{file.name} has the name of a module that is in use, {file.stem}; rename the file")
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -89,7 +67,7 @@ def _imported(file: Path) -> ModuleType:
     def failure(error: Exception) -> str:
         hint = ""
         if isinstance(error, ModuleNotFoundError):
-            hint = "; install the package, or add the file to the archive with --include"
+            hint = f"; {remedy}"
         return f"{file.name} cannot be imported: {describe(error, file.parent)}{hint}"
 
     with foreign.reported_as(InvalidArgument, failure, keep=IngotError):

@@ -39,18 +39,24 @@ def pinned(text: str, where: str) -> tuple[str, ...]:
     Raises:
         InvalidArgument: a line is not of the form ``name==version``.
     """
-    found = []
+    pins, others = parsed(text)
+    for number, stated in others.items():
+        raise InvalidArgument(
+            f"{where}, line {number}: '{stated}' is not of the form name==version; pip freeze prints such lines"
+        )
+    return pins
+
+
+def parsed(text: str) -> tuple[tuple[str, ...], dict[int, str]]:
+    """Return the requirements in a text, each as ``name==version``, and its other lines by their numbers."""
+    pins, others = [], {}
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         stated = re.sub(r"(^|\s)#.*|\s--hash=\S+", "", line).strip()
-        if not stated:
-            continue
-        match = _PIN.fullmatch(stated)
-        if match is None:
-            raise InvalidArgument(
-                f"{where}, line {number}: '{stated}' is not of the form name==version; pip freeze prints such lines"
-            )
-        found.append(f"{match['name']}=={match['version']}")
-    return tuple(found)
+        if match := _PIN.fullmatch(stated):
+            pins.append(f"{match['name']}=={match['version']}")
+        elif stated:
+            others[number] = stated
+    return tuple(pins), others
 
 
 def check(requirements: Sequence[str]) -> None:

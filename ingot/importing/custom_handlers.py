@@ -1,0 +1,199 @@
+"""Custom handlers of TorchServe: what their archives need, named in one error, and their files."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ingot.errors import ALLOW_CODE, InvalidArgument, Unsupported, missing_package
+from ingot.foreign import one_line
+from ingot.importing.mar_manifest import MarModel
+from ingot.importing.members import Members
+from ingot.importing.record import Consent, CustomHandler, Imported
+from ingot.runtime.engines.python import requirements
+from ingot.runtime.engines.python.torchserve.handler import CONFIG, batch_size
+
+_MAX_TEXT = 1 << 20
+_OPTIONS = {
+    "minWorkers": "--instances {}",
+    "responseTimeout": "--engine-timeout {}s",
+    "startupTimeout": "--load-timeout {}s",
+    "jobQueueSize": "--max-queue {}",
+    "maxBatchDelay": "--max-delay {}ms",
+}
+
+
+def read(members: Members, base: str, model: MarModel, folder: Path, consent: Consent) -> Imported:
+    """Unpack an archive with a custom handler, whose code does not run here.
+
+    Args:
+        members: its files.
+        base: the prefix of their names.
+        model: of its manifest.
+        folder: a new folder for them.
+        consent: the user's consent.
+
+    Raises:
+        InvalidArgument: a file or package is missing, versions are not stated, or there is no consent; the message
+            lists all of these.
+    """
+    archive = _Archive(members, base, model)
+    if problems := [*_unconsented(archive, consent), *archive.problems()]:
+        raise InvalidArgument("; also, ".join(problems))
+    config = archive.config()
+    for name in archive.names:
+        members.copy(base + name, folder / name)
+    if config:
+        (folder / CONFIG).write_text(json.dumps(config))
+    pins, _ = archive.requirements()
+    return Imported(
+        f"the handler '{archive.file}' in {members.path}",
+        "python",
+        folder / archive.file,
+        custom=CustomHandler(folder, archive.file, archive.function, pins, consent.permissions),
+        notes=(*_notes(config),),
+    )
+
+
+def _unconsented(archive: _Archive, consent: Consent) -> Iterator[str]:
+    if not consent.allow_code:
+        yield (
+            f"{archive.path} has its own handler, '{archive.handler}': Python code, which an engine process runs; "
+            f"{ALLOW_CODE}; or import the model alone with --without-handler, so that clients do the handler's work"
+        )
+
+
+def _notes(config: Mapping[str, Any]) -> Iterator[str]:
+    yield f"the handler gets at most {batch_size(config)} requests at once (batchSize)"
+    if options := [option.format(config[key]) for key, option in _OPTIONS.items() if config.get(key) is not None]:
+        yield f"the server's settings in the model's configuration are not imported; serve it with {' '.join(options)}"
+
+
+class _Archive:
+    """The files of an archive, of which only text is read.
+
+    Attributes:
+        path: of the archive.
+        names: of its files.
+        handler: as the manifest names it.
+        file: the handler's file.
+        function: the handler's function, ``handle`` unless the manifest names another.
+    """
+
+    def __init__(self, members: Members, base: str, model: MarModel):
+        self.path = members.path
+        self._members, self._base, self._model = members, base, model
+        self.names = [name.removeprefix(base) for name in members.sizes if name.startswith(base)]
+        self.handler = str(model.handler)[:200]
+        named, _, function = self.handler.partition(":")
+        self.file = f"{PurePosixPath(named.removesuffix('.py')).name}.py"
+        self.function = function if function.isidentifier() else "handle"
+
+    def problems(self) -> Iterator[str]:
+        """Yield missing files, versions and packages, with the remedies."""
+        model = self._model
+        named = (self.file, model.serialized_file, model.model_file, model.requirements_file, model.config_file)
+        for name in named:
+            if name and name not in self.names:
+                yield (
+                    f"the manifest names '{name[:200]}', which is not in the archive; create it again with "
+                    "torch-model-archiver"
+                )
+        pins, others = self.requirements()
+        if others:
+            yield (
+                f"{model.requirements_file} does not state a version of {', '.join(map(_installed, others))}; unpack "
+                "the archive, write name==version there, and import the folder"
+            )
+        try:
+            requirements.check(pins)
+        except Unsupported as error:
+            yield str(error)
+        stated = {pin.partition("==")[0].lower().replace("-", "_") for pin in pins}
+        if missing := sorted(self._missing() - stated):
+            yield f"the code imports packages that are not installed here: pip install {' '.join(missing)}"
+        try:
+            self.config()
+        except InvalidArgument as error:
+            yield str(error)
+
+    def requirements(self) -> tuple[tuple[str, ...], list[str]]:
+        """Return the versions that the archive requires, and the lines that state none."""
+        pins, others = requirements.parsed(self._text(self._model.requirements_file))
+        return pins, [*others.values()]
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of the configuration file.
+
+        Raises:
+            InvalidArgument: it is not YAML of values that JSON has, or has aliases, which can fill the memory.
+        """
+        if not (text := self._text(self._model.config_file)):
+            return {}
+        try:
+            import yaml
+        except ModuleNotFoundError as error:
+            raise missing_package("PyYAML", f"reading {self._model.config_file}", "deploy") from error
+        try:
+            if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+                raise ValueError("it has aliases")
+            found = yaml.safe_load(text) or {}
+            found = json.loads(json.dumps(found))
+            if not isinstance(found, dict):
+                raise ValueError("it is not a mapping")
+            batch_size(found)
+        except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{self._model.config_file} is not valid: {one_line(error)}") from error
+        return found
+
+    def _text(self, name: str | None) -> str:
+        if not name or name not in self.names:
+            return ""
+        return self._members.read(self._base + name, _MAX_TEXT).decode("utf-8", "replace")
+
+    def _missing(self) -> set[str]:
+        """Return the packages that the code imports and that are neither in the archive nor installed."""
+        own = {PurePosixPath(name).parts[0].removesuffix(".py") for name in self.names}
+        known = {"ts", *own, *sys.stdlib_module_names}
+        sizes = self._members.sizes
+        code = (
+            self._text(name) for name in self.names if name.endswith(".py") and sizes[self._base + name] <= _MAX_TEXT
+        )
+        return {name for text in code for name in _imports(text) if name not in known and not _is_installed(name)}
+
+
+def _imports(text: str) -> Iterable[str]:
+    """Return the packages that a module imports in any case; the code does not run."""
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported when the handler is loaded
+        return
+    for each in statements:
+        if isinstance(each, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in each.names)
+        elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
+            yield each.module.partition(".")[0]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # a module without a spec, which is imported already
+        return True
+
+
+def _installed(line: str) -> str:
+    """Return a line with the version that is installed here."""
+    name = re.match(r"[\w.-]*", line)
+    try:
+        version = metadata.version(name[0] if name is not None else "")
+    except (metadata.PackageNotFoundError, ValueError):
+        return f"'{line[:100]}'"
+    return f"'{line[:100]}' ({version} is installed)"

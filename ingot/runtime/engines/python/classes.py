@@ -1,0 +1,48 @@
+"""The class of a model in Python: from a file of the user, or from an archive, which may hold TorchServe's handler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ingot.errors import NotFound
+from ingot.model_store.format import manifest
+from ingot.model_store.format.partition import PythonPlan
+from ingot.model_store.places import python_class
+from ingot.runtime.engines.python import files, requirements
+from ingot.runtime.engines.python.torchserve.handler import handler_class
+
+_REMEDY = "install the package, or add the file to the archive with --include"
+
+
+def load_class(path: Path) -> tuple[type, Path]:
+    """Return the class that a path names, and the folder of its files.
+
+    Args:
+        path: ``model.py:Model``, or the plan of an archive.
+
+    Raises:
+        NotFound: there is no such file or class.
+        InvalidArgument: the code fails.
+        Unsupported: a package is missing, or has another version than the archive requires.
+    """
+    sys.dont_write_bytecode = True
+    if (named := python_class(str(path))) is not None:
+        return _imported(*named)
+    plan = manifest.decode(PythonPlan, path.read_bytes(), "the plan")
+    requirements.check(plan.requirements)
+    folder = files.unpack(plan, path.parent)
+    if plan.interface == "torchserve":
+        return handler_class(folder, plan.file, plan.attribute), folder
+    return _imported(folder / plan.file, plan.attribute)
+
+
+def _imported(file: Path, attribute: str) -> tuple[type, Path]:
+    if not file.is_file():
+        raise NotFound(f"there is no file {file}")
+    folder = file.resolve().parent
+    sys.path.insert(0, str(folder))
+    found = getattr(files.imported(file.resolve(), _REMEDY), attribute, None)
+    if not isinstance(found, type):
+        raise NotFound(f"{file.name} has no class '{attribute}'")
+    return found, folder
