@@ -160,7 +160,7 @@ def test_other_protocols(served: tuple[RunningServer, httpx.Client]) -> None:
             client.infer("plain", {"data": np.array([packed([], {})[:20]], object)})
         sent = packed([Part("data", b"work")], {})
         assert json.loads(client.infer("faults", {"data": np.array([sent], object)})["body"][0]) == {"did": "work"}
-    with grpc.insecure_channel(server.torchserve_urls["grpc inference"].removeprefix("grpc://")) as channel:
+    with grpc.insecure_channel(server.torchserve_urls["gRPC inference"].removeprefix("grpc://")) as channel:
         call = channel.unary_unary(
             "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
             request_serializer=pb.PredictionsRequest.SerializeToString,
