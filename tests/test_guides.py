@@ -25,6 +25,7 @@ PAGES = {
         '"data":["write to [email]"]',
         "can run its author's code",
         "redactor.ingot: redactor, python",
+        '{"words":7,"redacted":"write to [email]"}',
     ],
     "guides/make/images.md": ["photos version 1"],
     "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],

@@ -44,9 +44,10 @@ class BatchTimes:
         requests: in the batch.
         samples: in the batch.
         reason: see :attr:`ingot.runtime.scheduling.scheduler.Scheduler.reason`.
+        models: calls of the model's code to others: the name of each, and when it began and ended.
     """
 
-    __slots__ = ("began", "ended", "ran", "reason", "requests", "samples", "started")
+    __slots__ = ("began", "ended", "models", "ran", "reason", "requests", "samples", "started")
 
     def __init__(
         self, started: float, began: float, ran: float, ended: float, requests: int, samples: int, reason: str
@@ -58,6 +59,7 @@ class BatchTimes:
         self.requests = requests
         self.samples = samples
         self.reason = reason
+        self.models: tuple[tuple[str, float, float], ...] = ()
 
 
 class Reporter(Protocol):

@@ -22,6 +22,7 @@ from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.stepped import Aside, Stepped
 from ingot.runtime.dispatch.worker import Worker
+from ingot.runtime.engines.isolation.calls import Ask
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.gauges import ModelGauges
@@ -92,6 +93,10 @@ class Model:
         self._update_failed = ""
         self._parkable = False
         self._loading = threading.Lock()
+
+    def connect(self, ask: Ask) -> None:
+        """Let the model's code call others, from its next load on."""
+        self._loader.ask = ask
 
     @property
     def ready(self) -> bool:

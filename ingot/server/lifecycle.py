@@ -98,6 +98,7 @@ class Server:
             IngotError: a model cannot be loaded; the ports are closed again.
         """
         self.repository.metrics.started.set_to_current_time()
+        self.repository.calls.loop = asyncio.get_running_loop()
         self.plane.recorder = self._recorder()
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._close_recorder)

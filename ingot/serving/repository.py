@@ -23,6 +23,7 @@ from ingot.runtime.model import Model
 from ingot.runtime.settings.settings import Settings
 from ingot.serving.catalog import Catalog
 from ingot.serving.deployment import Deployment, stamp
+from ingot.serving.model_calls import ModelCalls
 
 if TYPE_CHECKING:
     from ingot.model_store.trust.policy import Policy
@@ -59,6 +60,7 @@ class Repository(Catalog):
         self._downloads = Downloads(self._store, self._trust, transferring)
         self.deployments: dict[tuple[str, str], Deployment] = {}
         self.held: list[Model] = []
+        self.calls = ModelCalls(self.get)
 
     def add(self, source: str | Archive, settings: Settings | None = None) -> Model:
         """Add a model that is still to be loaded.
@@ -179,7 +181,7 @@ class Repository(Catalog):
         self.held.remove(model)
 
     async def drain(self) -> None:
-        for model in [*self.held]:
+        for model in self.calls.callers_first(self.held):
             await model.drain()
 
     def close(self, timeout: float | None = None) -> None:
@@ -258,7 +260,8 @@ class Repository(Catalog):
         served = (name or (served_name_from(path.stem) if code is None else name_from(code[1])), version)
         terms = self._trust.admit_file(file, served, settings)
         of_file = ModelSource.of_file if code is None else ModelSource.of_class
-        return Model(*served, of_file(path, terms.settings, served[0]), terms, self.metrics, stamp(file))
+        model = Model(*served, of_file(path, terms.settings, served[0]), terms, self.metrics, stamp(file))
+        return self.calls.connected(model)
 
     def _find(self, located: Located) -> tuple[Archive, Reference]:
         if located.reference is not None and located.reference.registry is not None:
@@ -282,7 +285,7 @@ class Repository(Catalog):
             source = ModelSource.of_archive(archive, terms.settings, served[0])
         else:
             source = ModelSource.of_variant(archive.variant(found.variant), terms.settings, served[0])
-        return Model(*served, source, terms, self.metrics)
+        return self.calls.connected(Model(*served, source, terms, self.metrics))
 
 
 @contextmanager

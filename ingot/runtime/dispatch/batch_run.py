@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -62,16 +63,29 @@ class AnswerLimit:
 class BatchTimings:
     """Cost of one batch: seconds by stage, engine calls, and input elements before and after padding.
 
+    ``models`` are the calls of the model's code to others: the name of each, and when it began and ended.
     ``unfit`` is the number of samples of the smallest call for several requests for which there was too little memory.
     """
 
-    __slots__ = ("calls", "elements", "joining", "padded", "running", "splitting", "unfit")
+    __slots__ = ("calls", "elements", "joining", "models", "padded", "running", "splitting", "unfit")
 
     def __init__(self) -> None:
         self.joining = self.running = self.splitting = 0.0
         self.calls = 0
         self.elements = self.padded = 0
         self.unfit = 0
+        self.models: tuple[tuple[str, float, float], ...] = ()
+
+
+class Batch(NamedTuple):
+    """The requests of a batch that runs in an engine process, and its timings."""
+
+    entries: Sequence[Entry]
+    timings: BatchTimings
+
+
+BATCH: ContextVar[Batch | None] = ContextVar("batch", default=None)
+"""The batch that the current worker thread runs in an engine process."""
 
 
 class Buffers:
@@ -168,6 +182,8 @@ class BatchRunner:
         """
         self.spent = BatchTimings()
         self.ended = None
+        if self._suspects is not None:
+            BATCH.set(Batch(entries, self.spent))
         parts = [entries] if self._padding is None else self._padding.parts(entries)
         if len(parts) == 1 and not self._suspects:
             return self._run(entries)

@@ -524,6 +524,7 @@ class Dispatcher(Owner):
             ran = ended - spent.splitting
             began = ran - spent.running
             self._last_batch = BatchTimes(began - spent.joining, began, ran, ended, requests, samples, reason)
+            self._last_batch.models = spent.models
         return self._last_batch
 
     def statistics(self, described: Mapping[str, Any]) -> Statistics:

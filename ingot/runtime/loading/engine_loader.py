@@ -12,6 +12,7 @@ from ingot import tensors
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.engines.engine import Engine, lanes_of
+from ingot.runtime.engines.isolation.calls import Ask
 from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.engines.isolation.supervisor import Supervision
 from ingot.runtime.loading import self_test, warmup
@@ -197,10 +198,10 @@ class EngineLoader:
             return None
         return Learned(self.threads, self._threads_why, self._latency, self.padding)
 
-    def supervise(self, lost: Callable[[str], None], changed: Callable[[], None]) -> Mapping[str, str]:
+    def supervise(self, lost: Callable[[str], None], changed: Callable[[], None], ask: Ask | None) -> Mapping[str, str]:
         """Keep the processes of engines running; return properties that clients see.
 
-        ``lost`` and ``changed`` are those of :class:`Supervision`.
+        ``lost``, ``changed`` and ``ask`` are those of :class:`Supervision`.
         """
         name, spec = self._name, self._spec
         found = [
@@ -214,7 +215,7 @@ class EngineLoader:
             return {}
         confinement, why = ", ".join(found[0].measures) or "nothing", spec.isolation.why
         log.info("model %s runs in an engine process, since %s; confined by: %s", name, why, confinement)
-        supervision = Supervision(name, lambda run: spec.replay(run, name), lost, changed)
+        supervision = Supervision(name, lambda run: spec.replay(run, name), lost, changed, ask)
         for engine in found:
             engine.supervise(supervision)
         self.isolated = found

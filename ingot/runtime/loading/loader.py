@@ -15,6 +15,7 @@ from ingot.runtime.dispatch.pending import Accepts
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.stepped import Stepped
+from ingot.runtime.engines.isolation.calls import Ask
 from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.loading.assembly import Assembly
@@ -85,6 +86,7 @@ class ModelLoader:
         size: of the served files, in bytes.
         instances: number of copies in memory.
         engine_settings: how the engines run, for users.
+        ask: asks another model for the code of this one; None if there are no others.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class ModelLoader:
         self.steps: OpenedSteps | None = None
         self.placement: Placement | None = None
         self.terms = terms
+        self.ask: Ask | None = None
         self._name, self._settings = assembly.name, assembly.settings
         self._engines_signature = self.signature = source.signature  # the latter is read by each request
         self._choose: Choose | None = source.choose
@@ -230,7 +233,7 @@ class ModelLoader:
     ) -> Loaded:
         """Return the parts that serve, with engine processes that are kept running."""
         self.engine_settings = engines.described  # captures of batches may have failed
-        confinement = engines.supervise(self._gauges.engine_lost, changed)
+        confinement = engines.supervise(self._gauges.engine_lost, changed, self.ask)
         if self._uncertain is None:  # the first load
             self._uncertain = self._assembly.uncertainty(spec)
         cache, cached = self._assembly.cache(dispatcher, self._uncertain)

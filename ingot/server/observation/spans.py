@@ -96,6 +96,8 @@ class Spans:
         self._stage(context, "queue", prepared, batch.started, {"ingot.batch.reason": batch.reason})
         self._stage(context, "batch", batch.started, batch.began)
         self._stage(context, "compute", batch.began, batch.ran)
+        for name, began, ended in batch.models:
+            self._stage(context, f"call {name}", began, ended, {"ingot.model": name})
         # The answers of one batch come in one turn of the event loop; its span needs them all.
         key = (context.model, context.version, batch.ended)
         links = self._batches.get(key)

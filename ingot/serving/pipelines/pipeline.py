@@ -104,6 +104,11 @@ class Pipeline:
         return {name: pictures.opened(node, decode) for name, node in nodes.items()}
 
     @property
+    def models(self) -> list[str]:
+        """The names of its nodes' models."""
+        return [node.address[0] for node in self._plan.nodes if node.model is not None]
+
+    @property
     def acceptor(self) -> Pipeline:
         """The data plane submits to ``acceptor.accepting``, which a model replaces with its state."""
         return self

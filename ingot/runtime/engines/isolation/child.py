@@ -21,18 +21,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import orjson
 
 from ingot import foreign
 from ingot.errors import IngotError, InternalError, SamplesFailed, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
-from ingot.ipc.records import encode_error
+from ingot.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
+from ingot.runtime.engines.isolation import calls as other_models
 from ingot.runtime.engines.isolation import confinement, description, permissions
 from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.ort import ort_arena
+from ingot.runtime.engines.python.calls import Answer, Caller
 from ingot.runtime.machine import memory
 from ingot.runtime.machine.memory import NO_MEMORY, Sweeper
 from ingot.tensors import Array
@@ -278,6 +281,7 @@ class _EngineCalls:
         self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
         self.log: _Kept | None = None
         self.growth: _Growth | None = None
+        self._callers: dict[Link, Caller] = {}
         self._limit = limit
         self._setting = "its engine process may have", "--engine-memory-mb"
 
@@ -294,9 +298,11 @@ class _EngineCalls:
         return engine
 
     def logged(self, link: Link, engine: Engine, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch, and send what it logs."""
+        """Run one batch, whose code may call other models, and send what it logs."""
+        caller = self._callers.setdefault(link, _caller(link))
         try:
-            return engine.run(inputs)
+            with caller.during_batch():
+                return engine.run(inputs)
         finally:
             if self.growth is not None and (excess := self.growth.excess()):
                 link.send(Kind.RETIRE, excess.encode())
@@ -328,6 +334,29 @@ class _EngineCalls:
         """End the running call of a lane, if there is one and the engine can."""
         for each in self.lanes[lane : lane + 1]:
             each.engine.terminate()
+
+
+def _caller(link: Link) -> Caller:
+    """Return the caller of other models for a link."""
+
+    def send(number: int, model: str, inputs: Mapping[str, Array], timeout: float) -> None:
+        name = model.encode()
+        link.send_tensors(Kind.CALL, other_models.HEAD.pack(number, timeout, len(name)) + name, inputs)
+
+    def receive() -> tuple[int, Answer]:
+        received = foreign.outcome(link.receive)
+        if isinstance(received, EOFError | OSError):  # the server has closed the connection, or ended
+            os._exit(0)
+        if isinstance(received, Exception):
+            raise received
+        number, failed = other_models.NUMBER.unpack_from(received[1])
+        content = received[1][other_models.NUMBER.size :]
+        if failed:
+            return number, decode_error(content)
+        # Copies: the server uses the memory again after the batch.
+        return number, {name: np.array(array) for name, array in link.tensors(content).items()}
+
+    return Caller(send, receive)
 
 
 def _obey(control: socket.socket, calls: _EngineCalls) -> None:

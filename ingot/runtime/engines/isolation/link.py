@@ -46,6 +46,8 @@ class Kind(IntEnum):
     PARTIAL = 6  # engine process: the number and errors of samples that failed, tensors
     LOG = 7  # engine process: records of the log, as JSON, before the answer of a call
     RETIRE = 8  # engine process: why another one should follow it, before the answer of a call
+    CALL = 9  # engine process: a call of another model while a batch runs: its number, timeout, name, tensors
+    ANSWER = 10  # server: the number of such a call, tensors or an error
 
 
 HEALTH = b"\0"
@@ -139,6 +141,11 @@ class Link:
             at += _FAILED.size + size
             errors[sample] = decode_error(body[at - size : at])
         return self.tensors(body[at:]), errors
+
+    @property
+    def received(self) -> bool:
+        """Whether :meth:`receive` returns a record without waiting."""
+        return bool(self._received)
 
     def free(self, starts: list[int]) -> None:
         """Free blocks of the arena that this end writes."""

@@ -28,6 +28,7 @@ from ingot.ipc import arena
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import decode_error
 from ingot.runtime.engines.isolation import confinement
+from ingot.runtime.engines.isolation.calls import Ask, BatchCalls
 from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link, arena_size
 from ingot.runtime.engines.isolation.spec import ProcessSpec
@@ -79,6 +80,7 @@ class EngineProcess:
     Attributes:
         ending: how it ended; empty until :meth:`wait` has returned.
         retiring: why another process should follow it; empty if none should.
+        ask: asks another model for the process's code; by default calls are invalid.
         unhealthy: called by :meth:`wait` with why its engine is unfit for requests, or with nothing once it is fit.
     """
 
@@ -88,6 +90,7 @@ class EngineProcess:
         self._reports = False
         self.retiring = ""
         self.unhealthy: Callable[[str], None] = lambda why: None
+        self.ask: Ask | None = None
         self._channels: list[_Channel] = []
         self._reaping = threading.Lock()
         self.ending = ""
@@ -237,15 +240,22 @@ class EngineProcess:
             log.log(level, "%s: %s", _printable(name), _printable(text))
 
     def _receive(self, link: Link) -> tuple[int, memoryview]:
-        """Wait for an answer, and log what precedes it."""
-        kind, body = link.receive()
-        while kind in (Kind.LOG, Kind.RETIRE):
-            if kind == Kind.RETIRE:
-                self.retiring = _printable(bytes(body[:_MOST_ERROR]).decode(errors="replace"))
-            else:
-                self._log([(int(level), str(name), str(text)) for level, name, text in orjson.loads(body)])
-            kind, body = link.receive()
-        return kind, body
+        """Wait for an answer; log what precedes it, and let other models answer the calls of the process's code."""
+        with contextlib.ExitStack() as ended:
+            receive, calls = link.receive, None
+            while True:
+                kind, body = receive()
+                if kind == Kind.RETIRE:
+                    self.retiring = _printable(bytes(body[:_MOST_ERROR]).decode(errors="replace"))
+                elif kind == Kind.LOG:
+                    self._log([(int(level), str(name), str(text)) for level, name, text in orjson.loads(body)])
+                elif kind == Kind.CALL and self.ask is not None:
+                    if calls is None:
+                        calls = ended.enter_context(contextlib.closing(BatchCalls(link, self.ask)))
+                        receive = calls.receive
+                    calls.begin(body)
+                else:
+                    return kind, body
 
     def _remove_folder(self) -> None:
         if self._folder is not None:

@@ -18,6 +18,7 @@ from ingot import foreign
 from ingot.errors import DeadlineExceeded, EngineLost, Unavailable
 from ingot.ipc import arena
 from ingot.ipc.arena import Outgoing
+from ingot.runtime.engines.isolation.calls import Answer, Ask
 from ingot.runtime.engines.isolation.description import Description
 from ingot.runtime.engines.isolation.link import arena_size
 from ingot.runtime.engines.isolation.process import Ended, EngineProcess
@@ -46,13 +47,14 @@ class Supervision:
     """The model's name, for messages, and the test that each new process must pass.
 
     ``lost`` is called in another thread with how the process ended, such as ``ended by SIGFPE``, and ``changed`` when
-    the engine is down, runs again, or has failed.
+    the engine is down, runs again, or has failed. ``ask`` asks another model for the engine's code.
     """
 
     model: str
     test: Callable[[Run], object]
     lost: Callable[[str], None]
     changed: Callable[[], None]
+    ask: Ask | None = None
 
 
 class Supervisor:
@@ -162,6 +164,13 @@ class Supervisor:
             self.down = down
         log.warning("%s %s", self.name, self.down or "is healthy again")
         supervision.changed()
+
+    def _ask(self, model: str, inputs: Mapping[str, Array], timeout: float, reply: Callable[[Answer], None]) -> None:
+        """Ask another model for the engine's code, once the engine is supervised."""
+        if self._supervision is None or self._supervision.ask is None:
+            reply(Unavailable("context.infer can be called in a server, once the model is loaded: not for example()"))
+        else:
+            self._supervision.ask(model, inputs, timeout, reply)
 
     @property
     def name(self) -> str:
@@ -292,6 +301,7 @@ class Supervisor:
             on_error.callback(process.wait)
             on_error.callback(process.close)
             process.unhealthy = partial(self._unhealthy, process)
+            process.ask = self._ask
             with self._changed:
                 self._latest = process
             if self._closed:

@@ -13,7 +13,7 @@ from typing import Any
 from ingot import foreign
 from ingot.errors import IngotError, InvalidArgument, ModelFailed, SamplesFailed
 from ingot.runtime.engines.engine import BaseEngine, Capabilities
-from ingot.runtime.engines.python import files
+from ingot.runtime.engines.python import calls, files
 from ingot.runtime.engines.python.classes import load_class
 from ingot.runtime.engines.python.interface import interface_of
 from ingot.runtime.engines.python.torchserve.handler import HandlerModel
@@ -38,6 +38,24 @@ class Context:
     files: Path
     device: str
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    def infer(self, model: str, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Any:
+        """Ask another model of the same server, while a batch runs.
+
+        Args:
+            model: its name, or ``name:version``; a pipeline too.
+            inputs: arrays or lists by name, with the batch dimension; texts and bytes as lists.
+            timeout: seconds until the answer is useless; the batch's own deadline counts too.
+
+        Returns:
+            The outputs as arrays by name, those of BYTES as arrays of ``bytes``. In a coroutine it is awaited.
+
+        Raises:
+            IngotError: that of the model; NotFound if there is none of that name.
+            InvalidArgument: an input is not an array or list, or the call closes a circle of models.
+            Unavailable: no batch runs, or too many calls of it wait.
+        """
+        return calls.infer(model, inputs, timeout=timeout)
 
 
 class PythonEngine(BaseEngine):
