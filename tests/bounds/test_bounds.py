@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.bounds import Bounds, bounds_of
+from ingot.bounds.interval import Interval
+from ingot.bounds.operators.indexing import _sliced
 from ingot.runtime.profiling.call_memory import measured
 from ingot.tensors import DType, Range, Signature, TensorSpec, ValueRange
 from tests.onnx_models import save
@@ -282,3 +287,20 @@ def test_a_convolution_copies_its_windows_in_parts(tmp_path: Path) -> None:
     output = 4 * 2 * 2 * 32 * 32
     found = measured(path, {"x": np.ones((2, 30, 36, 36), np.float32)})
     assert 2 * output < found <= bounds_of(path).peak({"batch": 2, "size": 36}) < 3 * found
+
+
+def test_slices_of_a_known_size_have_one_size() -> None:
+    model = onnx.parser.parse_model(_SLICE)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    places = [-(2**31), -9, -5, -1, 0, 2, 4, 5, 9, 2**31 - 1]
+    for size, start, end, step in itertools.product((0, 1, 5), places, places, (2, 3)):
+        numbers = {"start": start, "end": end, "axis": 0, "by": step}
+        inputs = {"x": np.zeros(size), **{name: np.array([number]) for name, number in numbers.items()}}
+        found = _sliced(*map(Interval.exactly, (size, start, end, step)))
+        assert found.constant == len(session.run(None, inputs)[0]), (size, start, end, step)
+
+
+_SLICE = """<ir_version: 8, opset_import: ["": 17]>
+graph (double[size] x, int64[1] start, int64[1] end, int64[1] axis, int64[1] by) => (double[result] y) {
+  y = Slice(x, start, end, axis, by)
+}"""

@@ -28,6 +28,9 @@ def slice_(op: Op) -> list[Tensor]:
             grid = None
             continue
         first, stop, by = (int(value or 0) for value in fixed)
+        if by < 0 and (first < -grid.shape[axis] or stop >= grid.shape[axis]):
+            grid = None  # ONNX and its runtimes cut such places off in several ways
+            continue
         # In Python, a stop before the first element would count from the end again.
         before = by < 0 and stop < -grid.shape[axis]
         grid = grid[(slice(None),) * axis + (slice(first, None if before else stop, by),)]
@@ -40,6 +43,10 @@ def slice_(op: Op) -> list[Tensor]:
 def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> Interval:
     high = whole.high or ZERO
     if step.constant != 1:
+        fixed = [value.constant for value in (whole, start, end, step)]
+        if None not in fixed and step.constant and step.constant > 0:
+            size, first, stop, step_size = (int(value or 0) for value in fixed)
+            return Interval.exactly(len(range(size)[first:stop:step_size]))
         by = abs(step.constant) if step.constant else 1
         return Interval.up_to(high.scaled(Fraction(1, 1) / by) + (ONE if by > 1 else ZERO))
     begin, stop = (_counted(place, whole) for place in (start, end))

@@ -148,6 +148,7 @@ APART: dict[str, Function] = {
     "weights by einsum": lambda x, n, w: torch.einsum("bsc,cd->bsd", x, w),
     "one-hot": lambda x, n, w: F.one_hot(n, 3).float(),
     "cumulative sum of the sequence": lambda x, n, w: x.cumsum(1),
+    "sines and cosines": lambda x, n, w: torch.stack((x[..., ::2].sin(), x[..., 1::2].cos()), 3).flatten(2),
     "mean of every second step": lambda x, n, w: x[:, ::2].mean(1),
     "number of every second step": lambda x, n, w: x[:, ::2].sum(1) / x[:, ::2].shape[1],
     "own last": lambda x, n, w: x[:, -1],

@@ -40,6 +40,7 @@ FEW_APART = (
     "two copies, both taken",
     "masked by length",
     "mean of every second step",
+    "sines and cosines",
 )
 
 
