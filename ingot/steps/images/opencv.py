@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ingot.tensors import Array
 
 # A weight is a multiple of 1/2048; products are shifted as OpenCV's vector instructions do.
 _WEIGHT = np.float32(2048)
+# Pixels of a band.
+_AT_ONCE = 1 << 14
 
 
 def opencv_linear(pixels: Array, height: int, width: int) -> Array:
@@ -22,11 +26,30 @@ def opencv_linear(pixels: Array, height: int, width: int) -> Array:
     if (rows, columns) == (2 * height, 2 * width):  # OpenCV takes the mean of four
         halves = pixels[::2].astype(np.int32) + pixels[1::2]
         return _rounded(halves[:, ::2] + halves[:, 1::2])
-    (left, right), (first, second) = _neighbours(columns, width, edges=False)
-    mixed = (pixels[:, left] * first[:, None] + pixels[:, right] * second[:, None]) >> 4
-    (above, below), (first, second) = _neighbours(rows, height, edges=True)
-    upper, lower = mixed[above] * first[:, None, None] >> 16, mixed[below] * second[:, None, None] >> 16
-    return _rounded(upper + lower)
+    places, weights = _neighbours(columns, width, edges=False)
+    near = np.empty((rows, width, pixels.shape[2]), np.int32)
+    for band in _bands(rows, width):
+        near[band] = _mixed(pixels[band], places, weights[..., None], 1, 0) >> 4
+    places, weights = _neighbours(rows, height, edges=True)
+    found = np.empty((height, *near.shape[1:]), np.uint8)
+    for band in _bands(height, width):
+        found[band] = _rounded(_mixed(near, places[:, band], weights[:, band, None, None], 0, 16))
+    return found
+
+
+def _bands(rows: int, width: int) -> Iterator[slice]:
+    """Yield slices of rows, whose temporary arrays fit the cache."""
+    step = max(1, _AT_ONCE // width)
+    yield from (slice(start, start + step) for start in range(0, rows, step))
+
+
+def _mixed(pixels: Array, places: Array, weights: Array, axis: int, shift: int) -> Array:
+    """Return the sum of two neighbours on an axis, each times its weight and shifted."""
+    total, other = (np.take(pixels, place, axis) * weight for place, weight in zip(places, weights, strict=True))
+    total >>= shift
+    other >>= shift
+    total += other
+    return total
 
 
 def _rounded(quarters: Array) -> Array:
