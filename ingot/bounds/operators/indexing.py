@@ -45,8 +45,8 @@ def _sliced(whole: Interval, start: Interval, end: Interval, step: Interval) -> 
     if step.constant != 1:
         fixed = [value.constant for value in (whole, start, end, step)]
         if None not in fixed and step.constant and step.constant > 0:
-            size, first, stop, step_size = (int(value or 0) for value in fixed)
-            return Interval.exactly(len(range(size)[first:stop:step_size]))
+            size, first, last, each = (int(value or 0) for value in fixed)
+            return Interval.exactly(len(range(size)[first:last:each]))
         by = abs(step.constant) if step.constant else 1
         return Interval.up_to(high.scaled(Fraction(1, 1) / by) + (ONE if by > 1 else ZERO))
     begin, stop = (_counted(place, whole) for place in (start, end))

@@ -15,6 +15,8 @@ from ingot.tensors import Array, arrays
 # The part of all pixels whose class may differ: where the logits of two classes are equal but for rounding. One request
 # may have a larger part, of which a pixel of a small picture is one.
 MASKS, OF_REQUEST = 1e-4, 1e-3
+# The unit of depths is a model's own: only those whose largest is below this count as 0.
+_LEAST_DEPTH = 1e-6
 # The difference that scores of segments may have: they are means over pixels that may differ.
 _SCORES = 1e-3
 
@@ -34,8 +36,10 @@ def error(expected: Values, given: Values, tolerance: float) -> tuple[str, float
         score = _of_scores(expected, given)
         return ("score", score) if score > _SCORES else ("mask", _of_masks(expected, given))
     if "depth" in expected:
-        numbers = {name: values for name, values in expected.items() if name != "depth"}
-        return max(("depth", _of_levels(expected, given)), arrays.worst_error(numbers, given), key=itemgetter(1))
+        errors = {
+            name: arrays.departure(expected[name], given[name], _LEAST_DEPTH) for name in expected.keys() - {"depth"}
+        }
+        return max((*errors.items(), ("depth", _of_levels(expected, given))), key=itemgetter(1))
     if "box" in expected:
         return _of_boxes(expected, given, tolerance)
     return arrays.worst_error(_by_label(expected), _by_label(given))

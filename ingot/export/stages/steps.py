@@ -91,7 +91,7 @@ def _recorded(
         contextlib.closing(load_packed(context, packed)) as engine,
     ):
         for sample in samples or made(opened, example, _TRIES * items):
-            found = (_run(opened, engine, values) for values in _chunks(sample, items))
+            found = sorted((_run(opened, engine, values) for values in _chunks(sample, items)), key=_says_nothing)
             goldens += itertools.islice((case for case in found if _settled(opened, case, proved.golden_tolerance)), 1)
         stage.detail = f"{len(goldens)} goldens"
     which, what = ("after", "their answers") if samples else ("before and after", "them")
@@ -117,7 +117,7 @@ def _prove_answers(
         ParityError: an answer differs.
     """
     module = None if context.eager is None else context.eager.module
-    count, errors, goldens = 0, list[float](), list[Golden]()
+    count, errors, goldens, empty = 0, list[float](), list[Golden](), list[Golden]()
     each = max(1, _GOLDENS // len(original.samples))
     for kind, samples in enumerate(original.samples, 1):
         for values in _chunks(samples):
@@ -131,11 +131,27 @@ def _prove_answers(
                 errors.append(_error(expected, answers, golden_tolerance / 10))
             count += int(certain.sum())
             if len(goldens) < min(each * kind, _GOLDENS):
-                few = _steadied(opened, engine, {name: array[:_ITEMS] for name, array in values.items()})
-                goldens += [few] if _settled(opened, few, golden_tolerance) else []
+                first = np.argsort(~_telling(case.answers), kind="stable")[:_ITEMS]
+                few = _steadied(opened, engine, _rows(values, first))
+                chosen = empty if _says_nothing(few) else goldens
+                if len(chosen) < _GOLDENS and _settled(opened, few, golden_tolerance):
+                    chosen.append(few)
     if not count:
         raise ParityError("no answer can be compared: in all samples, tokens of a frame have the same score")
+    goldens = [*goldens, *empty][:_GOLDENS]
     return count, _joined(errors, [spec.name for spec in opened.config.outputs]), goldens
+
+
+def _telling(answers: Values) -> Array:
+    """Return which items have an answer that is not empty, such as a text or the label of a box, bool[n]."""
+    named = [array for array in answers.values() if DType.of(array) is DType.BYTES]
+    if not named:
+        return np.ones(_count(answers), bool)
+    return np.array([any(any(array[index].flat) for array in named) for index in range(_count(answers))])
+
+
+def _says_nothing(case: Golden) -> bool:
+    return not _telling(case.answers).any()
 
 
 def _joined(errors: Sequence[float], names: Iterable[str]) -> float:
@@ -154,7 +170,7 @@ def _joined(errors: Sequence[float], names: Iterable[str]) -> float:
     return error
 
 
-def _rows(values: Values, chosen: Array) -> Values:
+def _rows(values: Values, chosen: Array) -> dict[str, Array]:
     return {name: array[chosen] for name, array in values.items()}
 
 

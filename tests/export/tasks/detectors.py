@@ -8,6 +8,7 @@ from typing import Any
 LABELS = {0: "cat", 1: "dog", 2: "ship"}
 _HEADS: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32}
 _LAYERS: dict[str, Any] = {"decoder_ffn_dim": 32, "decoder_layers": 1, "d_model": 16}
+_BOUNDED: dict[str, Any] = {"size": {"shortest_edge": 64, "longest_edge": 96}}
 _RESNET: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
 
 
@@ -31,13 +32,30 @@ def yolos(folder: Path) -> Path:
 
 def detr(folder: Path) -> Path:
     """A detector that reads a mask of padding."""
-    from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
+    from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil
+
+    processor = DetrImageProcessorPil(**_BOUNDED)
+    return _saved(DetrForObjectDetection, DetrConfig(**_detr()), processor, folder)
+
+
+def conditional_detr(folder: Path) -> Path:
+    """A detector that reads a mask of padding, and whose boxes are the best pairs of query and class."""
+    from transformers import (
+        ConditionalDetrConfig,
+        ConditionalDetrForObjectDetection,
+        ConditionalDetrImageProcessorPil,
+    )
+
+    processor = ConditionalDetrImageProcessorPil(**_BOUNDED)
+    return _saved(ConditionalDetrForObjectDetection, ConditionalDetrConfig(**_detr()), processor, folder)
+
+
+def _detr() -> dict[str, Any]:
+    from transformers import ResNetConfig
 
     backbone: dict[str, Any] = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
     backbone["backbone_config"] = ResNetConfig(**_RESNET, **_stages("stage4"))
-    config = DetrConfig(**backbone, init_std=0.5, encoder_layers=1, num_queries=7, id2label=LABELS, **_HEADS, **_LAYERS)
-    processor = DetrImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96})
-    return _saved(DetrForObjectDetection, config, processor, folder)
+    return {**backbone, "init_std": 0.5, "encoder_layers": 1, "num_queries": 7, "id2label": LABELS, **_HEADS, **_LAYERS}
 
 
 def rt_detr(folder: Path) -> Path:

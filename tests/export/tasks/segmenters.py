@@ -14,6 +14,11 @@ _RESNET: dict[str, Any] = {
     "layer_type": "basic",
     "out_features": _STAGES,
 }
+_DPT_SIZE: dict[str, Any] = {
+    "size": {"height": 56, "width": 56},
+    "keep_aspect_ratio": True,
+    "ensure_multiple_of": 14,
+}
 _DETR: dict[str, Any] = {
     "use_timm_backbone": False,
     "use_pretrained_backbone": False,
@@ -115,7 +120,27 @@ def dpt(folder: Path) -> Path:
 
 def depth_anything(folder: Path) -> Path:
     """A model of depth that keeps the aspect ratio of pictures."""
-    from transformers import DepthAnythingConfig, DepthAnythingForDepthEstimation, Dinov2Config, DPTImageProcessorPil
+    from transformers import DepthAnythingConfig, DepthAnythingForDepthEstimation, DPTImageProcessorPil
+
+    processor = DPTImageProcessorPil(**_DPT_SIZE)
+    return _saved(DepthAnythingForDepthEstimation, DepthAnythingConfig(**_dinov2()), processor, folder)
+
+
+def prompt_depth_anything(folder: Path) -> Path:
+    """A model of depth in metres, which also accepts depths as a prompt."""
+    from transformers import (
+        PromptDepthAnythingConfig,
+        PromptDepthAnythingForDepthEstimation,
+        PromptDepthAnythingImageProcessorPil,
+    )
+
+    config = PromptDepthAnythingConfig(**_dinov2(), depth_estimation_type="metric", max_depth=80)
+    processor = PromptDepthAnythingImageProcessorPil(**_DPT_SIZE)
+    return _saved(PromptDepthAnythingForDepthEstimation, config, processor, folder)
+
+
+def _dinov2() -> dict[str, Any]:
+    from transformers import Dinov2Config
 
     dinov2: dict[str, Any] = {
         "hidden_size": 16,
@@ -126,16 +151,14 @@ def depth_anything(folder: Path) -> Path:
         "out_features": _STAGES,
         "reshape_hidden_states": False,
     }
-    config = DepthAnythingConfig(
-        backbone_config=Dinov2Config(**dinov2),
-        reassemble_hidden_size=16,
-        neck_hidden_sizes=[8, 8, 16, 16],
-        fusion_hidden_size=16,
-        head_hidden_size=8,
-        patch_size=14,
-    )
-    processor = DPTImageProcessorPil(size={"height": 56, "width": 56}, keep_aspect_ratio=True, ensure_multiple_of=14)
-    return _saved(DepthAnythingForDepthEstimation, config, processor, folder)
+    return {
+        "backbone_config": Dinov2Config(**dinov2),
+        "reassemble_hidden_size": 16,
+        "neck_hidden_sizes": [8, 8, 16, 16],
+        "fusion_hidden_size": 16,
+        "head_hidden_size": 8,
+        "patch_size": 14,
+    }
 
 
 def glpn(folder: Path) -> Path:
