@@ -29,14 +29,20 @@ from ingot.tensors import Array
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "image-processors.md"
 # Options without which a class makes no values of pixels.
-OPTIONS: Mapping[str, Mapping[str, Any]] = {"LayoutLMv2": {"apply_ocr": False}, "LayoutLMv3": {"apply_ocr": False}}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "ImageGPT": {
+        "clusters": np.random.default_rng(0).uniform(-1, 1, (512, 3)).tolist(),
+        "size": {"height": 32, "width": 32},
+    },
+    "LayoutLMv2": {"apply_ocr": False},
+    "LayoutLMv3": {"apply_ocr": False},
+}
 _PAIRS, _FRAMES = "its models read pairs of pictures", "its models read the frames of a video"
 _GENERATES = "its models generate text or pictures, which no task does"
 # Why a class has no steps; for others, the mechanism that no operation stands for is named by its methods.
 _REASONS: Mapping[str, str] = {
     "EfficientLoFTR": _PAIRS,
     "Glmga": _GENERATES,
-    "ImageGPT": "makes the ids of nearest colours instead of values",
     "LightGlue": _PAIRS,
     "Nougat": _GENERATES,
     "OneFormer": "its models also read the name of a subtask as tokens",
@@ -139,7 +145,7 @@ def reference(processor: Any, content: bytes) -> Array:
     if not processor.do_convert_rgb:
         picture = Image.fromarray(convert_to_rgb(picture, return_numpy=True))
     found = processor(picture, return_tensors="np")
-    values: Array = np.asarray(found["pixel_values"] if hasattr(found, "keys") else found)
+    values: Array = np.asarray(next(iter(found.values())) if hasattr(found, "keys") else found)
     return values[0]
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 from PIL import ImageOps
+from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, TooLarge, Unsupported
 from ingot.steps import image_classification
 from ingot.steps.images import presets
 from ingot.steps.images.decoding import Limits
 from ingot.steps.images.image import Image
-from ingot.steps.images.operations import CenterCrop, Normalize, Pad, Rescale, Resize
+from ingot.steps.images.operations import CenterCrop, Normalize, Pad, Quantize, Rescale, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
 from ingot.steps.tasks.declared import read_steps
@@ -44,7 +45,7 @@ def picture() -> Any:
     return Pillow.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8))
 
 
-@pytest.mark.parametrize("name", ["convnext.ConvNext", "mobilevit.MobileViT"])
+@pytest.mark.parametrize("name", ["convnext.ConvNext", "mobilevit.MobileViT", "imagegpt.ImageGPT"])
 def test_values_equal_those_of_transformers_processors(name: str) -> None:
     module, kind = name.split(".")
     found = __import__(f"transformers.models.{module}.image_processing_pil_{module}", fromlist=["x"])
@@ -251,6 +252,15 @@ def test_dividing_by_255_is_multiplying_by_its_inverse_in_float64() -> None:
     levels = np.arange(256, dtype=np.uint8)
     divided = levels.astype(np.float32) / np.float32(255)
     assert np.array_equal(Rescale(factor=1 / 255).apply(levels, 0), divided)
+
+
+def test_numbers_of_colours_end_the_operations() -> None:
+    colours = Quantize(colours=((0, 0, 0), (255, 0, 0), (255, 0, 0)))
+    with pytest.raises(ValidationError, match="'quantize' must be the last operation"):
+        Image(operations=(colours, Rescale(factor=1 / 255)))
+    red = Pillow.new("RGB", (2, 1), (200, 9, 9))
+    red.putpixel((1, 0), (3, 3, 3))
+    assert apply(Image(operations=(Rescale(factor=1), colours)), file_of(red)).tolist() == [[1, 0]]
 
 
 def test_torchvisions_crop_rounds_half_to_even() -> None:

@@ -19,7 +19,7 @@ from ingot.export.program import quiet
 from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, image_classification
 from ingot.steps.after.classify import Function
-from ingot.steps.images.operations import CenterCrop, Operation, Pad, Resize
+from ingot.steps.images.operations import CenterCrop, Operation, Pad, Quantize, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
 from ingot.steps.samples import texts
@@ -62,8 +62,9 @@ def describe(module: Any, folder: Path) -> Described:
     function: Function = "sigmoid" if several else "softmax"
     if config.problem_type == "regression":
         function = "none"
+    pixels: dict[str, Any] = {"pixels": "input_ids"} if isinstance(processor.operations[-1], Quantize) else {}
     described = image_classification(
-        labels_of(config), operations=processor.operations, function=function, reference=processor.name
+        labels_of(config), operations=processor.operations, function=function, reference=processor.name, **pixels
     )
     return replace(described, original=processor.original(_answer(processor)), inputs=processor.inputs(config))
 
@@ -108,6 +109,9 @@ class Processor:
         sides = sides_of(self.operations)
         if sides is None:
             return ()
+        if isinstance(colours := self.operations[-1], Quantize):
+            height, width = map(int, sides)
+            return (f"input_ids:int64[batch,{height * width}]=0..{len(colours.colours) - 1}",)
         pixels = f"pixel_values:float32[batch,{getattr(config, 'num_channels', 3)},{','.join(map(str, sides))}]"
         names = ",".join(str(side).partition("=")[0] for side in sides)
         return (pixels, f"{mask}:int64[batch,{names}]=0..1") if mask else (pixels,)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from ingot.errors import InvalidArgument, TooLarge
 from ingot.steps.images.decoding import Limits, decode, prepare
-from ingot.steps.images.operations import Operation, Pipeline
+from ingot.steps.images.operations import Operation, Pipeline, Quantize
 from ingot.steps.item import Item, ItemStep
 from ingot.steps.step import Values
 from ingot.tensors import Array, Range, Signature
@@ -25,7 +25,8 @@ class Image(ItemStep):
 
     Attributes:
         image: the input with the files, BYTES[n]: JPEG, PNG, WebP, GIF (the first frame), BMP or TIFF.
-        pixels: the values, [n, 3, height, width]: float32, or uint8 if no operation rescales or normalizes.
+        pixels: the values, [n, 3, height, width]: float32, or uint8 if no operation rescales or normalizes; or the
+            numbers of colours, int64[n, height * width], of which each picture has as many.
         pixel_mask: 1 for each pixel that is not padding, int64[n, height, width]. With this name, pictures of several
             sizes are extended with zeros at the right and at the bottom, as DETR's processor does; without it they are
             refused.
@@ -48,6 +49,13 @@ class Image(ItemStep):
     operations: tuple[Operation, ...] = Field((), max_length=32)
     limits: Limits = Limits()
     reference: str = ""
+
+    @field_validator("operations")
+    @classmethod
+    def _colours_come_last(cls, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+        if any(isinstance(each, Quantize) for each in operations[:-1]):
+            raise ValueError("'quantize' must be the last operation, as it makes numbers of pixels")
+        return operations
 
     @property
     def reads(self) -> tuple[str, ...]:

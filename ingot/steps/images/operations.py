@@ -1,6 +1,7 @@
 """Operations on the pixels of a picture, as data: one class for each, with the arithmetic of its origin.
 
-Arrays have the shape (height, width, 3). They hold bytes until a rescaling or normalization makes them float32.
+Arrays have the shape (height, width, 3). They hold bytes until a rescaling or normalization makes them float32; the
+last operation may make numbers of colours of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ingot.steps.images.sizes import Multiple, Side, Target
 from ingot.tensors import Array
 
 _CHANNELS = 3
+# Distances to colours that are computed at once: 8 MiB.
+_DISTANCES = 1 << 20
 # Pillow's numbers of filters, which processors store.
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming", "opencv_linear"]
@@ -172,7 +175,29 @@ class Normalize(_Operation):
         return normalized
 
 
-Operation = Annotated[Resize | CenterCrop | Pad | Reverse | Rescale | Normalize, Field(discriminator="operation")]
+class Quantize(_Operation):
+    """Replace each pixel by the number of the nearest of ``colours``, the first of several: ImageGPT's rule.
+
+    Distances are squared, in float64. The result is int64[height * width]; no operation can follow.
+    """
+
+    operation: Literal["quantize"] = "quantize"
+    colours: tuple[Channels, ...] = Field(min_length=1, max_length=1 << 12)
+
+    def apply(self, pixels: Array, most: int) -> Array:
+        values, colours = pixels.reshape(-1, _CHANNELS), np.array(self.colours).T
+        colour = np.square(colours).sum(0)
+        found = np.empty(len(values), np.int64)
+        for start in range(0, len(values), step := max(1, _DISTANCES // colours.shape[1])):
+            part = values[start : start + step]
+            distances = np.square(part).sum(1)[:, None] - 2 * np.matmul(part, colours) + colour
+            found[start : start + step] = distances.argmin(1)
+        return found
+
+
+Operation = Annotated[
+    Resize | CenterCrop | Pad | Reverse | Rescale | Normalize | Quantize, Field(discriminator="operation")
+]
 
 
 class Pipeline:
@@ -196,7 +221,7 @@ class Pipeline:
         }
 
     def apply(self, pixels: Array) -> Array:
-        """Return the values of a picture of bytes, in the shape (3, height, width).
+        """Return the values of a picture of bytes, in the shape (3, height, width), or its numbers of colours.
 
         Raises:
             InvalidArgument: its size is not one that the operations can bring to theirs; the text completes
@@ -207,7 +232,7 @@ class Pipeline:
                 pixels = _looked_up(self._tables[index], pixels)
             else:
                 pixels = self._each(part, pixels)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return pixels if pixels.ndim == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def _each(self, part: Sequence[Any], pixels: Array) -> Array:
         for operation in part:

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ingot.errors import Unsupported
-from ingot.steps.images.operations import FILTERS, CenterCrop, Normalize, Operation, Pad, Rescale, Resize, Reverse
+from ingot.steps.images.operations import (
+    FILTERS,
+    CenterCrop,
+    Normalize,
+    Operation,
+    Pad,
+    Quantize,
+    Rescale,
+    Resize,
+    Reverse,
+)
 
 _Part = Callable[[Any], Iterator[Operation]]
 
@@ -265,6 +275,13 @@ def _reverse(processor: Any) -> Iterator[Operation]:
         yield Reverse()
 
 
+def _imagegpt_colours(processor: Any) -> Iterator[Operation]:
+    if processor.do_color_quantize:
+        if processor.clusters is None:
+            raise Unsupported("ImageGPTImageProcessor has no clusters, the colours whose numbers its model reads")
+        yield Quantize(colours=processor.clusters.tolist())
+
+
 _DETR: tuple[_Part, ...] = (_detector_resize, _values, _pad)
 _MASKFORMER: tuple[_Part, ...] = (_larger_resize, _values, _maskformer_pad)
 _PLAIN: tuple[_Part, ...] = (_resize, _crop, _values)
@@ -287,6 +304,7 @@ _CLASSES: dict[str, tuple[tuple[_Part, ...], tuple[str, ...]]] = {
     "Flava": (_PLAIN, ()),
     "GLPN": ((_glpn_resize, _values), ("size_divisor",)),
     "GroundingDino": (_DETR, ()),
+    "ImageGPT": ((_resize, _values, _imagegpt_colours), ("clusters", "do_color_quantize")),
     "Janus": (_JANUS, ("min_size",)),
     "LayoutLMv2": ((_resize, _reverse), ()),
     "LayoutLMv3": ((_resize, _values), ()),

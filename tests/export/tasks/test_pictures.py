@@ -58,6 +58,22 @@ def test_a_classifier_answers_with_labels(run_ingot: RunIngot, tmp_path: Path) -
     assert np.allclose(golden.answers["score"].sum(1), 1)
 
 
+@pytest.mark.matrix
+def test_a_classifier_that_reads_numbers_of_colours(run_ingot: RunIngot, tmp_path: Path) -> None:
+    import torch
+    from transformers import ImageGPTConfig, ImageGPTForImageClassification, ImageGPTImageProcessorPil
+
+    torch.manual_seed(0)
+    config = ImageGPTConfig(vocab_size=17, n_positions=36, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+    ImageGPTForImageClassification(config).save_pretrained(tmp_path / "gpt")
+    clusters = np.random.default_rng(0).uniform(-1, 1, (16, 3)).tolist()
+    ImageGPTImageProcessorPil(clusters, size={"height": 6, "width": 6}).save_pretrained(tmp_path / "gpt")
+    result = run_ingot("export", tmp_path / "gpt", "--out", tmp_path / "gpt.ingot")
+    assert succeeded(result).startswith(f"{tmp_path / 'gpt.ingot'}: gpt, fp32")
+    assert "ImageGPTImageProcessorPil; values of 60 hard pictures: equal to the bit" in result.stderr
+    assert "image -> graph -> classify; answers of 50 pictures equal to transformers" in result.stderr
+
+
 def test_a_folder_needs_a_classifier_and_its_processor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTForImageClassification"]}))
     assert tasks.find(tmp_path) is None
