@@ -45,6 +45,8 @@ def _bands(rows: int, width: int) -> Iterator[slice]:
 
 def _mixed(pixels: Array, places: Array, weights: Array, axis: int, shift: int) -> Array:
     """Return the sum of two neighbours on an axis, each times its weight and shifted."""
+    total: Array
+    other: Array
     total, other = (np.take(pixels, place, axis) * weight for place, weight in zip(places, weights, strict=True))
     total >>= shift
     other >>= shift

@@ -164,6 +164,18 @@ class TestDifferences:
     def test_other_boxes_differ(self, rows: list[tuple[str, float, float]]) -> None:
         assert self.error(*rows) > 1e-2
 
+    def test_the_unit_of_depths_does_not_count(self) -> None:
+        drawn = np.array([png(np.zeros((2, 2), np.uint8))], object)
+        near, far = ({"depth": drawn, "predicted_depth": np.full((1, 2, 2), 1e-4 * by, "f4")} for by in (1, 1.5))
+        name, error = answers.error(near, far, 0)
+        assert name == "predicted_depth"
+        assert error == pytest.approx(0.5)
+
+    def test_empty_answers_are_the_last_goldens(self) -> None:
+        rows = {"label": np.array([[b"", b""], [b"a", b""]], object), "count": np.array([0, 1], np.int32)}
+        assert stage._telling(rows).tolist() == [False, True]
+        assert stage._telling({"score": np.zeros(2)}).tolist() == [True, True]
+
     def test_masks_differ_by_pixels(self) -> None:
         mask = np.zeros((10, 10), bool)
         mask[:5] = True
