@@ -19,6 +19,8 @@ DATA = "data"
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_PARTS = 64
+# Bytes of the headers of a part; the standard library takes quadratic time for their parameters.
+_MOST_HEAD = 4096
 
 
 def parts_of(body: bytes, media_type: str) -> list[Part]:
@@ -98,6 +100,8 @@ def _multipart(body: bytes, boundary: str) -> list[Part]:
 
 def _part(part: bytes) -> Part:
     head, gap, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+    if len(head) > _MOST_HEAD:
+        raise InvalidArgument(f"the headers of a part of the form have {len(head)} bytes; the most are {_MOST_HEAD}")
     header = Message()
     for line in head.decode("utf-8", "replace").split("\r\n"):
         name, _, value = line.partition(":")

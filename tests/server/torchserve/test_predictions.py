@@ -181,6 +181,7 @@ def test_a_body_over_the_limit(inference: httpx.Client) -> None:
             "64",
         ),
         (b"", "no end"),
+        (b'--b\r\nContent-Disposition: form-data; name="x"' + b";" * (1 << 20) + b"\r\n\r\n1\r\n--b--", "4096"),
     ],
 )
 def test_forms_that_are_none(inference: httpx.Client, body: bytes, part: str) -> None:
