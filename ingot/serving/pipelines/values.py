@@ -17,7 +17,7 @@ from ingot.report import units
 from ingot.steps.ragged import filled
 from ingot.tensors import Array
 
-# Of an output with columns, of which most may be padding.
+# Of a value that is repeated or padded for the items of a request; the event loop does both.
 _MOST_BYTES = 256 << 20
 
 
@@ -59,6 +59,13 @@ class Value(NamedTuple):
     ran: Array | None = None
 
     def at(self, index: Array) -> Value:
+        """Return the value with the rows of an index.
+
+        Raises:
+            TooLarge: its rows are repeated too often.
+        """
+        rest = self.array.shape[1:]
+        _check_size(f"a value that {len(index)} items read", (len(index), *rest), self.array.itemsize)
         return Value(self.array[index], None if self.ran is None else self.ran[index])
 
 
@@ -78,13 +85,9 @@ def gathered(value: Value, level: Level) -> Array:
     array = value.array
     while level.outer is not None:
         longest = int(level.counts.max(initial=0))
-        nbytes = len(level.counts) * longest * math.prod(array.shape[1:]) * array.itemsize
-        if nbytes > _MOST_BYTES:
-            raise TooLarge(
-                f"an output of {len(level.counts)} rows with up to {longest} items has {units.size(nbytes)}, over the "
-                f"limit of {units.size(_MOST_BYTES)}; send fewer rows"
-            )
-        found = filled((len(level.counts), longest, *array.shape[1:]), array.dtype)
+        shape = (len(level.counts), longest, *array.shape[1:])
+        _check_size(f"an output of {shape[0]} rows with up to {longest} items", shape, array.itemsize)
+        found = filled(shape, array.dtype)
         found[level.rows, level.columns] = array
         array, level = found, level.outer
     return array
@@ -104,19 +107,31 @@ def first_of(alternatives: Sequence[Value]) -> Value:
 
 
 def stacked(parts: Sequence[Array]) -> Array:
-    """Return arrays with rows as one, padded to the same size of each row."""
+    """Return arrays with rows as one, padded to the same size of each row.
+
+    Raises:
+        TooLarge: there is too much padding.
+    """
     return parts[0] if len(parts) == 1 else np.concatenate(_same_size(parts))
 
 
 def scattered(array: Array, index: Array, size: int) -> Array:
-    """Return rows at the places of an index among ``size`` rows, of which the others are padding."""
-    found = filled((size, *array.shape[1:]), array.dtype)
+    """Return rows at the places of an index among ``size`` rows, of which the others are padding.
+
+    Raises:
+        TooLarge: there is too much padding.
+    """
+    shape = (size, *array.shape[1:])
+    _check_size(f"an output for {size} items", shape, array.itemsize)
+    found = filled(shape, array.dtype)
     found[index] = array
     return found
 
 
 def _same_size(parts: Sequence[Array]) -> list[Array]:
     largest = tuple(np.max([part.shape[1:] for part in parts], axis=0).astype(int).tolist())
+    rows = sum(map(len, parts))
+    _check_size(f"an output for {rows} items", (rows, *largest), parts[0].itemsize)
     return [part if part.shape[1:] == largest else _extended(part, largest) for part in parts]
 
 
@@ -124,3 +139,10 @@ def _extended(part: Array, largest: tuple[int, ...]) -> Array:
     found = filled((len(part), *largest), part.dtype)
     found[(slice(None), *map(slice, part.shape[1:]))] = part
     return found
+
+
+def _check_size(what: str, shape: Sequence[int], itemsize: int) -> None:
+    if (nbytes := math.prod(shape) * itemsize) > _MOST_BYTES:
+        raise TooLarge(
+            f"{what} has {units.size(nbytes)}, over the limit of {units.size(_MOST_BYTES)}; send fewer rows or items"
+        )
