@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import shutil
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +32,7 @@ from ingot.errors import (
     TooLarge,
     Unavailable,
 )
-from ingot.serving.pipelines.values import Level, Value, gathered
+from ingot.serving.pipelines.values import Level, Value, gathered, scattered, stacked
 from ingot.tensors import Array
 from tests import onnx_models
 from tests.server import test_image_steps, test_steps
@@ -37,6 +40,7 @@ from tests.server.gates import Gate, hold
 from tests.server.outside import wait_until
 from tests.server.test_observation import PARENT
 from tests.server.test_observation import collector as collector
+from tests.server.test_python_models import engine_processes
 from tests.support import RunIngot, succeeded
 
 SUM = """
@@ -253,10 +257,35 @@ def test_parts_of_pictures_are_items_that_models_read(pictures: RunningServer) -
     assert {name: array.shape for name, array in outputs.items()} == {"colour": (1, 0, 3), "turned": (1, 0, 3)}
 
 
-def test_padding_of_many_rows_is_bounded() -> None:
+def test_a_process_that_decodes_is_started_again(pictures: RunningServer) -> None:
+    request = {
+        "image": objects(bitmap("red")),
+        "box": np.array([[[0, 0, 20, 10]]], np.float32),
+        "count": np.ones(1, np.int32),
+    }
+    expected = infer(pictures, "parts", None, **request)["colour"].tolist()
+    for process in engine_processes():
+        os.kill(process, signal.SIGKILL)
+
+    def answers() -> bool:
+        with contextlib.suppress(Unavailable):
+            return infer(pictures, "parts", None, **request)["colour"].tolist() == expected
+        return False
+
+    wait_until(answers)
+
+
+def test_what_items_repeat_and_pad_is_bounded() -> None:
     level = Level.of_counts(Level(1 << 14), np.eye(1, 1 << 14, dtype=np.intp)[0] * (1 << 14))
     with pytest.raises(TooLarge, match="an output of 16384 rows with up to 16384 items has 1 GiB"):
         gathered(Value(np.zeros(1 << 14, np.float32)), level)
+    large = np.zeros((1, 1 << 20), np.float32)
+    with pytest.raises(TooLarge, match="a value that 10000 items read has 39"):
+        Value(large).at(np.zeros(10000, np.intp))
+    with pytest.raises(TooLarge, match="an output for 10000 items has 39"):
+        scattered(large, np.zeros(1, np.intp), 10000)
+    with pytest.raises(TooLarge, match="an output for 10000 items has 39"):
+        stacked([large, *[np.zeros((1, 1), np.float32)] * 9999])
 
 
 def test_a_failed_item_names_its_node_and_itself(pictures: RunningServer) -> None:
