@@ -171,13 +171,16 @@ class Rollouts:
         """Run a deployment with another number of engines; with none it is unloaded, and stays known.
 
         Raises:
+            InvalidArgument: there are too many.
             IngotError: it cannot be loaded; what answered before still answers.
         """
         settings = deployment.settings or self._config.runtime
         if not instances:
             async with deployment.changing:
                 await self._take_off(deployment)
-        elif deployment.current is None or settings.instances != instances:
+            return
+        ModelConfig.of_parameters({"instances": instances})  # refuses a number that the setting cannot be
+        if deployment.current is None or settings.instances != instances:
             await self._load_all([deployment], replace(settings, instances=instances))
 
     async def remove(self, deployment: Deployment) -> None:

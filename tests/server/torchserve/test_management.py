@@ -165,6 +165,7 @@ def test_what_is_not_registered(manage: httpx.Client, query: str, code: int, kin
         ("PUT", "/models/nope?min_worker=1", 404, "ModelNotFoundException"),
         ("PUT", "/models/colour/0.0?min_worker=1&synchronous=true", 404, "ModelVersionNotFoundException"),
         ("PUT", "/models/colour?min_worker=3&max_worker=1", 400, "BadRequestException"),
+        ("PUT", "/models/colour?min_worker=100000", 400, "BadRequestException"),
         ("PATCH", "/models/colour", 405, "MethodNotAllowedException"),
         ("DELETE", "/models", 405, "MethodNotAllowedException"),
         ("POST", "/predictions/colour", 404, "ResourceNotFoundException"),
