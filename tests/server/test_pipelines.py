@@ -269,7 +269,7 @@ def test_a_process_that_decodes_is_started_again(pictures: RunningServer) -> Non
 
     def answers() -> bool:
         with contextlib.suppress(Unavailable):
-            return infer(pictures, "parts", None, **request)["colour"].tolist() == expected
+            return bool(infer(pictures, "parts", None, **request)["colour"].tolist() == expected)
         return False
 
     wait_until(answers)
