@@ -143,8 +143,7 @@ def answer(response: InferResponse, model: Model, steps: Steps | None, *, alone:
         steps: that the request went through; None for one of tensors.
         alone: whether the request was one sample, whose answer is not in a list.
     """
-    names = {spec.name for spec in response.route.outputs}
-    form = next((form for needed, form in _FORMS if needed <= names), None) if steps is not None else None
+    form = None if steps is None else _FORMS.get(steps.answer_form)
     if steps is not None and form is not None:
         rows = form(response.arrays, steps.task)
         return rows[0] if alone else rows
@@ -189,17 +188,16 @@ def _boxes(values: Mapping[str, Array], task: str) -> list[Any]:
     ]
 
 
-def _segments(values: Mapping[str, Array], task: str) -> list[Any]:
+def _masks(values: Mapping[str, Array], task: str) -> list[Any]:
+    """Return masks by their labels; with scores, as labels may occur several times, an object for each."""
+    if "score" not in values:
+        return [
+            {text(label): text(mask) for label, mask in zip(labels[:kept], masks[:kept], strict=True)}
+            for labels, masks, kept in _rows(values, "label", "mask", "count")
+        ]
     return [
         [{text(label): text(mask), "score": score} for label, score, mask in zip(*(e[:kept] for e in row), strict=True)]
         for *row, kept in _rows(values, "label", "score", "mask", "count")
-    ]
-
-
-def _masks(values: Mapping[str, Array], task: str) -> list[Any]:
-    return [
-        {text(label): text(mask) for label, mask in zip(labels[:kept], masks[:kept], strict=True)}
-        for labels, masks, kept in _rows(values, "label", "mask", "count")
     ]
 
 
@@ -207,10 +205,9 @@ def _rows(values: Mapping[str, Array], *names: str) -> Any:
     return zip(*(values[name].tolist() for name in names), strict=True)
 
 
-_FORMS: Sequence[tuple[set[str], Callable[[Mapping[str, Array], str], list[Any]]]] = (
-    ({"label", "score", "mask", "count"}, _segments),
-    ({"label", "mask", "count"}, _masks),
-    ({"label", "score", "box", "count"}, _boxes),
-    ({"label", "score"}, _classes),
-)
-"""The outputs of steps, and the form of an answer from them; the first that fits."""
+_FORMS: Mapping[str, Callable[[Mapping[str, Array], str], list[Any]]] = {
+    "masks": _masks,
+    "boxes": _boxes,
+    "classes": _classes,
+}
+"""The answers of TorchServe's handlers, for those of :data:`ingot.tasks.FORMS` that these have."""
