@@ -228,7 +228,7 @@ class _Raw:
         if self._nbytes <= owner.bytes_at_once:
             loop.call_soon(_done_here, work, owner.failure, prepared)
         else:
-            _when_done(preparing.submit(owner.name, work), owner.failure, prepared)
+            when_done(preparing.submit(owner.name, work), owner.failure, prepared)
         if request.timeout is not None:
             owner.expiry.add(loop, self, request.timeout, firm=False)
 
@@ -291,7 +291,7 @@ class _Raw:
         if sum(array.size for array in outcome.values()) <= owner.elements_at_once:
             _done_here(finish, owner.failure, finished)
         else:
-            _when_done(finishing.submit(finish), owner.failure, finished)
+            when_done(finishing.submit(finish), owner.failure, finished)
 
     def _settle(self, outcome: Outcome) -> None:
         reply = self._request.reply
@@ -308,7 +308,7 @@ class _Raw:
 
 
 def _done_here(work: Callable[[], T | IngotError], failure: str, done: Callable[[T | IngotError], None]) -> None:
-    """Run work in the event loop, and pass its outcome on as :func:`_when_done` does."""
+    """Run work in the event loop, and pass its outcome on as :func:`when_done` does."""
     try:
         outcome = work()
     except BaseException as error:  # noqa: BLE001 - a package's panic, which attempt() does not catch
@@ -320,7 +320,7 @@ def _ended(error: BaseException, failure: str) -> IngotError:
     return InternalError(f"{failure}: {type(error).__name__}: {error}")
 
 
-def _when_done(work: Future[T], failure: str, done: Callable[[T | IngotError], None]) -> None:
+def when_done(work: Future[T], failure: str, done: Callable[[T | IngotError], None]) -> None:
     """Pass the outcome of work in a thread, or its failure, on in the event loop."""
 
     def finished(future: asyncio.Future[T]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ingot.errors import IngotError, InternalError
+from ingot.errors import IngotError
 from ingot.faults import attempt
 from ingot.runtime import Model, Outcome, Request, Submitted
-from ingot.runtime.dispatch.stepped import preparing
+from ingot.runtime.dispatch.stepped import preparing, when_done
 from ingot.serving.pipelines.pictures import Work
 from ingot.serving.pipelines.values import stacked
 from ingot.tensors import Array
@@ -135,15 +134,12 @@ class StepCall:
             # A request that is over while it waits is not run.
             return {} if self.done else attempt(failure, lambda: {"image": work(inputs)})
 
-        def finished(future: asyncio.Future[Mapping[str, Array] | IngotError]) -> None:
-            if self.done or future.cancelled():
-                return
-            self.done = True
-            error = future.exception()  # one that attempt() does not catch, such as SystemExit
-            settle(InternalError(f"{failure}: {error}") if error is not None else future.result(), None)
+        def finished(outcome: Mapping[str, Array] | IngotError) -> None:
+            if not self.done:
+                self.done = True
+                settle(outcome, None)
 
-        future = preparing.submit(pipeline, run)
-        asyncio.wrap_future(future).add_done_callback(finished)
+        when_done(preparing.submit(pipeline, run), failure, finished)
 
     def cancel(self) -> None:
         """Ignore what it returns."""
