@@ -93,6 +93,12 @@ class Node(_Table):
     degrees: Annotated[Literal[90, 180, 270], Field(description="How far rotate turns, clockwise.")] = 180
 
     @cached_property
+    def address(self) -> tuple[str, str]:
+        """The name and the version of its model."""
+        name, _, version = self.model.partition(":")
+        return name, version
+
+    @cached_property
     def sources(self) -> Mapping[str, Refs]:
         """What each input reads."""
         return {name: _refs(source) for name, source in self.inputs.items()}

@@ -82,7 +82,7 @@ class Catalog:
             if config.name in models:
                 raise InvalidConfig([f"{config.place}: '{config.name}' is also the name of a model; rename one"])
             for name, node in config.table.nodes.items():
-                if node.model and (base := node.model.partition(":")[0]) not in models:
+                if node.model and (base := node.address[0]) not in models:
                     place, others = config.node_places.get(name, ""), ", ".join(models) or "none"
                     raise InvalidConfig(
                         [

@@ -48,11 +48,10 @@ class PlannedNode:
     steps: Steps | None
     outputs: tuple[TensorSpec, ...]
 
-    @cached_property
+    @property
     def address(self) -> tuple[str, str]:
         """The name and the version of its model."""
-        name, _, version = self.node.model.partition(":")
-        return name, version
+        return self.node.address
 
     @cached_property
     def columns(self) -> frozenset[Ref]:
@@ -172,9 +171,8 @@ class _Planner:
             texts = STEP_INPUTS[node.step]
             specs = {key: parse_spec(f"{key}:{text}")[0] for key, text in texts.items()}
             return None, specs, (specs["image"],)
-        base, _, version = node.model.partition(":")
         try:
-            model = self.find(base, version)
+            model = self.find(*node.address)
             signature = model.signature
         except IngotError as error:
             raise self._fault(name, f"cannot use model '{node.model}': {error}") from error

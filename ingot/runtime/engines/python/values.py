@@ -119,7 +119,7 @@ def _tensor(spec: TensorSpec, column: Any, failures: Failures, where: str) -> Ar
     else:
         good = [at for at in range(len(column)) if at not in failures]
         part = _array(spec, [column[at] for at in good], where) if good else None
-        shape = part.shape[1:] if part is not None else [dim if isinstance(dim, int) else 0 for dim in spec.shape[1:]]
+        shape = part.shape[1:] if part is not None else _sizes(spec)
         array = np.full((len(column), *shape), b"" if spec.dtype is DType.BYTES else 0, spec.dtype.numpy)
         if part is not None:
             array[good] = part
