@@ -94,6 +94,9 @@ class Faulty:
             os.fork()
         if do == "connect":
             socket.create_connection(("127.0.0.1", 80))
+        if do == "fetch":
+            from urllib.request import urlopen
+            urlopen("http://127.0.0.1:80")
         if do == "write":
             open("/tmp/ingot-was-here", "w")
         if do == "kill":
@@ -293,6 +296,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         ("hang", IngotError, "engine call"),
         ("fork", InternalError, "starts no programs"),
         ("connect", InternalError, "has no network"),
+        ("fetch", InternalError, "has no network"),
         ("write", InternalError, "writes only to its temporary folder"),
         ("kill", InternalError, "PermissionError"),
         ("text", InternalError, "returned 'y' as <U9, declared is y:float32[batch]"),
@@ -400,6 +404,25 @@ def test_an_archive_that_lacks_a_file_or_is_random_is_not_made(tmp_path: Path) -
     )
     with pytest.raises(ExportError, match="does not answer the example as the file does"):
         export_class(source_of(tmp_path, random, "M"), name="m")
+
+
+def test_relative_paths_are_of_the_models_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that reads what lies in the current folder of its author answers on no other machine."""
+    source = words(tmp_path)
+    code = (tmp_path / "words_model.py").read_text()
+    write(
+        tmp_path,
+        "words_model.py",
+        code.replace('(context.files / "data" / "pattern.txt").read_text()', 'open("data/pattern.txt").read()'),
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match=r"data/pattern\.txt.*--include"):
+        export_class(source, name="words")
+    export_class(source, name="words", include=[tmp_path / "data"]).save(tmp_path / "w.ingot")
+    monkeypatch.chdir("/")
+    for served in (source, str(tmp_path / "w.ingot")):
+        with serving(served, allow_code=True) as server, ingot.Client(server.http_url) as client:
+            assert client.infer("words", text("a b"))["count"].tolist() == [2]
 
 
 def test_a_difference_names_the_files_that_changed(tmp_path: Path, run_ingot: RunIngot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ _REMEDY = "install the package, or add the file to the archive with --include"
 
 
 def load_class(path: Path) -> tuple[type, Path]:
-    """Return the class that a path names, and the folder of its files.
+    """Return the class that a path names, and the folder of its files, which becomes the current one.
 
     Args:
         path: ``model.py:Model``, or the plan of an archive.
@@ -42,6 +43,7 @@ def _imported(file: Path, attribute: str) -> tuple[type, Path]:
         raise NotFound(f"there is no file {file}")
     folder = file.resolve().parent
     sys.path.insert(0, str(folder))
+    os.chdir(folder)  # relative paths mean the same files in the user's folder, in an archive and on each machine
     found = getattr(files.imported(file.resolve(), _REMEDY), attribute, None)
     if not isinstance(found, type):
         raise NotFound(f"{file.name} has no class '{attribute}'")

@@ -227,9 +227,9 @@ def _device(device: str) -> str:
     return f"cuda:{nvml.roomiest()}" if device == "cuda" else device
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: BaseException | None) -> str:
     if isinstance(error, PermissionError):
         return (
             "; an engine process has no network, starts no programs (--permit), and writes only to its temporary folder"
         )
-    return ""
+    return _hint(error.__cause__ or error.__context__) if error else ""  # clients of HTTP wrap it
