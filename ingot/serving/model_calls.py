@@ -137,12 +137,12 @@ def _declared(signature: Signature, inputs: Mapping[str, Array]) -> dict[str, Ar
     """
     found = dict(inputs)
     for spec in signature.inputs:
-        array, wanted = found.get(spec.name), spec.dtype.numpy
-        if array is None or array.dtype == wanted or array.dtype not in (np.float64, np.int64):
+        array = found.get(spec.name)
+        whole = array is not None and array.dtype == np.int64
+        if array is None or not (whole or array.dtype == np.float64):
             continue
-        if (array.dtype == np.float64 and spec.dtype.is_float) or spec.dtype.is_integer:
-            cast = array.astype(wanted)
-            if array.dtype == np.int64 and not np.array_equal(cast, array):
+        if spec.dtype.is_float or (whole and spec.dtype.is_integer):
+            found[spec.name] = array.astype(spec.dtype.numpy, copy=False)
+            if whole and spec.dtype.is_integer and not np.array_equal(found[spec.name], array):
                 raise InvalidArgument(f"input '{spec.name}' has a number that {spec.dtype.torch_name} cannot hold")
-            found[spec.name] = cast if array.dtype == np.int64 or spec.dtype.is_float else array
     return found

@@ -38,7 +38,7 @@ class Plain(Base):
 
 class Gathering(Base):
     async def predict_one(self, sample):
-        calls = [self.context.infer("affine", {"x": [[float(n) for n in sample["x"] * k]]}) for k in range(20)]
+        calls = [self.context.infer("affine", {"x": [[int(n) for n in sample["x"] * k]]}) for k in range(20)]
         return {"y": sum(found["y"][0] for found in await asyncio.gather(*calls))}
 
 class Through(Base):
