@@ -127,14 +127,15 @@ def depth_anything(folder: Path) -> Path:
 
 
 def prompt_depth_anything(folder: Path) -> Path:
-    """A model of depth in metres, which also accepts depths as a prompt."""
+    """A model of depth that also accepts depths as a prompt."""
     from transformers import (
         PromptDepthAnythingConfig,
         PromptDepthAnythingForDepthEstimation,
         PromptDepthAnythingImageProcessorPil,
     )
 
-    config = PromptDepthAnythingConfig(**_dinov2(), depth_estimation_type="metric", max_depth=80)
+    # With "metric", a sigmoid of large random numbers would enlarge their rounding.
+    config = PromptDepthAnythingConfig(**_dinov2(), depth_estimation_type="relative")
     processor = PromptDepthAnythingImageProcessorPil(**_DPT_SIZE)
     return _saved(PromptDepthAnythingForDepthEstimation, config, processor, folder)
 
