@@ -206,8 +206,8 @@ def originals(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def client(folder: Path, originals: dict[str, Any]) -> Iterator[Client]:
-    pytest.importorskip("magika")
     """A client of a server with the four models, each exported by the command."""
+    pytest.importorskip("magika")
     import onnx
 
     models = Path(originals["folders"]["ocr"])
