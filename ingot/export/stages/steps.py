@@ -149,7 +149,7 @@ def _telling(answers: Values) -> Array:
     named = [array for array in answers.values() if DType.of(array) is DType.BYTES]
     if not named:
         return np.ones(_count(answers), bool)
-    return np.array([any(any(array[index].flat) for array in named) for index in range(_count(answers))])
+    return np.any([[any(row.flat) for row in array[:, None]] for array in named], axis=0)
 
 
 def _says_nothing(case: Golden) -> bool:

@@ -174,6 +174,7 @@ class TestDifferences:
     def test_empty_answers_are_the_last_goldens(self) -> None:
         rows = {"label": np.array([[b"", b""], [b"a", b""]], object), "count": np.array([0, 1], np.int32)}
         assert stage._telling(rows).tolist() == [False, True]
+        assert stage._telling({"text": np.array([b"a", b""], object)}).tolist() == [True, False]
         assert stage._telling({"score": np.zeros(2)}).tolist() == [True, True]
 
     def test_masks_differ_by_pixels(self) -> None:
