@@ -109,7 +109,9 @@ def _part(part: bytes) -> Part:
     named = header.get_param("name", header="content-disposition")
     if not gap or not isinstance(named, str):
         raise InvalidArgument("a part of the form has no header 'Content-Disposition: form-data; name=\"...\"'")
-    return Part(named, content, header.get_content_type() if "content-type" in header else "")
+    # TorchServe reads the type of files only.
+    typed = "content-type" in header and header.get_param("filename", header="content-disposition") is not None
+    return Part(named, content, header.get_content_type() if typed else "")
 
 
 def merged(row: Mapping[str, Any]) -> Row:

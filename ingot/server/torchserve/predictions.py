@@ -47,7 +47,7 @@ _INSTANCES, _NAME = "instances", "model_name"
 class _Detail(NamedTuple):
     """How a body is read: by its type, as a list of KServe's instances, and whether an explanation is asked for.
 
-    Handlers read the headers and the parameters of the query, too.
+    Handlers read the headers, too, and the parameters of the query of invocations.
     """
 
     media_type: str
@@ -67,7 +67,8 @@ def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
     named = urllib.parse.parse_qs(query).get("model_name", [""])[0] if route["invocations"] else ""
     model = route["model"] or route["invoked"] or route["kserve"] or named
     explains = route["api"] == "explanations" or route["verb"] == "explain"
-    detail = _Detail(first.get("content-type", ""), route["kserve"] is not None, explains, first, query)
+    read = query if route["invocations"] or route["invoked"] else ""  # TorchServe reads no others
+    detail = _Detail(first.get("content-type", ""), route["kserve"] is not None, explains, first, read)
     return replace(InferHead.of(model, route["version"] or "", first), detail=detail)
 
 

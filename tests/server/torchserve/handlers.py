@@ -292,6 +292,7 @@ class Request:
     sent: Mapping[str, Any]
     row: Mapping[str, Any]
     query: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,7 @@ def cases() -> dict[str, Case]:
                 Request({"files": {"data": ("p.png", png, "image/png")}}, {"data": bytearray(png)}),
                 Request({"content": png}, {"body": bytearray(png)}),
                 Request(
-                    {"files": {"data": (None, base64.b64encode(png), "text/plain")}},
+                    {"files": {"data": ("p.txt", base64.b64encode(png), "text/plain")}},
                     {"data": base64.b64encode(png).decode()},
                 ),
             ),
@@ -397,8 +398,13 @@ def cases() -> dict[str, Case]:
             (
                 Request(
                     {"files": {"text": (None, b"hello"), "File": ("l.bin", b"\x00\xff")}},
-                    {"top": bytearray(b"3"), "text": bytearray(b"hello"), "File": bytearray(b"\x00\xff")},
+                    {"text": bytearray(b"hello"), "File": bytearray(b"\x00\xff")},
                     query="?top=3",
+                ),
+                Request(
+                    {"files": {"text": (None, b"{}", "application/json"), "File": ("l.bin", b"")}},
+                    {"top": bytearray(b"3"), "text": bytearray(b"{}"), "File": bytearray()},
+                    path="/invocations?model_name=entry&top=3",
                 ),
             ),
             {"handler": "entry.py:infer"},
