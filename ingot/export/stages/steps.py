@@ -149,7 +149,8 @@ def _telling(answers: Values) -> Array:
     named = [array for array in answers.values() if DType.of(array) is DType.BYTES]
     if not named:
         return np.ones(_count(answers), bool)
-    return np.any([[any(row.flat) for row in array[:, None]] for array in named], axis=0)
+    found: Array = np.any([[any(row.flat) for row in array[:, None]] for array in named], axis=0)
+    return found
 
 
 def _says_nothing(case: Golden) -> bool:
