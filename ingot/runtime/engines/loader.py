@@ -15,6 +15,7 @@ from ingot.model_store import Variant
 from ingot.model_store.store.derived import DerivedCache
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation, ProcessEngine
+from ingot.runtime.engines.isolation.policy import PYTHON
 from ingot.runtime.engines.opening import ENGINES, open_engine
 from ingot.runtime.engines.ort import ort_session
 from ingot.runtime.engines.spec import EngineSpec
@@ -40,7 +41,7 @@ def load_engine(spec: EngineSpec, isolation: Isolation | None = None) -> Engine:
         DeadlineExceeded: its process was not ready within the limit of ``isolation``.
     """
     if isolation is None and spec.format == "python":
-        isolation = Isolation(why="it is code in Python", required=True)
+        isolation = Isolation(why=PYTHON, required=True)
     if isolation is None:
         return open_engine(spec)
     try:

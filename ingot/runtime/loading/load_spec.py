@@ -103,7 +103,7 @@ class LoadSpec:
         check_shards(settings, "onnx")
         bounds = bounds_of(path)
         risk = risk_of(settings, "onnx", bounds)
-        isolation = isolation_of(settings, risk)
+        isolation = isolation_of(settings, "onnx", risk)
         size = path.stat().st_size
         engine, graphs = settings.engine or ENGINES[0], graphs_for("onnx", None, settings)
         spec = EngineSpec(
@@ -134,7 +134,7 @@ class LoadSpec:
         check_shards(settings, "python")
         check_engine_runs("python", settings.engine)
         risk = risk_of(settings, "python", None)
-        isolation = isolation_of(settings, risk)
+        isolation = isolation_of(settings, "python", risk)
         spec = EngineSpec(
             path,
             format="python",
@@ -164,7 +164,7 @@ class LoadSpec:
         measured = measured_with(variant, settings.engine)
         bounds = bounds_of(variant.path(), variant.signature) if form == "onnx" else None
         risk = risk_of(settings, form, bounds)
-        isolation = isolation_of(settings, risk, planned=bool(plan))
+        isolation = isolation_of(settings, form, risk, planned=bool(plan))
         goldens = variant.goldens()
         steps, decoding = decoders.confined(variant, settings)
 

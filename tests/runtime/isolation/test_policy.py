@@ -47,3 +47,9 @@ def test_what_can_be_divided_is_not(device: str) -> None:
 def test_without_pytorch_the_package_is_named() -> None:
     with mock.patch("importlib.util.find_spec", return_value=None), pytest.raises(Unsupported, match="'torch'"):
         policy.check_shards(Settings(shards=2, device="cpu"), "pt2")
+
+
+@pytest.mark.parametrize(("format_", "isolated"), [("python", True), ("pt2", False)])
+def test_code_in_python_is_isolated_whatever_its_risk_is_called(format_: str, isolated: bool) -> None:
+    found = policy.isolation_of(Settings(isolate="none"), format_, "it is risky")
+    assert (found is not None) == isolated

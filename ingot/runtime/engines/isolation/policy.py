@@ -11,10 +11,12 @@ from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.machine import devices
 from ingot.runtime.settings.settings import Settings
 
+PYTHON = "it is its author's code in Python"
+"""Why a model in Python runs in an engine process, whatever ``isolate`` is."""
 _FORMATS = {
     "pt2": "its format pt2 can run its author's code",
     "aoti": "its format aoti is its author's native code",
-    "python": "it is its author's code in Python",
+    "python": PYTHON,
     "partitioned": "it has parts in formats that can run their author's code",
 }
 
@@ -64,11 +66,18 @@ def check_shards(settings: Settings, format: str) -> None:  # noqa: A002 - as ar
         )
 
 
-def isolation_of(settings: Settings, risk: str, *, planned: bool = False) -> Isolation | None:
+def isolation_of(
+    settings: Settings,
+    format: str,  # noqa: A002 - as archives call it
+    risk: str,
+    *,
+    planned: bool = False,
+) -> Isolation | None:
     """Return why and how a model's engines run in engine processes; None if they run in the server's.
 
     Args:
         settings: ``isolate``, ``shards`` and the limits.
+        format: of the file; code in Python always runs in engine processes.
         risk: :func:`risk_of` the model.
         planned: whether the model has a tensor-parallel plan.
     """
@@ -76,7 +85,7 @@ def isolation_of(settings: Settings, risk: str, *, planned: bool = False) -> Iso
         how = "by its tensor-parallel plan" if planned else "in stages"
         risk = f"it is divided over {settings.shards} processes {how}"
     why = risk or ("every model is isolated" if settings.isolate == "all" else "")
-    code = risk == _FORMATS["python"]
+    code = format == "python"
     if not why or (settings.isolate == "none" and not code):
         return None
     return Isolation(
