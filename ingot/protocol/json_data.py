@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import functools
 import itertools
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ FORMATS = {
 }
 # Values that are converted at once; other threads can run in between.
 _CHUNK = 1 << 14
+# Characters of texts that are converted at once.
+_TEXT = 1 << 20
 # The most lists in each other, as in Triton: more than any tensor has dimensions.
 _MAX_DEPTH = 100
 _NOT_A_NUMBER = re.compile(r"-?(?:NaN|nan|Infinity|inf)")
@@ -87,28 +91,44 @@ def to_json(name: str, dtype: DType, array: Array) -> bytes:
             ) from error
     if dtype is DType.BF16:
         flat = flat.astype(np.float32)
-    text = _in_chunks(flat, _dump_numbers)
-    if b"null" in text:  # which NaN and infinity become
-        raise InvalidArgument(
-            f"tensor '{name}' holds NaN or infinity, which JSON cannot carry; "
-            "ask for it as binary data (parameters: binary_data true)"
-        )
-    return text
+    return _in_chunks(flat, functools.partial(_dump_numbers, name))
 
 
 def _in_chunks(flat: Array, dump: Callable[[Array], bytes]) -> bytes:
     """Return the JSON list of an array's values, converted in chunks, between which other threads run."""
     if len(flat) <= _CHUNK:
         return dump(flat)
-    return b"[%b]" % b",".join(dump(flat[start : start + _CHUNK])[1:-1] for start in range(0, len(flat), _CHUNK))
+    chunks = [dump(flat[start : start + _CHUNK])[1:-1] for start in range(0, len(flat), _CHUNK)]
+    chunks[0] = b"[" + chunks[0]
+    chunks[-1] += b"]"
+    return b",".join(chunks)  # which lets other threads run, unlike the formatting of bytes
 
 
 def _dump_texts(flat: Array) -> bytes:
-    return orjson.dumps([item if isinstance(item, str) else item.decode() for item in flat.tolist()])
+    texts = flat.tolist()
+    if sum(map(len, texts)) <= _TEXT:
+        return orjson.dumps([text if isinstance(text, str) else text.decode() for text in texts])
+    listed = [piece for text in texts for piece in (b",", b'"', *_pieces(text), b'"')]
+    return b"".join((b"[", *listed[1:], b"]"))
 
 
-def _dump_numbers(flat: Array) -> bytes:
-    return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+def _pieces(text: str | bytes) -> Iterator[bytes]:
+    """Yield the JSON of a text in pieces, between which other threads run."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(text), _TEXT):
+        piece = text[start : start + _TEXT]
+        yield orjson.dumps(piece if isinstance(piece, str) else decoder.decode(piece))[1:-1]
+    decoder.decode(b"", final=True)  # raises if the last character is incomplete
+
+
+def _dump_numbers(name: str, flat: Array) -> bytes:
+    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in text:  # which NaN and infinity become
+        raise InvalidArgument(
+            f"tensor '{name}' holds NaN or infinity, which JSON cannot carry; "
+            "ask for it as binary data (parameters: binary_data true)"
+        )
+    return text
 
 
 def _flat(name: str, data: list[Any]) -> list[Any]:

@@ -44,6 +44,8 @@ _MAX_PRIORITY = 1 << 31
 
 # Values of a response that the event loop converts one by one, for up to 5 ms.
 _AT_ONCE: Final = 1 << 15
+# Bytes of its texts that the event loop converts, for as long.
+_TEXT_AT_ONCE: Final = 1 << 20
 
 # Bytes that Python's object of a short text takes in addition to the text.
 _TEXT_OBJECT = 40
@@ -176,7 +178,8 @@ class InferResponse:
     def is_slow(self, *, one_by_one: bool) -> bool:
         """Return whether a thread should encode the response: it has many values that are converted one by one.
 
-        Elements of BYTES always are, other values if ``one_by_one``, as in JSON and in typed contents.
+        Elements of BYTES always are, and their texts may be large; other values if ``one_by_one``, as in JSON and in
+        typed contents.
         """
         if not (one_by_one or self.route.texts):
             return False
@@ -184,8 +187,12 @@ class InferResponse:
         for array in self.arrays.values():  # not a comprehension, which is a call in Python 3.11
             values += array.size
         if values <= _AT_ONCE:
-            return False
+            return self.route.texts and sum(map(_text_of, self.arrays.values())) > _TEXT_AT_ONCE
         return one_by_one or any(array.dtype == object for array in self.arrays.values())
+
+
+def _text_of(array: Array) -> int:
+    return sum(map(len, array.flat)) if array.dtype == object else 0
 
 
 def memory_of(array: Array) -> int:

@@ -73,6 +73,22 @@ def texts(count: int) -> np.ndarray[Any, Any]:
     return found
 
 
+def test_few_large_texts_are_converted_in_a_thread(server: RunningServer, converting: set[str]) -> None:
+    sent = ["äß€\U0001f600\n" * 500_000, "", 'short "'] * 2
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, len(sent)], "data": sent}
+    with httpx.Client(base_url=server.http_url, trust_env=False, timeout=60) as client:
+        answer = client.post("/v2/models/words/infer", json={"inputs": [tensor]})
+        assert answer.json()["outputs"][0]["data"] == sent
+        raw = serialize_byte_tensor(np.array([["a" * 3_000_000 + "ä"]], object)).item()[:-2] + b"\xc3a"
+        incomplete = tensor | {"shape": [1, 1], "parameters": {"binary_data_size": len(raw)}}
+        del incomplete["data"]
+        head = json.dumps({"inputs": [incomplete]}).encode()
+        refused = client.post("/v2/models/words/infer", content=head + raw, headers={LENGTH: str(len(head))})
+        assert refused.status_code == 400
+        assert "not UTF-8" in refused.json()["error"]
+    assert converting == {"ingot-bodies"}
+
+
 @pytest.mark.parametrize(("count", "thread"), [(10, "ingot-server"), (COUNT, "ingot-bodies")])
 @pytest.mark.parametrize("client", ["http", "json", "grpc"])
 def test_many_texts_are_converted_in_a_thread(
