@@ -19,7 +19,7 @@ DATA = "data"
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_PARTS = 64
-# Bytes of the headers of a part; the standard library takes quadratic time for their parameters.
+# Bytes of the headers of a part, and of the type of a body; the standard library takes quadratic time for their parameters.
 _MOST_HEAD = 4096
 
 
@@ -34,8 +34,10 @@ def parts_of(body: bytes, media_type: str) -> list[Part]:
         media_type: the value of ``Content-Type``; empty without.
 
     Raises:
-        InvalidArgument: the body is a form that is not valid.
+        InvalidArgument: the body is a form that is not valid, or its type is too long.
     """
+    if len(media_type) > _MOST_HEAD:
+        raise InvalidArgument(f"the Content-Type has {len(media_type)} characters; the most are {_MOST_HEAD}")
     header = Message()
     header["content-type"] = media_type or "application/octet-stream"
     kind = header.get_content_type()

@@ -118,7 +118,7 @@ class Predictions:
     ) -> Cancellable | None:
         read = partial(self._read, head, body)
         proceed = partial(self._submit, service, hold, done, client, context)
-        if len(body) > json_large.AT_ONCE and "json" in _detail(head).media_type:
+        if len(body) > json_large.AT_ONCE:  # parts of forms may be JSON, and numbers of any type are read as JSON
             return ThreadedBody(service.budget, len(body), proceed).start(read)
         return proceed(attempt("a prediction failed", read))
 

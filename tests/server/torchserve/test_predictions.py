@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from ingot import RunningServer
+from ingot.runtime.engines.python.torchserve.rows import Part
+from ingot.server.torchserve import predictions
+from ingot.server.torchserve.bodies import parts_of
 from tests.server.test_image_steps import files
 from tests.server.torchserve.conftest import client
 
@@ -187,6 +191,31 @@ def test_a_body_over_the_limit(inference: httpx.Client) -> None:
 def test_forms_that_are_none(inference: httpx.Client, body: bytes, part: str) -> None:
     headers = {"content-type": "multipart/form-data; boundary=b"}
     refused(inference.post("/predictions/affine", content=body, headers=headers), 400, "BadRequestException", part)
+
+
+@pytest.mark.source  # patches parts_of
+@pytest.mark.parametrize(("size", "thread"), [(0, "ingot-server"), (100_000, "ingot-bodies")])
+def test_large_forms_are_read_in_a_thread(
+    torchserve: RunningServer, inference: httpx.Client, monkeypatch: pytest.MonkeyPatch, size: int, thread: str
+) -> None:
+    seen: list[str] = []
+
+    def noted(body: bytes, media_type: str) -> list[Part]:
+        seen.append(threading.current_thread().name.partition("_")[0])
+        return parts_of(body, media_type)
+
+    monkeypatch.setattr(predictions, "parts_of", noted)
+    part = PART.replace(b"\r\n\r\n", b"\r\nContent-Type: application/json\r\n\r\n" + b" " * size)
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    answer = inference.post("/predictions/affine", content=part + b"--b--", headers=headers)
+    assert ok(answer) == affine(torchserve, [ROW])[0]
+    assert seen == [thread]
+
+
+def test_a_content_type_of_many_parameters(inference: httpx.Client) -> None:
+    headers = {"content-type": "multipart/form-data" + ";" * 8192}
+    answer = inference.post("/predictions/affine", content=b"x", headers=headers)
+    refused(answer, 400, "BadRequestException", "Content-Type", "4096")
 
 
 def test_a_form_without_a_boundary(inference: httpx.Client) -> None:
