@@ -22,6 +22,7 @@ from ingot.errors import IngotError, Unavailable
 from ingot.model_store import Variant
 from ingot.model_store.store.derived import CacheEntry, DerivedCache
 from ingot.runtime.engines.engine import Engine
+from ingot.runtime.engines.isolation import confinement
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import engine_of, load_engine
 from ingot.runtime.engines.opening import ENGINES
@@ -147,11 +148,10 @@ class Builder:
 
     def __init__(self, prepacked: Prepacked, entry: CacheEntry):
         # With this module path, and without the current folder of the server.
-        found = os.pathsep.join(item or str(Path.cwd()) for item in sys.path)
         arguments = (prepacked.graph, str(prepacked.weights), entry.path, prepacked.library or "")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import main; main()", *arguments],
-            env={**os.environ, "PYTHONPATH": found},
+            env={**os.environ, "PYTHONPATH": confinement.module_path()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -19,7 +19,8 @@ DATA = "data"
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_PARTS = 64
-# Bytes of the headers of a part, and of the type of a body; the standard library takes quadratic time for their parameters.
+# Bytes of the headers of a part, and of the type of a body; the standard library takes quadratic time for their
+# parameters.
 _MOST_HEAD = 4096
 
 

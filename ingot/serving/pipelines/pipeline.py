@@ -100,13 +100,9 @@ class Pipeline:
         else:
             self._decoding = processes_of(pictures.DECODER, settings)
             self._decoding.supervise(self.name, lambda ending: None)  # it is logged, and another is started
+            preparing.submit(self.name, self._decoding.check)  # the first request does not wait for a process then
             decode = self._decoding.apply
-        works = {name: pictures.opened(node, decode) for name, node in nodes.items()}
-        if self._decoding is not None:
-            # The first request does not wait for a process then. While OpenCV is being imported, it changes sys.path,
-            # which a process gets, so this comes last.
-            preparing.submit(self.name, self._decoding.check)
-        return works
+        return {name: pictures.opened(node, decode) for name, node in nodes.items()}
 
     @property
     def models(self) -> list[str]:

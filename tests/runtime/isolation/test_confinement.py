@@ -296,3 +296,14 @@ def test_only_variables_of_engines_pass() -> None:
     engines = {"PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG"}
     own = {"INGOT_PURE", "PYTHONPATH", "OPENBLAS_NUM_THREADS"}
     assert set(passed) == {*engines, *own, "TRITON_PTXAS_PATH"}
+
+
+def test_processes_do_not_get_the_folders_of_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While OpenCV is imported, sys.path has its folder, whose modules hide those of the standard library."""
+    package, alone = tmp_path / "site" / "cv2", tmp_path / "alone"
+    for folder in (package, alone):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    path = [str(package.parent), str(package), str(alone)]
+    monkeypatch.setattr(sys, "path", path)
+    assert confinement.environment({})["PYTHONPATH"].split(os.pathsep) == [path[0], path[2]]

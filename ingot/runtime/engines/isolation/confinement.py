@@ -66,7 +66,19 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
     # Namespaces can be left only by a process with one thread, and numpy's library would start others.
     kept["OPENBLAS_NUM_THREADS"] = "1"
-    return {**kept, "PYTHONPATH": os.pathsep.join(item or str(Path.cwd()) for item in sys.path)}
+    return {**kept, "PYTHONPATH": module_path()}
+
+
+def module_path() -> str:
+    """Return this process's module path, for the processes that it starts.
+
+    Folders of packages in it are left out: OpenCV adds its own while a thread imports it, whose ``typing`` would hide
+    that of the standard library.
+    """
+    found = [item or str(Path.cwd()) for item in sys.path]
+    return os.pathsep.join(
+        item for item in found if not (str(Path(item).parent) in found and Path(item, "__init__.py").is_file())
+    )
 
 
 def before_loading(
