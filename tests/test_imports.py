@@ -38,6 +38,7 @@ FLOORS = {
     "tasks": 0,
     "faultlog": 1,
     "foreign": 1,
+    "permissions": 1,
     "report": 1,
     "tensors": 2,
     "_build": 0,

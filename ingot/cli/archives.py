@@ -323,17 +323,3 @@ def _metric(item: MetricEvidence) -> str:
 def _agreement(item: Agreement) -> str:
     top1 = f", same top class {item.top1:.2%}" if item.top1 is not None else ""
     return f"{item.tensor} against the original's: cosine {item.cosine:.4f}{top1}"
-
-
-def permissions_of(text: str | None) -> tuple[str, ...]:
-    """Return the permissions of ``--permit``.
-
-    Raises:
-        InvalidArgument: one is not known.
-    """
-    from ingot.runtime.engines.isolation import permissions
-
-    found, known = permissions.parsed(text), (permissions.NETWORK, permissions.NETWORK_AT_LOAD, permissions.PROGRAMS)
-    if unknown := [each for each in found if each not in known]:
-        raise InvalidArgument(f"--permit: '{unknown[0]}' is not a permission; there are {', '.join(known)}")
-    return found

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored, permissions_of
+from ingot import permissions
+from ingot.cli.archives import Json, LoadTimeout, check_out, describe, limited_load, note_stored
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
 from ingot.errors import ExportError, IngotError, InvalidArgument, Unsupported
+from ingot.permissions import NAMES
 from ingot.tasks import ON_TEXTS, Task
 
 if TYPE_CHECKING:
@@ -243,8 +245,7 @@ class Code:
         str | None,
         typer.Option(
             metavar="<permissions>",
-            help="For a class in Python: what it does, and servers must permit: network, network-at-load, programs; "
-            "separated by commas.",
+            help=f"For a class in Python: what it does, and servers must permit: {NAMES}; separated by commas.",
         ),
     ] = None
     include: Annotated[
@@ -399,7 +400,7 @@ def _export_class(
             name=name or _name(source),
             requirements=code.requirements,
             include=code.include or (),
-            permissions=permissions_of(code.permit),
+            permissions=permissions.parsed(code.permit),
             load_timeout=limit or None,
         )
     if out is not None:

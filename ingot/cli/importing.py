@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ingot import permissions
 from ingot.cli.archives import (
     Json,
     LoadTimeout,
@@ -17,12 +18,12 @@ from ingot.cli.archives import (
     check_out,
     limited_load,
     note_stored,
-    permissions_of,
 )
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, progress, say, seconds, size
 from ingot.cli.transfers import transferring
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument
+from ingot.permissions import NAMES
 from ingot.report.text import one_line
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ class Permission:
         str | None,
         typer.Option(
             metavar="<permissions>",
-            help="What a custom handler does, and servers must permit: network, network-at-load, programs; separated "
-            "by commas.",
+            help=f"What a custom handler does, and servers must permit: {NAMES}; separated by commas.",
         ),
     ] = None
 
@@ -144,7 +144,7 @@ def import_model(
         permission.allow_code,
         permission.without_handler,
         described=bool(interface.inputs or interface.example),
-        permissions=permissions_of(permission.permit),
+        permissions=permissions.parsed(permission.permit),
     )
     with candidates(source, consent) as found:
         jobs, there = _plan(found, reference, out, kept)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.config.setting import Setting
+from ingot.permissions import NAMES, PERMISSIONS
 
+_PERMISSION = "|".join(PERMISSIONS)
 # The groups of the options in --help.
 ADDRESSES = "Addresses"
 ACCESS = "Access"
@@ -511,12 +513,12 @@ class Fields:
     )
     permit: str | None = _field(
         None,
-        "What models in Python may do that ask for it: network, network-at-load, programs",
+        f"What models in Python may do that ask for it: {NAMES}",
         more="See [permissions](../guides/make/python-model.md#permissions).",
         group=MODELS,
         unset="nothing",
-        pattern=r"(network|network-at-load|programs)(,(network|network-at-load|programs))*",
-        form="some of network, network-at-load, programs, separated by commas",
+        pattern=f"({_PERMISSION})(,({_PERMISSION}))*",
+        form=f"some of {NAMES}, separated by commas",
         per_model=True,
     )
     model_settings: str | None = _field(

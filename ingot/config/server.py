@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from ingot import permissions
 from ingot.addresses import is_path
 from ingot.config.exposure import OFF, check_exposure
 from ingot.config.fields import Fields
@@ -146,7 +147,6 @@ class ServerConfig(Fields):
         # --help does not need these.
         from ingot.runtime import Limits, Settings
         from ingot.runtime.dispatch.states import parse_pairs
-        from ingot.runtime.engines.isolation import permissions
         from ingot.runtime.engines.opening import check_engine
         from ingot.runtime.machine import memory
         from ingot.runtime.settings.canary import Plan

@@ -55,7 +55,7 @@ def export_class(
         requirements: a file with lines ``name==version``.
         include: further files and folders, next to the class's file or below its folder.
         permissions: what the model may do besides computing; see
-            :mod:`~ingot.runtime.engines.isolation.permissions`.
+            :mod:`~ingot.permissions`.
         load_timeout: seconds in which the class must be loaded; None is unlimited.
 
     Raises:

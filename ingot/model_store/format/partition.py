@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ingot.permissions import Permission
 from ingot.tensors import Signature
 
 
@@ -83,7 +84,7 @@ class PythonPlan(_Record):
     attribute: str = Field(pattern=r"^[A-Za-z_]\w*$")
     files: dict[str, _Blob] = Field(min_length=1, max_length=10_000)
     requirements: tuple[str, ...] = Field((), max_length=1000)
-    permissions: tuple[Literal["network", "network-at-load", "programs"], ...] = ()
+    permissions: tuple[Permission, ...] = ()
     python: str = ""
 
     @field_validator("requirements")

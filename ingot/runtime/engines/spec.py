@@ -41,7 +41,7 @@ class EngineSpec:
         batchable: as for the same.
         packages: a folder whose Python packages an engine process imports before all others; None for none.
         permissions: what a model in Python may do besides; see
-            :mod:`~ingot.runtime.engines.isolation.permissions`.
+            :mod:`~ingot.permissions`.
         settings: what a model in Python gets as settings.
         step: a step that decodes single items, as JSON; the format is then ``step``, and there is no file.
     """

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ingot import tensors
+from ingot import permissions, tensors
 from ingot.bounds import LOOSE, Bounds, bounds_of, excess
 from ingot.bounds.indices import indices_of
 from ingot.bounds.randomness import random_of
@@ -16,7 +16,6 @@ from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError, InvalidArchive, InvalidArgument, TooLarge
 from ingot.model_store import BoundsEvidence, Golden, Variant
 from ingot.runtime.engines.engine import Engine
-from ingot.runtime.engines.isolation import permissions
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.isolation.policy import check_shards, isolation_of, risk_of
 from ingot.runtime.engines.isolation.step_processes import StepProcesses

@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 import numpy as np
 import orjson
 
-from ingot import foreign
+from ingot import foreign, permissions
 from ingot.errors import IngotError, InternalError, SamplesFailed, TooLarge
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
 from ingot.runtime.engines.isolation import calls as other_models
-from ingot.runtime.engines.isolation import confinement, description, permissions
+from ingot.runtime.engines.isolation import confinement, description
 from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine

@@ -39,7 +39,7 @@ class ProcessSpec:
         return self.engine.format == "python"
 
     def permits(self, *permissions: str) -> bool:
-        """Return whether the process has one of some :mod:`~ingot.runtime.engines.isolation.permissions`."""
+        """Return whether the process has one of some :mod:`~ingot.permissions`."""
         return any(permission in self.engine.permissions for permission in permissions)
 
     @property

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from ingot.errors import InvalidArgument, Unsupported
 
-NETWORK, NETWORK_AT_LOAD, PROGRAMS = "network", "network-at-load", "programs"
+Permission = Literal["network", "network-at-load", "programs"]
+PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
+NETWORK, NETWORK_AT_LOAD, PROGRAMS = PERMISSIONS
+NAMES = ", ".join(PERMISSIONS)
+"""For messages and help."""
 
 
 def parsed(text: str | None) -> tuple[str, ...]:
     """Return the permissions of a setting, such as ``network,programs``.
 
     Raises:
-        InvalidArgument: two contradict each other.
+        InvalidArgument: one is not known, or two contradict each other.
     """
     found = tuple(dict.fromkeys(part for part in (text or "").split(",") if part))
+    if unknown := [each for each in found if each not in PERMISSIONS]:
+        raise InvalidArgument(f"--permit: '{unknown[0]}' is not a permission; there are {NAMES}")
     if NETWORK_AT_LOAD in found and PROGRAMS in found and NETWORK not in found:
         raise InvalidArgument(
             f"a program that a model starts while it loads keeps the network, so {NETWORK_AT_LOAD} and {PROGRAMS} "
