@@ -12,7 +12,10 @@
     │   ├── QuantizationError  the model cannot be quantized, or its outputs become useless
     │   └── TooLarge         the request, or the answer, is larger than the limit
     ├── NotFound             no such model, version, reference or file
+    │   ├── ModelNotFound    no such model
+    │   └── VersionNotFound  the model has no such version
     ├── PermissionDenied     a registry or storage service refuses access
+    │   ├── DefaultVersionKept  the default version of a model is not removed while there are others
     │   └── Unauthenticated  it asks for credentials, or does not accept those that were sent
     ├── AlreadyExists        an immutable name is taken
     │   └── TagMoved         a tag points to another archive than expected
@@ -161,6 +164,14 @@ class NotFound(IngotError):
     code = Code.NOT_FOUND
 
 
+class ModelNotFound(NotFound):
+    """A server or a store has no such model; a store has none under the tag either."""
+
+
+class VersionNotFound(NotFound):
+    """A server has the model, but not this version of it."""
+
+
 class AlreadyExists(IngotError):
     """A name that cannot be overwritten is taken."""
 
@@ -175,6 +186,10 @@ class PermissionDenied(IngotError):
     """A server, a registry or a storage service refuses access."""
 
     code = Code.PERMISSION_DENIED
+
+
+class DefaultVersionKept(PermissionDenied):
+    """The default version of a model is not removed while there are others."""
 
 
 class Unauthenticated(PermissionDenied):

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ingot.errors import FULL_DISK, AlreadyExists, IngotError, InvalidArchive, InvalidArgument, NotFound
+from ingot.errors import FULL_DISK, AlreadyExists, IngotError, InvalidArchive, InvalidArgument, ModelNotFound, NotFound
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.blobs.transfer import Transfer
@@ -305,12 +305,12 @@ class Store:
         """
         if not entries:
             known = ", ".join(name for name in self.names() if self.tags(name)) or "nothing yet"
-            raise NotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
+            raise ModelNotFound(f"the store at {self.root} has no model '{ref.name}'; it holds: {known}")
         tag = choose({tag: entry.digest for tag, entry in entries.items()}, ref)
         if tag is None and ref.tag is not None and ref.tag in entries:
-            raise NotFound(f"the store at {self.root} has no '{ref}': {moved(ref, entries[ref.tag].digest)}")
+            raise ModelNotFound(f"the store at {self.root} has no '{ref}': {moved(ref, entries[ref.tag].digest)}")
         if tag is None:
-            raise NotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
+            raise ModelNotFound(f"the store at {self.root} has no '{ref}'; '{ref.name}' has: {', '.join(entries)}")
         return tag, entries[tag]
 
     def _entries(self, name: str) -> dict[str, Descriptor]:

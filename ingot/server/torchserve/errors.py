@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ingot.errors import Code, HandlerFailed, IngotError, public_text
+from ingot.errors import (
+    Code,
+    DefaultVersionKept,
+    HandlerFailed,
+    IngotError,
+    ModelNotFound,
+    VersionNotFound,
+    public_text,
+)
 from ingot.protocol.json_codec import STATUS
 
-NO_MODEL, NO_VERSION, NO_WORKER = "Model not found: ", "Model version: ", "has no worker to serve inference request"
-KEEPS_DEFAULT, RELATIVE = "Cannot remove default version", "Relative path"
 _TYPES = {
     Code.INVALID_ARGUMENT: "BadRequestException",
     Code.UNAUTHENTICATED: "InvalidKeyException",
@@ -25,12 +31,10 @@ _TYPES = {
     Code.STORAGE_FULL: "OutOfMemoryError",
 }
 # The types of errors that have the same code.
-_BY_START = {
-    NO_MODEL: "ModelNotFoundException",
-    NO_VERSION: "ModelVersionNotFoundException",
-    RELATIVE: "ModelNotFoundException",
-    "the store has no ": "ModelNotFoundException",
-    KEEPS_DEFAULT: "InvalidModelVersionException",
+_OF_CLASSES: dict[type[IngotError], str] = {
+    ModelNotFound: "ModelNotFoundException",
+    VersionNotFound: "ModelVersionNotFoundException",
+    DefaultVersionKept: "InvalidModelVersionException",
 }
 
 
@@ -39,7 +43,7 @@ def refusal(error: IngotError) -> tuple[int, dict[str, Any]]:
     text, code = public_text(error), error.code
     if isinstance(error, HandlerFailed):
         return error.status, {"code": error.status, "type": _TYPES[Code.INTERNAL], "message": text}
-    kind = next((kind for start, kind in _BY_START.items() if text.startswith(start)), _TYPES[code])
+    kind = _OF_CLASSES.get(type(error), _TYPES[code])
     status = 405 if code is Code.UNSUPPORTED else STATUS[code]
     return status, {"code": status, "type": kind, "message": text}
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from ingot.config import ServerConfig
-from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, PermissionDenied, quoted
+from ingot.errors import AlreadyExists, DefaultVersionKept, IngotError, InvalidArgument, ModelNotFound, quoted
 from ingot.faults import attempt_async
 from ingot.report.units import written
-from ingot.server.torchserve.errors import KEEPS_DEFAULT, RELATIVE
 from ingot.server.torchserve.versions import Versions
 from ingot.serving.control import Control
 from ingot.serving.deployment import Deployment
@@ -147,11 +146,11 @@ class Management:
 
         Raises:
             NotFound: there is no such model or version.
-            PermissionDenied: it is the default version, and there are others.
+            DefaultVersionKept: it is the default version, and there are others.
         """
         deployment = self._versions.find(name, version)
         if deployment is self._versions.find(name) and len(self._versions.all(name)) > 1:
-            raise PermissionDenied(f"{KEEPS_DEFAULT} for model {name}")
+            raise DefaultVersionKept(f"Cannot remove default version for model {name}")
         await self._control.remove(deployment)
         return Status(200, f'Model "{name}" unregistered')
 
@@ -213,7 +212,7 @@ def _source(given: Parameters) -> str:
     if "://" in url:
         raise InvalidArgument(f"Given URL {url} does not match any allowed URL(s): {_ONLY_STORE}")
     if ".." in url or "/" in url or "\\" in url:
-        raise NotFound(f"{RELATIVE} is not allowed in url: {url}: {_ONLY_STORE}")
+        raise ModelNotFound(f"Relative path is not allowed in url: {url}: {_ONLY_STORE}")
     if given.text("handler"):
         raise InvalidArgument("Parameter handler is not accepted: an archive has the steps that its import made")
     if runtime and runtime.lower() not in _RUNTIMES:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ingot.errors import NotFound, Unavailable
+from ingot.errors import ModelNotFound, Unavailable, VersionNotFound
 from ingot.runtime import Model
-from ingot.server.torchserve.errors import NO_MODEL, NO_VERSION, NO_WORKER
 from ingot.serving import Repository
 from ingot.serving.deployment import Deployment
 
@@ -32,11 +31,11 @@ class Versions:
         """Return the versions of a model, also those without workers.
 
         Raises:
-            NotFound: there is none.
+            ModelNotFound: there is none.
         """
         found = [each for each in self._repository.deployments.values() if each.name == name]
         if not found:
-            raise NotFound(f"{NO_MODEL}{name}")
+            raise ModelNotFound(f"Model not found: {name}")
         return found
 
     def find(self, name: str, version: str = "") -> Deployment:
@@ -49,7 +48,7 @@ class Versions:
         wanted = version or self._chosen.get(name, "")
         found = next((each for each in versions if wanted == each.tag), None)
         if found is None and version:
-            raise NotFound(f"{NO_VERSION}{version} does not exist for model: {name}")
+            raise VersionNotFound(f"Model version: {version} does not exist for model: {name}")
         return found or versions[0]
 
     def model(self, name: str, version: str = "") -> Model:
@@ -62,8 +61,8 @@ class Versions:
         deployment = self.find(name, version)
         if deployment.current is None:
             raise Unavailable(
-                f'Model "{name}" {NO_WORKER}. Please use scale workers API to add workers: '
-                f"PUT /models/{name}?min_worker=1"
+                f'Model "{name}" has no worker to serve inference request. Please use scale workers API to add '
+                f"workers: PUT /models/{name}?min_worker=1"
             )
         return deployment.current
 

@@ -149,6 +149,7 @@ def test_models_are_listed_in_pages(manage: httpx.Client) -> None:
         ("url=/etc/passwd", 404, "ModelNotFoundException", "Relative path"),
         ("url=net.onnx", 403, "InvalidKeyException", "'net.onnx' is not in the server's store"),
         ("url=nope.mar", 404, "ModelNotFoundException", "the store has no model 'nope'"),
+        ("url=net:9", 404, "ModelNotFoundException", "the store has no 'net:9'"),
         ("url=net&handler=evil.py:handle", 400, "BadRequestException", "handler"),
         ("url=net&runtime=python4", 400, "BadRequestException", "Invalid RuntimeType value: python4"),
         ("url=net&initial_workers=100", 400, "BadRequestException", "instances"),
