@@ -36,7 +36,7 @@ def described(plan: Plan) -> Steps:
 def _readers(plan: Plan) -> Iterator[Step]:
     """Yield the steps that read the pipeline's inputs, with the names that these have."""
     for node in plan.nodes:
-        names = {key: ref.name for key, refs in node.inputs.items() for ref in refs if not ref.node}
+        names = {key: ref.name for key, refs in node.node.sources.items() for ref in refs if not ref.node}
         if node.level:
             continue
         if node.model is None and "image" in names:

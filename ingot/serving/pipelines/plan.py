@@ -30,8 +30,6 @@ class PlannedNode:
         name: in its pipeline.
         node: as it is declared.
         level: of its items.
-        inputs: the values that each input reads.
-        conditions: of an item.
         needs: the nodes that must end before.
         model: None for a step.
         steps: of the model, if it gets raw inputs.
@@ -41,8 +39,6 @@ class PlannedNode:
     name: str
     node: Node
     level: Path
-    inputs: Mapping[str, Refs]
-    conditions: Sequence[Condition]
     needs: frozenset[str]
     model: Model | None
     steps: Steps | None
@@ -61,9 +57,10 @@ class PlannedNode:
     @cached_property
     def plain(self) -> Mapping[str, Ref] | None:
         """The value of each input, if the node has neither items, conditions nor alternatives; None otherwise."""
-        if self.level or self.conditions or any(len(refs) > 1 for refs in self.inputs.values()):
+        sources = self.node.sources
+        if self.level or self.node.conditions or any(len(refs) > 1 for refs in sources.values()):
             return None
-        return {name: refs[0] for name, refs in self.inputs.items()}
+        return {name: refs[0] for name, refs in sources.items()}
 
     @cached_property
     def separate(self) -> bool:
@@ -138,8 +135,6 @@ class _Planner:
             name=name,
             node=node,
             level=level,
-            inputs=node.sources,
-            conditions=node.conditions,
             needs=needs,
             model=model,
             steps=steps,

@@ -156,7 +156,7 @@ class Run:
             array, ran = self._spread(Ref.parse(node.node.count), outer)
             counts = array.clip(0) if ran is None else np.where(ran, array, 0).clip(0)
         else:
-            columns = self._spread(node.inputs[node.node.columns[0]][0], outer).array
+            columns = self._spread(node.node.sources[node.node.columns[0]][0], outer).array
             counts = np.full(len(columns), columns.shape[1])
         if (total := int(counts.sum(dtype=np.float64))) > _MOST_ITEMS:
             raise InvalidArgument(f"it has {total} items, over the limit of {_MOST_ITEMS}; divide the request")
@@ -170,8 +170,8 @@ class Run:
             if all(value.ran is None for value in values.values()):
                 return {name: value.array for name, value in values.items()}, None
         inputs: dict[str, Array] = {}
-        masks = [_holds(condition, self._value(node, level, condition.ref)) for condition in node.conditions]
-        for name, refs in node.inputs.items():
+        masks = [_holds(condition, self._value(node, level, condition.ref)) for condition in node.node.conditions]
+        for name, refs in node.node.sources.items():
             value = first_of([self._value(node, level, ref) for ref in refs])
             inputs[name] = value.array
             if value.ran is not None:
