@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,9 +28,11 @@ from ingot.quant.config import ENGINES, RECIPES, Recipe
 from ingot.quant.data.sources.transform import ImageTransform
 from ingot.quant.metric.parse import NAMES
 from ingot.runtime import Metrics
+from ingot.server.http.api import Api
 from ingot.server.http.app import create_app
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.operations import OPERATIONS
+from ingot.server.torchserve import api as torchserve
 from ingot.serving import Repository
 from ingot.steps.pipeline import AnyStep
 from ingot.steps.tasks.declared import TASKS
@@ -188,6 +191,26 @@ def test_every_error_code_is_documented_with_its_statuses() -> None:
     for code, kind in CLASSES.items():
         assert f"| `{code.value}` | `{kind.__name__}` | {json_codec.STATUS[code]} | " in table
         assert f"\n- `{code.value}`: " in page
+
+
+@pytest.mark.parametrize(
+    ("port", "served"),
+    [
+        (8080, torchserve.inference(mock.Mock())),
+        (8081, torchserve.management(mock.Mock())),
+        (8082, torchserve.METRICS_API),
+    ],
+)
+def test_the_guide_lists_the_paths_of_torchserve(port: int, served: Api) -> None:
+    guide = (ROOT / "docs" / "guides" / "migrate" / "from-torchserve.md").read_text()
+    [item] = re.findall(rf"^- \*\*{port}\*\*, (.*(?:\n  .*)*)", guide, re.MULTILINE)
+    listed = re.findall(r"`(?:OPTIONS )?(/[^`]*)`", item)
+    wanted = {route.partition(" ")[2] for operation in served.operations for route in operation.http}
+    assert wanted == {
+        path.replace("NAME", "{model}").replace("VERSION", "{version}")
+        for each in listed
+        for path in {each.partition("[")[0], each.replace("[", "").replace("]", "")}
+    }
 
 
 @pytest.mark.matrix
