@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -20,7 +20,7 @@ from ingot.cli.settings import ConfigOption, chosen, with_settings
 from ingot.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ingot.tensors import Signature, TensorSpec
+    from ingot.tensors import Array, Signature, TensorSpec
 
 
 @with_settings
@@ -79,6 +79,8 @@ def serve(
 
 _SHOWN_VALUES = 128
 """Values of an input that a command on the terminal may have."""
+_SHOWN_BYTES = 4096
+"""Length of the JSON in such a command, where an example may hold long texts."""
 _RAW = "Inference-Header-Content-Length: 0"
 
 
@@ -171,8 +173,8 @@ def print_addresses(server: Any) -> None:
 def curl(url: str, model: Any) -> str:
     """Return a curl command that a model answers; empty if that would be too long, or needs a certificate.
 
-    The inputs are raw ones of a model with steps. Others have their smallest sizes. One large input is sent as raw
-    bytes.
+    The inputs are raw ones of a model with steps, and the first sample of the example of a model in Python. Others have
+    their smallest sizes. One large input is sent as raw bytes.
     """
     signature, name = model.signature, quote(model.name, safe="")
     place = f"{url}/v2/models/{name}/infer"
@@ -182,7 +184,8 @@ def curl(url: str, model: Any) -> str:
         from ingot.cli.steps import command
 
         return command(url, name, model.steps)
-    shapes = [_smallest(spec.shape, signature) for spec in signature.inputs]
+    sample = _first(model.example, signature)
+    shapes = [[*sample[spec.name].shape] if sample else _smallest(spec.shape, signature) for spec in signature.inputs]
     if max(map(math.prod, shapes), default=0) > _SHOWN_VALUES:
         (spec, shape), *others = zip(signature.inputs, shapes, strict=True)
         free = [size for size in spec.shape if isinstance(size, str) and size != signature.batch]
@@ -190,12 +193,28 @@ def curl(url: str, model: Any) -> str:
             return ""
         size = math.prod(shape) * spec.dtype.numpy.itemsize
         return f"head -c {size} /dev/zero | curl -s {place} -H '{_RAW}' --data-binary @- -o -"
-    tensors = [
-        {"name": spec.name, "datatype": spec.dtype.value, "shape": shape, "data": [_value(spec)] * math.prod(shape)}
-        for spec, shape in zip(signature.inputs, shapes, strict=True)
-    ]
-    body = json.dumps({"inputs": tensors}, separators=(",", ":")).replace("'", "'\\''")
-    return f"curl -s {place} -d '{body}'"
+    try:
+        tensors = [
+            {"name": spec.name, "datatype": spec.dtype.value, "shape": shape, "data": _data(spec, shape, sample)}
+            for spec, shape in zip(signature.inputs, shapes, strict=True)
+        ]
+    except InvalidArgument:  # of the example, such as bytes that are not UTF-8
+        return ""
+    body = json.dumps({"inputs": tensors}, separators=(",", ":"), ensure_ascii=False).replace("'", "'\\''")
+    return "" if len(body) > _SHOWN_BYTES else f"curl -s {place} -d '{body}'"
+
+
+def _first(example: Mapping[str, Array], signature: Signature) -> dict[str, Array]:
+    batched = {spec.name for spec in signature.inputs if signature.batch in spec.shape[:1]}
+    return {name: array[:1] if name in batched else array for name, array in example.items()}
+
+
+def _data(spec: TensorSpec, shape: Sequence[int], sample: Mapping[str, Array]) -> Any:
+    if not sample:
+        return [_value(spec)] * math.prod(shape)
+    from ingot.protocol import json_data
+
+    return json.loads(json_data.to_json(spec.name, spec.dtype, sample[spec.name]))
 
 
 def _smallest(shape: Sequence[int | str], signature: Signature) -> list[int]:

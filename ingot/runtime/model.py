@@ -152,6 +152,11 @@ class Model:
         return self._loader.engine_settings
 
     @property
+    def example(self) -> Mapping[str, Array]:
+        """Inputs that the model's code gives itself; empty for others, and before it is loaded."""
+        return self._loader.example
+
+    @property
     def properties(self) -> Mapping[str, str]:
         failed = {"update_failed": self._update_failed} if self._update_failed else {}
         return {**self._loader.properties, **failed}

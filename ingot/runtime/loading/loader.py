@@ -30,6 +30,7 @@ from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.settings.labels import check_labels
 from ingot.steps import OpenedSteps
+from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class ModelLoader:
         steps: the steps around the graph; None if the model has none.
         size: of the served files, in bytes.
         instances: number of copies in memory.
+        example: inputs that the model's code gives itself; empty for others.
         engine_settings: how the engines run, for users.
         ask: asks another model for the code of this one; None if there are no others.
     """
@@ -102,6 +104,7 @@ class ModelLoader:
         self.instances = 1
         self.properties: Mapping[str, str] = {}
         self.engine_settings: Mapping[str, str] = {}
+        self.example: Mapping[str, Array] = {}
         self.sequences: Sequences | None = None
         self.steps: OpenedSteps | None = None
         self.placement: Placement | None = None
@@ -205,7 +208,7 @@ class ModelLoader:
             self.signature = engines.signature
         engines.open()
         first = engines.engines[0]
-        self.instances = engines.instances
+        self.instances, self.example = engines.instances, first.example
         self.platform, self.device, self.engine_settings = first.platform, first.device, engines.described
         if kind_of(self.device) == "cuda":
             self._assembly.metrics.gpus.use()
