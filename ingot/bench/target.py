@@ -130,7 +130,7 @@ class Target:
         try:
             self.client.infer(self.model, first, version=self.version, binary=self.protocol != "json")
         except IngotError as error:
-            if self.protocol == "binary" and "server answered 5" in str(error):
+            if self.protocol == "binary" and "server answered 500" in str(error):
                 text = f"{error}; if it does not take raw tensors over HTTP, as MLServer, use --protocol json"
                 raise type(error)(text) from error
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -221,6 +222,20 @@ def python_class(text: str) -> tuple[Path, str] | None:
     """Return the file and the name of ``model.py:Model``; None if a text is not of that form."""
     match = _CLASS.fullmatch(text)
     return None if match is None else (Path(match["file"]), match["name"])
+
+
+def served_classes(file: Path) -> list[str]:
+    """Return the names of the classes of a Python file that have ``predict`` or ``predict_one``; none of it is run."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [
+        each.name
+        for each in body
+        if isinstance(each, ast.ClassDef)
+        and any(getattr(part, "name", "") in ("predict", "predict_one") for part in each.body)
+    ]
 
 
 def split_name(text: str) -> tuple[str | None, str]:

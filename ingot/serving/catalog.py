@@ -83,13 +83,14 @@ class Catalog:
                 raise InvalidConfig([f"{config.place}: '{config.name}' is also the name of a model; rename one"])
             for name, node in config.table.nodes.items():
                 if node.model and (base := node.address[0]) not in models:
-                    place, others = config.node_places.get(name, ""), ", ".join(models) or "none"
-                    raise InvalidConfig(
-                        [
-                            f"{place}: node '{name}' of pipeline '{config.name}' needs model '{base}', which is not "
-                            f"served; add a [[model]] with that name, or use one of: {others}"
-                        ]
-                    )
+                    place = config.node_places.get(name, "")
+                    needs = f"{place}: node '{name}' of pipeline '{config.name}' needs model '{base}'"
+                    raise InvalidConfig([f"{needs}, which is {self.absence(base)}"])
+
+    def absence(self, name: str) -> str:
+        """Return why no model of a name can answer, and the remedy, for users."""
+        others = ", ".join(name for name in self._models if name not in self._pipelines) or "none"
+        return f"not served; add a [[model]] with that name, or use one of: {others}"
 
     def serve_pipelines(self, configs: Sequence[PipelineConfig], settings: Settings) -> list[Pipeline]:
         """Serve these pipelines instead of those so far, and return those that answer no longer.

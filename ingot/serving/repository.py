@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import AlreadyExists, IngotError, InvalidArgument, NotFound, PermissionDenied
 from ingot.model_store import Archive, Store
-from ingot.model_store.places import Located, is_file, locate, python_class, split_name, split_variant
+from ingot.model_store.places import Located, is_file, locate, python_class, served_classes, split_name, split_variant
 from ingot.model_store.references import Reference, name_from, served_name_from, written_name
 from ingot.runtime.loading.downloads import Downloads, Transferring, logged
 from ingot.runtime.loading.source import ModelSource
@@ -104,6 +104,11 @@ class Repository(Catalog):
             served = ", ".join(f"{each.name}:{each.tag}" for each in self.deployments.values()) or "none"
             raise NotFound(f"there is no model '{name}{wanted and f':{wanted}'}'; this server has: {served}")
         return found
+
+    def absence(self, name: str) -> str:
+        if any(each.name == name for each in self.deployments.values()):
+            return f"unloaded; load it with ingot server load {name}"
+        return super().absence(name)
 
     def one(self, name: str) -> Deployment:
         """Return the only loaded deployment of a name, or of ``name:version``.
@@ -298,7 +303,7 @@ def _exported_first(source: str) -> Iterator[None]:
             hint = f"{source} is a folder, not an archive file; {_of_folder(Path(source))}"
             raise InvalidArgument(hint).hinting(error) from error
         if os.path.isfile(source) and not source.endswith((".ingot", ".onnx")):  # noqa: PTH113 - as above
-            hint = f"{source} is not an Ingot archive; {_of_file(Path(source))}"
+            hint = f"{source} is not an Ingot archive; {_of_file(source)}"
             raise InvalidArgument(hint).hinting(error) from error
         code = _CODE.fullmatch(source)
         if code and _is_code(code["module"]):
@@ -325,7 +330,10 @@ def _of_folder(folder: Path) -> str:
     return "serve takes .ingot and .onnx files and references such as digits:1"
 
 
-def _of_file(path: Path) -> str:
+def _of_file(source: str) -> str:
+    path = Path(source)
+    if path.suffix == ".py" and (classes := served_classes(path)):
+        return f"name its class: ingot serve {' or '.join(f'{source}:{name}' for name in classes)}"
     command = {
         ".mar": f"import {path}",
         ".pt": f"export {path} --input {_INPUT}",

@@ -411,6 +411,8 @@ def test_a_missing_model_makes_it_unready_and_is_named(tmp_path: Path) -> None:
         assert client.ready()  # its models are still served
         with pytest.raises(Unavailable, match=r"node 'add' cannot use model 'pair'.*is not found"):
             infer(server, "sum", x=X)
+        [failure] = call(server.rollouts.reload).failures
+        assert "needs model 'pair', which is unloaded; load it with ingot server load pair" in failure
         call(lambda: server.rollouts.load("pair"))
         assert client.ready("sum")
         assert infer(server, "sum", x=X)["y"].tolist() == (X + 1).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, NotFound
+from ingot.model_store.places import served_classes
 
 # Packages that the export imports later: a folder of that name, such as a clone of Triton, is not the package.
 _PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript", "triton")
@@ -28,6 +30,8 @@ def find(source: str) -> Any:
     """
     module_name, colon, attribute = source.partition(":")
     _check_file(source, Path(module_name), attribute)
+    if not colon and source.startswith((".", "/", "~")):
+        raise NotFound(f"there is no file or folder {source}")
     if not colon or not attribute:
         raise InvalidArgument(
             f"'{source}' is not a model source; write package.module:attribute, or name a .onnx, .pt or .pt2 file, "
@@ -79,12 +83,18 @@ def _check_file(source: str, path: Path, attribute: str) -> None:
         raise InvalidArgument(
             f"'{source}' is a file; write its import path{where}: "
             f"{'.'.join([*parts, path.stem])}:{attribute or 'NAME, where NAME is a module, a class or a factory in it'}"
+            f"{_served(path)}"
         )
     if path.suffix in _WEIGHTS and path.is_file():
         raise InvalidArgument(
             f"'{source}' contains weights without the model's code; pass the class as the source, and this file with "
             f"--checkpoint: ingot export my_model:Net --checkpoint {path}"
         )
+
+
+def _served(path: Path) -> str:
+    classes = " or ".join(f"{path}:{name}" for name in served_classes(path))
+    return f"; for a class with its predict write {classes}" if classes else ""
 
 
 def _exportable(owner: object) -> list[str]:
@@ -125,8 +135,19 @@ def make(found: object, attribute: str, arguments: Mapping[str, Any] | None = No
     with foreign.reported_as(InvalidArgument, lambda error: f"{call} failed: {foreign.typed(error)}; {remedy}"):
         result = found(**arguments or {})
     if not isinstance(result, nn.Module):
-        raise InvalidArgument(f"{attribute}() returned a {type(result).__name__}, not a torch.nn.Module")
+        raise InvalidArgument(
+            f"{attribute}() returned a {type(result).__name__}, not a torch.nn.Module{_as_class(type(result))}"
+        )
     return result
+
+
+def _as_class(kind: type) -> str:
+    """Return how the class of a model in Python is exported, if it is one."""
+    if not (hasattr(kind, "predict") or hasattr(kind, "predict_one")):
+        return ""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "model.py"
+    near = os.path.relpath(file)
+    return f"; to export the class with its predict, name its file: ./{near}:{kind.__name__}"
 
 
 def _unknown(found: Any, arguments: Mapping[str, Any]) -> list[str]:

@@ -78,6 +78,8 @@ class TestImportPath:
             (f"{HERE}:nope", NotFound, "has no attribute 'nope'; it has: .*Net"),
             (f"{HERE}:number.nope", NotFound, r"has no attribute 'number\.nope'"),
             (f"{HERE}:number", InvalidArgument, "is a int, not a module, a class or a factory"),
+            (f"{HERE}:Served", InvalidArgument, r"name its file: \./\S*models\.py:Served"),
+            ("./no_folder", NotFound, r"there is no file or folder \./no_folder"),
             (f"{HERE}:wrong", InvalidArgument, r"wrong\(\) returned a int, not a torch\.nn\.Module"),
             (f"{HERE}:needy", InvalidArgument, r"calling needy\(width: 'int'\) .* without arguments failed: TypeError"),
             (f"{HERE}:failing", InvalidArgument, "failed: RuntimeError: no weights here see the manual; name"),
