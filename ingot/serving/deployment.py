@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -231,4 +232,5 @@ def stamp(path: Path) -> str:
         found = os.stat(path)  # noqa: PTH116 - not an object for each look
     except (OSError, ValueError):
         return ""
-    return f"file:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    identity = f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return f"file:{hashlib.sha256(identity.encode()).hexdigest()}"

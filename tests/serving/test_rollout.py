@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import re
 import signal
 import weakref
@@ -22,6 +23,7 @@ from ingot.errors import IngotError, NotFound
 from ingot.model_store import Store
 from ingot.model_store.registry import Registry
 from ingot.serving import Repository
+from ingot.serving.deployment import stamp
 from ingot.serving.rollout import Rollouts
 from tests import onnx_models
 from tests.model_store.signers import KEY, OTHER
@@ -226,6 +228,14 @@ def test_a_file_that_was_replaced_is_loaded_at_a_reload(tmp_path: Path) -> None:
         [done] = server.reload("times")
         assert (done.result, "times.ingot" in done.reason) == ("failed", True)
         assert np.allclose(client.infer("times", {"x": X})["y"], 2 * X)
+
+
+def test_a_file_saved_in_place_with_the_same_size_has_another_short_identity(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("a = 1")
+    before = stamp(tmp_path / "m.py")
+    os.utime(tmp_path / "m.py", ns=(0, (tmp_path / "m.py").stat().st_mtime_ns + 1))
+    assert stamp(tmp_path / "m.py")[:19] != before[:19]  # as the reload's report shows it
+    assert stamp(tmp_path / "none.py") == ""
 
 
 @pytest.mark.matrix
