@@ -273,6 +273,11 @@ def _import(
     variant = archive.variant()
     notes = variant.serving.provenance.notes
     if not as_json:
+        if (steps := variant.serving.steps) is not None:
+            from ingot.cli.steps import described
+
+            for title, line in described(steps, variant.serving.evidence.steps):
+                note(f"  {title:8} {line}")
         for parity in variant.serving.evidence.parity:
             note(f"{parity.tensor}: equals the original in {parity.cases} cases, largest error {parity.error:.1e}")
         for remark in notes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from ingot.importing import handlers
 from ingot.model_store import Archive
 from ingot.steps.images.pictures import drawn
 from tests.importing.sources import mar
+from tests.support import RunIngot
 
 NAMES = {"0": "cat", "1": ["n01", "dog"], "2": "bird", "4": "é"}
 
@@ -45,6 +47,18 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
     path = tmp_path_factory.mktemp("handlers") / "net.mar"
     mar(path, files, serializedFile="net.pt", handler="image_classifier")
     return ingot.import_model(path, allow_code=True)
+
+
+@pytest.mark.matrix
+def test_import_prints_the_steps_and_labels(tmp_path: Path, run_ingot: RunIngot) -> None:
+    pytest.importorskip("PIL")
+    files = {"net.pt": script(net()), "index_to_name.json": json.dumps(NAMES).encode()}
+    mar(tmp_path / "net.mar", files, serializedFile="net.pt", handler="image_classifier")
+    done = run_ingot("import", str(tmp_path / "net.mar"), "--allow-code", "--out", str(tmp_path / "net.ingot"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ +task +image-classification$", done.stderr, re.MULTILINE)
+    assert re.search(r"^ +steps +image -> graph -> classify$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^ +labels +7 by softmax: cat, n01, bird", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.matrix
