@@ -30,8 +30,8 @@ class Request:
         list[str],
         typer.Option(
             "--input",
-            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; of a model with steps NAME=TEXT for texts and "
-            "NAME=@FILE for pictures and sounds; repeatable.",
+            help="NAME=@file.npy, or NAME=\\[[1, 2], [3, 4]] as JSON; NAME=TEXT for texts and NAME=@FILE for "
+            "pictures and sounds, of a model that takes them; repeatable.",
         ),
     ]
     version: Annotated[str, typer.Option(help="The model's version.", show_default="the highest")] = ""
@@ -127,6 +127,7 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
     inputs: dict[str, Array] = {}
     dtypes: dict[str, str] | None = None
     raw: dict[str, str] = {}
+    texts_of: set[str] = set()
     for name, value in _named(texts, "input", "NAME=@file.npy or NAME=[1, 2, 3]").items():
         file = Path(value[1:]).expanduser() if value.startswith("@") else None
         if file is not None and file.suffix == ".npy":
@@ -136,18 +137,21 @@ def _inputs(client: Client, model: str, version: str, texts: list[str]) -> dict[
             metadata = client.metadata(model, version)
             described = raw_inputs(metadata.get("properties", {}))
             raw = {name: spec.dtype.value for name, spec in described.items()}
-            dtypes = {spec["name"]: spec["datatype"] for spec in metadata.get("inputs", [])} | raw
-        if raw.get(name) == "BYTES":
+            tensors = metadata.get("inputs", [])
+            dtypes = {spec["name"]: spec["datatype"] for spec in tensors} | raw
+            lists = [spec["name"] for spec in tensors if len(spec["shape"]) == 1]
+            texts_of = {key for key, dtype in dtypes.items() if dtype == "BYTES" and (key in raw or key in lists)}
+        if name in texts_of:
             inputs[name] = _raw(name, value, file)
             continue
         if file is not None:
             inputs[name] = _read(file)
             continue
         if name not in dtypes:
-            tensors = [each for each in dtypes if each not in raw]
-            shown = f"{', '.join(raw)}, or the tensors {', '.join(tensors)}" if raw else ", ".join(tensors)
+            others = [each for each in dtypes if each not in raw]
+            shown = f"{', '.join(raw)}, or the tensors {', '.join(others)}" if raw else ", ".join(others)
             raise InvalidArgument(f"unknown input '{name}'; the model's inputs are {shown}")
-        example = "[[1,2]]"
+        example = '\'[["a","b"]]\'' if dtypes[name] == "BYTES" else "[[1,2]]"
         if name in raw and not value.startswith("["):
             value, example = f"[{value}]", "3"  # one for all items
         inputs[name] = _parse(name, value, dtypes[name], example)

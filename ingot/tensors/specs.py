@@ -331,6 +331,11 @@ def check_array(spec: TensorSpec, array: Array, signature: Signature, bound: dic
     """
     dtype = DType.of(array)
     if dtype is not spec.dtype:
+        if not array.size:  # libraries give an empty list the type of numbers
+            raise InvalidArgument(
+                f"input '{spec.name}' is empty, and has datatype {dtype.value} instead of {spec.dtype.value}; "
+                "send at least one value"
+            )
         raise InvalidArgument(
             f"input '{spec.name}' has datatype {dtype.value}, the model takes {spec.dtype.value}; "
             f"convert it to {spec.dtype.torch_name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.cli.serve import curl
 from ingot.errors import (
     ExportError,
     IngotError,
@@ -37,7 +39,7 @@ from ingot.runtime.engines.spec import EngineSpec
 from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.server.outside import wait_until
-from tests.support import RunIngot, refused, succeeded
+from tests.support import RequireTool, RunIngot, refused, succeeded
 
 WORDS = """
 import re
@@ -210,6 +212,43 @@ def test_a_class_answers_batches_of_texts(tmp_path: Path, protocol: str) -> None
             client.infer("words", {"text": np.array([b"\xff"], object)})
 
 
+def test_the_first_requests_of_a_user_are_answered(
+    tmp_path: Path, run_ingot: RunIngot, require_tool: RequireTool
+) -> None:
+    """The command that serve prints sends the example's first sample, and a text needs no form of JSON."""
+    require_tool("curl")
+    with serving(words(tmp_path)) as server, ingot.Client(server.http_url) as client:
+        [model] = server._server.repository
+        command = curl(server.http_url, model)
+        assert '"shape":[1],"data":["' in command
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+        assert b'"outputs"' in done.stdout, (command, done.stdout)
+        file = write(tmp_path, "a.txt", "of file")
+        for typed, count in (("a good day", [3]), ('["a", "b c"]', [1, 2]), (f"@{file}", [2])):
+            done_by = run_ingot("infer", server.http_url, "words", "--json", "--input", f"text={typed}")
+            assert json.loads(succeeded(done_by))["outputs"]["count"] == count
+        with pytest.raises(InvalidArgument, match="input 'text' is empty, and has datatype FP64 instead of BYTES"):
+            client.infer("words", {"text": np.array([])})
+
+
+def test_an_example_with_quotes_is_sent_and_one_without_json_is_not(tmp_path: Path) -> None:
+    for example, shown in (("it's ä", "it'\\''s ä"), (b"\xff", ""), ("a" * 5000, "")):
+        code = (
+            "class M:\n    def predict_one(self, x: bytes) -> int: return len(x)\n"
+            f"    def example(self): return {example!r}\n"
+        )
+        with serving(source_of(tmp_path, code, "M")) as server:
+            [model] = server._server.repository
+            command = curl(server.http_url, model)
+            assert shown in command if shown else not command
+
+
+def test_a_file_without_its_class_names_the_classes(tmp_path: Path) -> None:
+    file, _, _ = words(tmp_path).rpartition(":")
+    with pytest.raises(InvalidArgument, match=r"name its class: ingot serve \S+words_model\.py:Words$"), serving(file):
+        pass
+
+
 def test_a_sample_that_fails_in_a_shared_batch_fails_alone(tmp_path: Path) -> None:
     with serving(words(tmp_path), max_delay=0.3) as server, ingot.Client(server.http_url) as client:
 
@@ -261,7 +300,7 @@ def test_arrays_pass_in_both_directions_and_coroutines_run_at_once(tmp_path: Pat
         (1, "returned 'z', but the model's signature has 'y'"),
         (2, "returned 'y' as float64, declared is y:int64[batch]; cast it there"),
         (3, "returned a int as 'y', not an array"),
-        (4, "returned 'y' as <U1, declared is y:int64"),
+        (4, "returned 'y' as text, declared is y:int64"),
     ],
 )
 def test_results_that_do_not_fit_are_named(wrong: RunningServer, case: int, message: str) -> None:
@@ -299,7 +338,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         ("fetch", InternalError, "has no network"),
         ("write", InternalError, "writes only to its temporary folder"),
         ("kill", InternalError, "PermissionError"),
-        ("text", InternalError, "returned 'y' as <U9, declared is y:float32[batch]"),
+        ("text", InternalError, "returned 'y' as text, declared is y:float32[batch]"),
     ],
 )
 def test_a_fault_costs_its_request_only(faulty: RunningServer, what: str, error: type, message: str) -> None:

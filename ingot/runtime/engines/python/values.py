@@ -144,12 +144,16 @@ def _array(spec: TensorSpec, column: Any, where: str) -> Array:
     if array.dtype.kind not in "biufV" or not (
         np.can_cast(array.dtype, spec.dtype.numpy, "same_kind") or (listed and spec.dtype.is_float)
     ):
-        raise ModelFailed(f"{where} returned '{spec.name}' as {array.dtype}, declared is {spec}; cast it there")
+        raise ModelFailed(f"{where} returned '{spec.name}' as {_kind(array)}, declared is {spec}; cast it there")
     if listed and spec.dtype.is_integer and array.size:
         limits = np.iinfo(spec.dtype.numpy)
         if array.min() < limits.min or array.max() > limits.max:
             raise ModelFailed(f"{where} returned a number in '{spec.name}' that {spec.dtype.torch_name} cannot hold")
     return array.astype(spec.dtype.numpy)
+
+
+def _kind(array: Array) -> str:
+    return {"U": "text", "S": "bytes", "O": "objects"}.get(array.dtype.kind, str(array.dtype))
 
 
 def _texts(spec: TensorSpec, column: Any, where: str) -> Array:
