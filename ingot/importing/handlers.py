@@ -21,7 +21,8 @@ from ingot.importing.record import Declared, Imported
 from ingot.steps import Described, Original, Values, image_classification
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.presets import IMAGENET, classifier
-from ingot.tensors import Array, DType, TensorSpec
+from ingot.tensors import DType, TensorSpec
+from ingot.tensors.arrays import as_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,7 +142,7 @@ def _original(steps: Described, labels: Sequence[str], *, answers: bool) -> Orig
 
     pictures = [each for each in drawn(_DRAWN, least=24) if _mode(each) == "RGB"]
     called = f"TorchServe's {CLASSIFIER} with Pillow {PIL.__version__}, torch {torch.__version__}"
-    items, samples = ({name: _objects(each)} for each in (pictures, pictures[:_ANSWERED]))
+    items, samples = ({name: as_bytes(each)} for each in (pictures, pictures[:_ANSWERED]))
     return Original(called, prepare, answer, [items], [samples], answers=answers)
 
 
@@ -168,9 +169,3 @@ def _mode(content: bytes) -> str:
 
     with Image.open(BytesIO(content)) as picture:
         return str(picture.mode)
-
-
-def _objects(contents: Sequence[bytes]) -> Array:
-    found = np.empty(len(contents), object)
-    found[:] = contents
-    return found

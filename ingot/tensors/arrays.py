@@ -36,6 +36,13 @@ def to_bytes(array: Array) -> bytes:
     return array.tobytes()
 
 
+def as_bytes(contents: Sequence[bytes]) -> Array:
+    """Return texts or files as a BYTES tensor."""
+    found = np.empty(len(contents), object)
+    found[:] = contents
+    return found
+
+
 def _prefixed(texts: Array) -> bytes:
     """Return the elements of a BYTES tensor with one dimension, each behind its length."""
     items = [item if isinstance(item, bytes) else str(item).encode() for item in texts.tolist()]
@@ -115,9 +122,7 @@ def _unpack_bytes(name: str, count: int, raw: bytes | memoryview) -> Array:
         raise InvalidArgument(f"BYTES element {len(found)} of tensor '{name}' runs past the end of the data")
     if position != size:
         raise InvalidArgument(f"tensor '{name}' has {size - position} bytes after its {count} BYTES elements")
-    items = np.empty(count, dtype=object)
-    items[:] = found
-    return items
+    return as_bytes(found)
 
 
 # Magnitude below which a tensor counts as zero, and relative errors are noise.
@@ -226,6 +231,4 @@ def _native(array: Array) -> Array:
     if array.dtype.kind not in "SU":
         return array
     items = [item if isinstance(item, bytes) else item.encode() for item in array.reshape(-1).tolist()]
-    out = np.empty(len(items), dtype=object)
-    out[:] = items
-    return out.reshape(array.shape)
+    return as_bytes(items).reshape(array.shape)

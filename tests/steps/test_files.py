@@ -14,9 +14,9 @@ from ingot.errors import InvalidArgument, Unsupported
 from ingot.export import tasks
 from ingot.steps.after.relabel import Relabel
 from ingot.steps.bytes import Bytes
-from ingot.steps.samples.texts import as_bytes
 from ingot.steps.tasks.declared import read_steps
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 from tests import onnx_models
 from tests.support import RunIngot, succeeded
 

@@ -16,6 +16,7 @@ from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.synthesis import synthesized
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 
 def made(opened: OpenedSteps, example: Values, count: int) -> list[dict[str, Array]]:
@@ -37,11 +38,11 @@ def made(opened: OpenedSteps, example: Values, count: int) -> list[dict[str, Arr
         elif isinstance(step, Image):
             height, width = example[step.pixels].shape[-2:] if step.pixels in example else (224, 224)
             files = [next(drawn(1, seed=seed, sizes=((width, height),))) for seed in range(count)]
-            found = [{step.image: texts.as_bytes(files)}]
+            found = [{step.image: as_bytes(files)}]
         elif isinstance(step, Audio):
-            found = [{step.audio: texts.as_bytes(_sounds(step, example, count))}]
+            found = [{step.audio: as_bytes(_sounds(step, example, count))}]
         elif isinstance(step, Bytes):
-            found = [{step.file: texts.as_bytes([*sample_files()][:count])}]
+            found = [{step.file: as_bytes([*sample_files()][:count])}]
         else:
             continue
         sets = [{**one, **other} for one in sets for other in found]

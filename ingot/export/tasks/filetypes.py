@@ -13,8 +13,8 @@ import numpy as np
 from ingot.errors import missing_package
 from ingot.export.tasks.folder import read_json
 from ingot.steps import Described, Original, Values, file_classification
-from ingot.steps.samples import texts
 from ingot.steps.samples.files import sample_files
+from ingot.tensors.arrays import as_bytes
 
 FILE = "config.min.json"
 
@@ -49,7 +49,7 @@ def of_magika(folder: Path) -> Described:
         least=config["min_file_size_for_dl"],
         max_items=1,  # the files of a call change each other's scores, by .17 in the samples
     )
-    samples = [{"file": texts.as_bytes([content])} for content in sample_files()]
+    samples = [{"file": as_bytes([content])} for content in sample_files()]
     original = Original(
         f"magika {magika.__version__} {folder.name}", _prepare(own, config), _answer(own), samples, samples
     )
@@ -71,7 +71,7 @@ def _prepare(own: Any, config: Any) -> Any:
 def _answer(own: Any) -> Any:
     def answer(module: Any, values: Values) -> Values:
         found = [own.identify_bytes(file) for file in values["file"]]
-        labels = texts.as_bytes([str(each.output.label).encode() for each in found])
+        labels = as_bytes([str(each.output.label).encode() for each in found])
         return {"label": labels[:, None], "score": np.array([[each.score] for each in found], np.float32)}
 
     return answer

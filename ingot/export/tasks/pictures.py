@@ -22,7 +22,7 @@ from ingot.steps.after.classify import Function
 from ingot.steps.images.operations import CenterCrop, Operation, Pad, Quantize, Resize
 from ingot.steps.images.pictures import drawn
 from ingot.steps.images.processors import operations_of
-from ingot.steps.samples import texts
+from ingot.tensors.arrays import as_bytes
 
 FILE = "preprocessor_config.json"
 # Pictures whose values are compared, and those whose answers are; narrow ones are for the tests of the steps.
@@ -155,7 +155,7 @@ def _sets(files: Iterable[bytes], together: bool, options: Sequence[Mapping[str,
         for each in [chosen] if together else ([file] for file in chosen):
             types = {name: np.float32 if isinstance(value, float) else object for name, value in option.items()}
             given = {name: np.full(len(each), value, types[name]) for name, value in option.items()}
-            yield {"image": texts.as_bytes(each), **given}
+            yield {"image": as_bytes(each), **given}
 
 
 def sides_of(operations: Iterable[Operation]) -> tuple[int | str, int | str] | None:

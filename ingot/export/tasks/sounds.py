@@ -16,12 +16,12 @@ from ingot.export.source.sounds import least_samples
 from ingot.export.tasks.folder import Folder, Found, classes_of, labels_of
 from ingot.steps import Described, Original, Values, audio_classification, speech_recognition
 from ingot.steps.after.ctc import Convolution
-from ingot.steps.samples.texts import as_bytes
 from ingot.steps.sounds.audio import Audio
 from ingot.steps.sounds.extractors import Extraction, extraction_of
 from ingot.steps.sounds.synthesis import synthesized
 from ingot.steps.tokenizer import CLEANED
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 # Files that have a feature extractor: of it alone, or of a processor.
 _FILES = ("preprocessor_config.json", "processor_config.json")

@@ -22,6 +22,7 @@ from ingot.steps.images.pictures import drawn
 from ingot.steps.samples import texts
 from ingot.steps.tokenize import Tokenize
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 # Pictures that both image steps process.
 _PICTURES = 60
@@ -110,7 +111,7 @@ def _step(before: tuple[Any, Apply], after: tuple[Any, Apply], what: str, items:
 def _outcome(step: Any, apply: Apply, item: bytes) -> _Outcome:
     """Return the values that a step makes of one item, without those that do not depend on the item."""
     try:
-        made = apply({step.reads[0]: texts.as_bytes([item])})
+        made = apply({step.reads[0]: as_bytes([item])})
     except IngotError:
         return None
     names = (step.ids,) if isinstance(step, Tokenize) else step.writes if isinstance(step, ItemStep) else ()

@@ -6,7 +6,6 @@ import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import orjson
 
 from ingot import foreign
@@ -15,6 +14,7 @@ from ingot.protocol.requests import InferResponse
 from ingot.runtime.engines.python.torchserve.rows import BODY, HEAD, REQUEST, Part, packed
 from ingot.server.http.responses import HttpResponse
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 _TOKEN, _TEXT = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"), re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 # Headers of the connection, and those by which clients prove who they are.
@@ -32,9 +32,7 @@ def inputs(parts: Sequence[Part], headers: Mapping[str, str], query: str) -> dic
     """
     parameters = [Part(name, value) for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True)]
     shown = {name: value for name, value in headers.items() if name not in _SECRET}
-    value = np.empty(1, object)
-    value[0] = packed([*parameters, *parts], shown)
-    return {REQUEST: value}
+    return {REQUEST: as_bytes([packed([*parameters, *parts], shown)])}
 
 
 def response(answer: InferResponse) -> HttpResponse:

@@ -17,6 +17,7 @@ from ingot.runtime.engines.python.torchserve.rows import BODY
 from ingot.server.torchserve.bodies import DATA, Row, merged, parsed
 from ingot.steps import Steps
 from ingot.tensors import Array, DType, TensorSpec
+from ingot.tensors.arrays import as_bytes
 
 # As TorchServe's image_classifier returns them.
 _BEST = 5
@@ -99,8 +100,7 @@ def _texts(spec: TensorSpec, value: Any) -> Array:
     items = [each.encode("utf-8", "surrogatepass") if isinstance(each, str) else each for each in _listed(value)]
     if not all(isinstance(each, bytes) for each in items):
         raise InvalidArgument(f"the value '{spec.name}' must be a file or a text, or a JSON list of texts")
-    found = np.empty(len(items), object)
-    found[:] = items
+    found = as_bytes(items)
     return found if several else found.reshape(())
 
 

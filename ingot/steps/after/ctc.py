@@ -12,6 +12,7 @@ from ingot.errors import InvalidArgument
 from ingot.steps.after.classify import FUNCTIONS, Function
 from ingot.steps.step import Apply, Files, Shape, Step, Values
 from ingot.tensors import Array, TensorSpec
+from ingot.tensors.arrays import as_bytes
 
 Convolution = tuple[int, int, int]
 """The kernel, the stride and the padding at each side of a convolution over time."""
@@ -87,8 +88,7 @@ class Ctc(Step):
             best = values[self.logits].argmax(-1)  # [n, frames]
             joined = (np.diff(best, prepend=-1) != 0) & ~blank[best]
             joined &= np.arange(best.shape[1]) < np.array(self._sizes(values))[:, None]
-            texts = np.empty(len(best), object)
-            texts[:] = [self._text(tokens[chosen]).encode() for tokens, chosen in zip(best, joined, strict=True)]
+            texts = as_bytes([self._text(tokens[chosen]).encode() for tokens, chosen in zip(best, joined, strict=True)])
             return {self.text: texts, **self._scored(values[self.logits], joined)}
 
         return apply

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 _HARD = (
     "",
@@ -100,10 +99,3 @@ def sets(texts: list[str], text: str, pair: str, *, required: bool) -> list[dict
 def as_array(texts: list[str]) -> Array:
     """Return texts as a BYTES tensor."""
     return as_bytes([text.encode() for text in texts])
-
-
-def as_bytes(contents: Sequence[bytes]) -> Array:
-    """Return texts or files as a BYTES tensor."""
-    found = np.empty(len(contents), object)
-    found[:] = contents
-    return found

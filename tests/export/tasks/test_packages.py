@@ -24,7 +24,7 @@ import pytest
 import ingot
 from ingot import Client
 from ingot.steps.samples.files import sample_files
-from ingot.steps.samples.texts import as_bytes
+from ingot.tensors.arrays import as_bytes
 from tests.support import ROOT
 
 pytestmark = pytest.mark.long

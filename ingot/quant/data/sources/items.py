@@ -12,6 +12,7 @@ import numpy as np
 from ingot import tensors
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array, DType, Range, Signature
+from ingot.tensors.arrays import as_bytes
 
 LABELS = "labels"
 
@@ -75,9 +76,7 @@ def to_array(value: Any) -> Array:
     if array.dtype.kind not in "OSU":
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     items = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
-    text = np.empty(len(items), dtype=object)
-    text[:] = items
-    return text.reshape(array.shape)
+    return as_bytes(items).reshape(array.shape)
 
 
 def check_item(

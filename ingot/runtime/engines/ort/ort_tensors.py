@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.errors import InvalidArgument
 from ingot.tensors import Array, DType, Shape, TensorSpec, dim_name
+from ingot.tensors.arrays import as_bytes
 
 # Names of the batch dimension in bare .onnx files, which cannot declare it otherwise.
 _BATCH_NAMES = ("batch", "batch_size", "N", "n")
@@ -68,9 +69,7 @@ def from_ort(spec: TensorSpec, value: Array) -> Array:
     """Return an output of a session as an array, text as bytes."""
     if spec.dtype is not DType.BYTES:
         return value
-    items = np.empty(value.size, dtype=object)
-    items[:] = [str(item).encode() for item in value.reshape(-1).tolist()]
-    return items.reshape(value.shape)
+    return as_bytes([str(item).encode() for item in value.reshape(-1).tolist()]).reshape(value.shape)
 
 
 def copied(value: Any, dtype: DType) -> Array:

@@ -19,6 +19,7 @@ from ingot.steps import ItemStep
 from ingot.steps.after.classify import FUNCTIONS
 from ingot.steps.after.segments import SUBTASKS, Segments
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 Rows = list[Any]
 """The answer to each file."""
@@ -63,10 +64,8 @@ async def answer(call: Call, served: Served) -> Any:
     parameters.end()
     fields.end()
     [step] = [step for step in served.steps.before if isinstance(step, ItemStep)]
-    contents = np.empty(len(files), object)
-    contents[:] = files
     model = served.model
-    inputs = {step.reads[0]: contents, **further}
+    inputs = {step.reads[0]: as_bytes(files), **further}
     request = InferRequest(Template(model.name, model.version), inputs, "", None, call.client)
     place = listed("inputs") if isinstance(given, list) else single("inputs")
     try:
