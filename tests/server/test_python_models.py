@@ -618,6 +618,26 @@ def test_a_model_that_ignores_signals_ends_with_its_server(tmp_path: Path) -> No
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_server_that_ends_while_it_loads_leaves_no_folders(tmp_path: Path, signals: int) -> None:
+    code = (
+        "import time\nclass M:\n    def load(self, context): time.sleep(600)\n"
+        "    def predict_one(self, x: str) -> str: return x\n"
+    )
+    (scratch := tmp_path / "scratch").mkdir()
+    arguments = ["serve", source_of(tmp_path, code, "M"), "--http-port", "0", "--grpc-port", "0"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen([sys.executable, "-m", "ingot", *arguments], env=environment) as process:
+        try:
+            wait_until(lambda: [*scratch.glob("ingot-engine-*")] != [])
+            for _ in range(signals):
+                process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        finally:
+            process.kill()
+    assert [*scratch.glob("ingot-engine-*")] == []
+
+
 def wheel(folder: Path, name: str, version: str) -> None:
     """Write a wheel with one module that has the version."""
     folder.mkdir(exist_ok=True)

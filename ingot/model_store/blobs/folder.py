@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,8 +31,15 @@ _POLL_SECONDS = 0.05
 _removals: list[weakref.finalize[..., Any]] = []
 
 
+def remove_with(owner: object, remove: Callable[..., object], *arguments: Any) -> weakref.finalize[..., Any]:
+    """Call ``remove``, which removes a temporary folder, once: with the owner, or at the end of this process."""
+    removal = weakref.finalize(owner, remove, *arguments)
+    _removals[:] = [each for each in _removals if each.alive] + [removal]
+    return removal
+
+
 def remove_scratch() -> None:
-    """Remove all temporary folders of :meth:`BlobFolder.scratch`, for a process that ends without the interpreter."""
+    """Remove all temporary folders of :func:`remove_with`, for a process that ends without the interpreter."""
     for removal in _removals:
         removal()
 
@@ -60,8 +67,7 @@ class BlobFolder:
             folder = cls(Path(tempfile.mkdtemp(prefix="ingot-")))
         except OSError as error:
             raise write_error("cannot create a temporary folder", error, "; set TMPDIR to a writable folder") from error
-        removal = weakref.finalize(folder, shutil.rmtree, folder.root, ignore_errors=True)
-        _removals[:] = [each for each in _removals if each.alive] + [removal]
+        remove_with(folder, shutil.rmtree, folder.root, True)
         return folder
 
     @property

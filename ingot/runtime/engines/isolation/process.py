@@ -27,6 +27,7 @@ from ingot.faultlog import rate_limited_logger
 from ingot.ipc import arena
 from ingot.ipc.arena import Incoming, Outgoing
 from ingot.ipc.records import decode_error
+from ingot.model_store.blobs.folder import remove_with
 from ingot.runtime.engines.isolation import confinement
 from ingot.runtime.engines.isolation.calls import Ask, BatchCalls
 from ingot.runtime.engines.isolation.description import Description
@@ -125,6 +126,8 @@ class EngineProcess:
             else:
                 given.append(control.fileno())
                 self._process = self._start(["child", os.getpid(), *given], errors, pass_fds=given)
+            if self._folder is not None:  # the server may end while it waits for this process
+                remove_with(self, _end_and_remove, self._process, self._folder)
             on_error.pop_all()
 
     def open(self, timeout: float | None) -> Description:
@@ -372,6 +375,15 @@ def _temporary_folder() -> str:
     except OSError as error:
         remedy = "; set TMPDIR to a writable folder with free space"
         raise write_error("cannot create a temporary folder for an engine process", error, remedy) from error
+
+
+def _end_and_remove(process: subprocess.Popen[bytes], folder: str) -> None:
+    """Remove the temporary folder of a process, which would go on writing to it otherwise."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_END_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_stopped(process: int) -> bool:
