@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -32,8 +33,20 @@ class Panicked(Exception):
         self.__traceback__ = error.__traceback__
 
 
-def contained(error: BaseException) -> Exception:
+class BaseRaised(Exception):
+    """Stands for an exception of foreign code that is not an ``Exception``, such as ``asyncio.CancelledError``."""
+
+    def __init__(self, error: BaseException):
+        super().__init__(f"the code raised {type(error).__name__}, which is not an Exception")
+        self.__traceback__ = error.__traceback__
+
+
+def contained(error: BaseException, *, cancels: bool = False) -> Exception:
     """Return an error of foreign code as an ``Exception``.
+
+    Args:
+        error: of any type.
+        cancels: whether ``CancelledError`` is from the code, which it is unless a coroutine waited.
 
     Raises:
         BaseException: the error itself, if it is not from the code: ``KeyboardInterrupt``, for one.
@@ -44,7 +57,9 @@ def contained(error: BaseException) -> Exception:
         return ExitRequested(error)
     if type(error).__module__ == "pyo3_runtime":  # its PanicException cannot be imported
         return Panicked(error)
-    raise error
+    if isinstance(error, KeyboardInterrupt | GeneratorExit) or (isinstance(error, CancelledError) and not cancels):
+        raise error
+    return BaseRaised(error)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -90,7 +105,7 @@ def outcome(function: Callable[[], _T]) -> _T | Exception:
     try:
         return function()
     except BaseException as error:  # noqa: BLE001 - such code raises errors of any type
-        return contained(error)
+        return contained(error, cancels=True)
 
 
 def attempt(function: Callable[[], _T]) -> _T | None:

@@ -90,6 +90,10 @@ class Faulty:
             print("a line for the log", file=sys.stderr)
         if do == "exit":
             sys.exit(3)
+        if do == "cancel":
+            raise asyncio.CancelledError
+        if do == "base":
+            raise BaseException("odd")
         if do == "_exit":
             os._exit(3)
         if do == "fork":
@@ -133,6 +137,8 @@ class Arrays:
 
 class Slow:
     async def predict_one(self, seconds: float) -> int:
+        if seconds < 0:
+            raise asyncio.CancelledError
         await asyncio.sleep(seconds)
         return 7
 
@@ -289,6 +295,8 @@ def test_arrays_pass_in_both_directions_and_coroutines_run_at_once(tmp_path: Pat
         began = time.monotonic()
         assert client.infer("slow", {"seconds": np.full(20, 0.2)})["output"].tolist() == [7] * 20
         assert time.monotonic() - began < 3
+        with pytest.raises(InternalError, match="raised CancelledError"):
+            client.infer("slow", {"seconds": np.full(1, -1.0)})
         big = np.zeros((3, 262144), np.float32)
         assert np.array_equal(client.infer("big", {"x": big})["output"], big + 1)
 
@@ -331,6 +339,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         ("raise", InternalError, "the model failed: KeyError: 'no such key'"),
         ("reject", InvalidArgument, "the model rejects this input: the text is not a command"),
         ("exit", InternalError, "the code ends the process (SystemExit: 3)"),
+        ("cancel", InternalError, "the code raised CancelledError, which is not an Exception"),
+        ("base", InternalError, "the code raised BaseException, which is not an Exception"),
         ("_exit", Unavailable, "ended with exit code 3; the request may have caused it"),
         ("hang", IngotError, "engine call"),
         ("fork", InternalError, "starts no programs"),

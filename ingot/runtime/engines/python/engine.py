@@ -214,7 +214,9 @@ async def _gathered(values: Sequence[Any], *, whole: bool = False) -> Any:
     """Return the results of those values that are awaitable, or their exceptions; with ``whole`` the only result."""
     waiting = [asyncio.ensure_future(_single(value)) for value in values]
     found = await asyncio.gather(*waiting, return_exceptions=not whole)
-    return found[0] if whole else found
+    if whole:
+        return found[0]
+    return [foreign.contained(each, cancels=True) if isinstance(each, BaseException) else each for each in found]
 
 
 async def _single(value: Any) -> Any:
