@@ -221,6 +221,7 @@ def limited_load(
 def _print(archive: Archive, *, verbose: bool) -> None:
     from rich.table import Table
 
+    plan = archive.variants[0].python_plan()  # before anything is printed, since it may not be valid
     say(f"{archive.name}  {archive.digest}")
     serving = archive.variants[0].serving
     if serving.steps is not None:
@@ -242,7 +243,7 @@ def _print(archive: Archive, *, verbose: bool) -> None:
                 say(f"{title:>7}  {','.join(f'{name}={output}' for name, output in pairs.items())}")
         if defaults.labels:
             say(f" labels  {len(defaults.labels)} names of classes")
-    if (plan := archive.variants[0].python_plan()) is not None:
+    if plan is not None:
         kind = "class" if plan.interface == "class" else "handler"
         say(f"{kind:>7}  {plan.attribute} of {plan.file}, with {units.counted(len(plan.files), 'file')}")
         for requirement in plan.requirements:

@@ -34,10 +34,13 @@ from ingot.errors import (
     Unsupported,
 )
 from ingot.export.python_model import export_class
+from ingot.model_store import BlobFolder
+from ingot.model_store.format import manifest
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.server.main import RunningServer
 from tests import onnx_models
+from tests.model_store.forgeries import forged
 from tests.server.outside import wait_until
 from tests.support import RequireTool, RunIngot, refused, succeeded
 
@@ -472,6 +475,41 @@ def test_relative_paths_are_of_the_models_files_alone(tmp_path: Path, monkeypatc
     for served in (source, str(tmp_path / "w.ingot")):
         with serving(served, allow_code=True) as server, ingot.Client(server.http_url) as client:
             assert client.infer("words", text("a b"))["count"].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"files": {"a": "0" * 64, "a/b/c.py": "0" * 64}, "file": "a"}, "'a' is a file, and the folder of 'a/b/c.py'"),
+        ({"files": {"a" * 300: "0" * 64}, "file": "a" * 300}, "longer than file systems allow"),
+        ({"files": {"a/" * 2500 + "a": "0" * 64}, "file": "a"}, "longer than file systems allow"),
+        ({"files": {"../a": "0" * 64}, "file": "../a"}, "not a path inside the model's folder"),
+    ],
+)
+def test_an_archive_with_paths_that_cannot_be_unpacked(
+    tmp_path: Path, run_ingot: RunIngot, plan: dict[str, Any], message: str
+) -> None:
+    serving = export_class(words(tmp_path), name="words", include=[tmp_path / "data"]).variant().serving
+    blobs, raw = BlobFolder.scratch(), json.dumps({"attribute": "Words", **plan}).encode()
+    graph = blobs.put(raw, manifest.WEIGHT, {manifest.FILEPATH: "python.json"})
+    forged(blobs, serving, graph).save(path := tmp_path / "m.ingot")
+    shown = run_ingot("inspect", path)
+    assert message in refused(shown)
+    assert shown.stdout == ""
+    assert message in refused(run_ingot("serve", path, "--allow-code", "--http-port", "0", "--grpc-port", "0"))
+
+
+def test_another_version_of_python_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = words(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.python_version", lambda: "2.7.1")
+        export_class(source, name="words", include=[tmp_path / "data"]).save(tmp_path / "w.ingot")
+    caplog.clear()
+    with serving(str(tmp_path / "w.ingot"), allow_code=True):
+        pass
+    assert "the archive was made with Python 2.7.1, and runs in 3." in caplog.text
 
 
 def test_a_difference_names_the_files_that_changed(tmp_path: Path, run_ingot: RunIngot) -> None:

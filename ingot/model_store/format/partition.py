@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ingot.errors import shortened
 from ingot.permissions import Permission
 from ingot.tensors import Signature
 
@@ -65,6 +66,10 @@ class PartitionPlan(_Record):
         return self
 
 
+# Bytes of the path of a file, which the folder that it is unpacked into makes longer, and of each part of it.
+_MOST_PATH, _MOST_PART = 1024, 255
+
+
 class PythonPlan(_Record):
     """A model that is code in Python.
 
@@ -100,7 +105,11 @@ class PythonPlan(_Record):
         for name in self.files:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts or "\0" in name:
-                raise ValueError(f"'{name}' is not a path inside the model's folder")
+                raise ValueError(f"'{shortened(name)}' is not a path inside the model's folder")
+            if len(name.encode()) > _MOST_PATH or any(len(part.encode()) > _MOST_PART for part in path.parts):
+                raise ValueError(f"'{shortened(name)}' is longer than file systems allow")
+            if above := next((parent for parent in path.parents if str(parent) in self.files), None):
+                raise ValueError(f"'{shortened(str(above))}' is a file, and the folder of '{shortened(name)}'")
         if self.file not in self.files:
             raise ValueError(f"it has no file '{self.file}'")
         return self

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
 import sys
 from pathlib import Path
 
-from ingot.errors import NotFound
+from ingot.errors import NotFound, shortened
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PythonPlan
 from ingot.model_store.places import python_class
 from ingot.runtime.engines.python import files, requirements
 from ingot.runtime.engines.python.torchserve.handler import handler_class
+
+log = logging.getLogger(__name__)
 
 _REMEDY = "install the package, or add the file to the archive with --include"
 
@@ -32,10 +36,18 @@ def load_class(path: Path) -> tuple[type, Path]:
         return _imported(*named)
     plan = manifest.decode(PythonPlan, path.read_bytes(), "the plan")
     requirements.check(plan.requirements)
+    _compare_python(plan.python)
     folder = files.unpack(plan, path.parent)
     if plan.interface == "torchserve":
         return handler_class(folder, plan.file, plan.attribute), folder
     return _imported(folder / plan.file, plan.attribute)
+
+
+def _compare_python(made: str) -> None:
+    """Name in the log another minor version of Python than the archive was made with; most code runs in both."""
+    here = platform.python_version()
+    if made and made.split(".")[:2] != here.split(".")[:2]:
+        log.warning("the archive was made with Python %s, and runs in %s", shortened(made), here)
 
 
 def _imported(file: Path, attribute: str) -> tuple[type, Path]:
