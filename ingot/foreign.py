@@ -137,11 +137,18 @@ def first_fault(error: Any) -> str:
     return f"'{place}' is {value}: {message}" if place else message
 
 
+def text_of(error: Exception) -> str:
+    """Return an error's message as text that can be encoded; code may raise errors whose ``__str__`` raises."""
+    found = outcome(lambda: str(error))
+    text = found if isinstance(found, str) else f"its message cannot be read ({type(found).__name__} in __str__)"
+    return text.encode(errors="replace").decode()
+
+
 def one_line(error: Exception, limit: int = 500) -> str:
     """Return an error's message without line breaks, at most ``limit`` characters of it."""
-    return " ".join(str(error).split())[:limit]
+    return " ".join(text_of(error).split())[:limit]
 
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type if it has no message."""
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return text_of(error).strip().split("\n", 1)[0] or type(error).__name__

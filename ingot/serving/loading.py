@@ -73,7 +73,7 @@ async def load_model(model: Model, sizes: Sequence[int] = (), *, parkable: bool 
             raise DeadlineExceeded(
                 f"model '{model.name}' version {model.version} was not ready within {longest}: it was {state}. If the "
                 "model is just large, raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 means no limit). A graph with a loop "
-                "or nested functions may never finish loading"
+                "or nested functions, or a Python model whose load() waits, may never finish loading"
             ) from None
 
 

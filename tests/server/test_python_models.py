@@ -70,7 +70,11 @@ class Words:
 
 # Each input makes it fail in one way.
 FAULTY = """
-import os, sys, time, asyncio, socket
+import os, sys, time, asyncio, logging, socket
+
+class Mute(Exception):
+    def __str__(self):
+        return self.missing
 
 class Faulty:
     inputs = ["do:str[batch]"]
@@ -91,8 +95,15 @@ class Faulty:
                 print("x" * (1 << 20))
         if do == "stderr":
             print("a line for the log", file=sys.stderr)
+        if do == "log":
+            logging.getLogger("odd").error("%d", "no number")
+            logging.getLogger("odd").error("half \\ud800")
         if do == "exit":
             sys.exit(3)
+        if do == "mute":
+            raise Mute
+        if do == "surrogate":
+            raise KeyError("\\ud800")
         if do == "cancel":
             raise asyncio.CancelledError
         if do == "base":
@@ -151,6 +162,13 @@ class Wrong:
 
     def predict(self, batch):
         return {0: {"y": [1, 2, 3]}, 1: {"z": [1]}, 2: [[1.5]], 3: {"y": 1}, 4: {"y": ["a"]}}[int(batch["n"][0])]
+
+class Half:
+    inputs = ["n:int64[batch]"]
+    outputs = ["y:str[batch]"]
+
+    def predict(self, batch):
+        return {"y": ["\\ud800"]}
 
 Large = Annotated[np.ndarray, "float32[batch,262144]"]
 
@@ -288,7 +306,7 @@ def test_the_same_class_runs_in_a_notebook(tmp_path: Path) -> None:
 
 def test_arrays_pass_in_both_directions_and_coroutines_run_at_once(tmp_path: Path) -> None:
     file = write(tmp_path, "arrays_model.py", ARRAYS)
-    sources = (f"{file}:{name}" for name in ("Arrays", "Slow", "Big"))
+    sources = (f"{file}:{name}" for name in ("Arrays", "Slow", "Half", "Big"))
     with serving(*sources) as server, ingot.Client(server.http_url) as client:
         x, image = np.ones((2, 2), np.float32), np.array([b"\x00\xff", b""], object)
         answer = client.infer("arrays", {"x": x, "image": image})
@@ -298,6 +316,8 @@ def test_arrays_pass_in_both_directions_and_coroutines_run_at_once(tmp_path: Pat
         began = time.monotonic()
         assert client.infer("slow", {"seconds": np.full(20, 0.2)})["output"].tolist() == [7] * 20
         assert time.monotonic() - began < 3
+        with pytest.raises(InternalError, match="a text in 'y' that UTF-8 cannot encode"):
+            client.infer("half", {"n": np.ones(1, np.int64)})
         with pytest.raises(InternalError, match="raised CancelledError"):
             client.infer("slow", {"seconds": np.full(1, -1.0)})
         big = np.zeros((3, 262144), np.float32)
@@ -342,6 +362,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         ("raise", InternalError, "the model failed: KeyError: 'no such key'"),
         ("reject", InvalidArgument, "the model rejects this input: the text is not a command"),
         ("exit", InternalError, "the code ends the process (SystemExit: 3)"),
+        ("mute", InternalError, "Mute: its message cannot be read (AttributeError in __str__)"),
+        ("surrogate", InternalError, "KeyError: "),
         ("cancel", InternalError, "the code raised CancelledError, which is not an Exception"),
         ("base", InternalError, "the code raised BaseException, which is not an Exception"),
         ("_exit", Unavailable, "ended with exit code 3; the request may have caused it"),
@@ -377,6 +399,13 @@ def test_prints_and_places_of_failures_are_in_the_log(faulty: RunningServer, cap
             client.infer("faulty", do("raise"))
     line = FAULTY.splitlines().index('            raise KeyError("no such key")') + 1
     assert f"Faulty.predict_one raised KeyError: 'no such key' (faulty_model.py, line {line})" in caplog.text
+
+
+def test_odd_lines_of_a_models_log_cost_nothing(faulty: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with ingot.Client(faulty.http_url) as client:
+        assert client.infer("faulty", do("log"))["y"].tolist() == [1.0]
+    assert "odd: TypeError: %d format: a real number is required" in caplog.text
+    assert "odd: half ?" in caplog.text
 
 
 def test_a_killed_process_costs_its_batch_only(faulty: RunningServer) -> None:
@@ -422,6 +451,8 @@ def test_a_killed_process_costs_its_batch_only(faulty: RunningServer) -> None:
         ("class M:\n    def predict_one(self, x: str) -> str: yield 'a'\n", "M.predict_one yields"),
         ("class M:\n    inputs = ['x:float32[4]']\n    outputs = ['y:int64[batch]']\n    def predict(self, b): ...\n",
          "must have 'batch' as its first dimension"),
+        ("class M:\n    inputs = ['x:str[batch]', 'x:int64[batch]']\n    outputs = ['y:int64[batch]']\n"
+         "    def predict(self, b): ...\n", "'x' is declared twice"),
         ("import os\nos._exit(4)\n", "ended with exit code 4 while it loaded the model"),
     ],
 )  # fmt: skip

@@ -104,7 +104,7 @@ def _polygon(cv2: Any, pixels: Array, corners: Array) -> Array:
     width = max(_length(corners[0], corners[1]), _length(corners[2], corners[3]))
     height = max(_length(corners[0], corners[3]), _length(corners[1], corners[2]))
     if 3 * width * height > _MOST_BYTES:
-        raise TooLarge(f"a polygon has {width} x {height} pixels; the model that found it is faulty")
+        raise TooLarge(f"a polygon has {width} x {height} pixels, over {units.size(_MOST_BYTES)}; check its corners")
     straight = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     matrix = cv2.getPerspectiveTransform(corners, straight)
     options = {"borderMode": cv2.BORDER_REPLICATE, "flags": cv2.INTER_CUBIC}

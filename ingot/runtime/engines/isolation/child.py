@@ -54,6 +54,10 @@ Join = Callable[[], None]
 """Connects this process with the others of its engine."""
 
 
+def _encodable(text: str) -> str:
+    return text[:_MOST_TEXT].encode(errors="replace").decode()
+
+
 class _Kept(logging.Handler):
     """Keeps what is logged, for the server's log: the first records, and the number of the others."""
 
@@ -64,7 +68,9 @@ class _Kept(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if len(self.records) < _MOST_RECORDS:
-            self.records.append((record.levelno, record.name, record.getMessage()[:_MOST_TEXT]))
+            message = foreign.outcome(record.getMessage)  # which formats what the code passed
+            text = message if isinstance(message, str) else foreign.typed(message)
+            self.records.append((record.levelno, _encodable(record.name), _encodable(text)))
         else:
             self._left_out += 1
 

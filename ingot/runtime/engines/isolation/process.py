@@ -378,7 +378,7 @@ def _temporary_folder() -> str:
 
 
 def _end_and_remove(process: subprocess.Popen[bytes], folder: str) -> None:
-    """Remove the temporary folder of a process, which would go on writing to it otherwise."""
+    """Remove the temporary folder of a process, after the end of the process, which may be writing to it."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

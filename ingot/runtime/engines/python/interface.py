@@ -123,9 +123,12 @@ def _sides(model: type, method: str) -> tuple[_Side, _Side]:
 
 
 def _declared(texts: Sequence[str]) -> _Side:
-    specs, kinds, ranges = {}, {}, {}
+    specs: dict[str, TensorSpec] = {}
+    kinds, ranges = {}, {}
     for text in texts:
         spec, found = parse_spec(text)
+        if spec.name in specs:
+            raise InvalidArgument(f"'{spec.name}' is declared twice, as '{specs[spec.name]}' and '{spec}'; rename one")
         specs[spec.name] = spec
         kinds[spec.name] = text.strip().removeprefix(f"{spec.name}:").partition("[")[0].lower()
         ranges.update(found)

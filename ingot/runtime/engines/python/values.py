@@ -165,7 +165,10 @@ def _texts(spec: TensorSpec, column: Any, where: str) -> Array:
     for at, item in enumerate(flat):
         if not isinstance(item, str | bytes):
             raise ModelFailed(f"{where} returned a {type(item).__name__} in '{spec.name}', which holds str or bytes")
-        flat[at] = item.encode() if isinstance(item, str) else bytes(item)
+        try:
+            flat[at] = item.encode() if isinstance(item, str) else bytes(item)
+        except UnicodeEncodeError as error:  # half of a pair of surrogates
+            raise ModelFailed(f"{where} returned a text in '{spec.name}' that UTF-8 cannot encode: {error}") from None
     return array
 
 
