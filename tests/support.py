@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import pytest
 
 ROOT = Path(__file__).parents[1]
+FREE_PORTS = ("--http-port", "0", "--grpc-port", "0")
+"""Options of ``ingot serve``, so that servers on the usual ports do not matter."""
 
 
 def matrix(*values: Any) -> list[Any]:

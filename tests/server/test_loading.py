@@ -15,10 +15,9 @@ import pytest
 
 from tests import onnx_models
 from tests.server.outside import wait_until
-from tests.support import RunIngot, refused
+from tests.support import FREE_PORTS, RunIngot, refused
 
 Endless = Callable[[Path], Path]
-PORTS = ("--http-port", "0", "--grpc-port", "0")
 both = pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models.endless_run])
 
 
@@ -26,7 +25,7 @@ both = pytest.mark.parametrize("endless", [onnx_models.endless_load, onnx_models
 @pytest.mark.matrix
 def test_the_command_ends_when_the_limit_is_reached(run_ingot: RunIngot, tmp_path: Path, endless: Endless) -> None:
     endless(tmp_path / "odd.onnx")
-    message = refused(run_ingot("serve", "odd.onnx", *PORTS, "--load-timeout", "1s"))
+    message = refused(run_ingot("serve", "odd.onnx", *FREE_PORTS, "--load-timeout", "1s"))
     assert message.startswith("model 'odd' version 1 was not ready within 1s")
     assert "raise --load-timeout (INGOT_LOAD_TIMEOUT; 0 means no limit)" in message
 

@@ -42,7 +42,7 @@ from ingot.server.main import RunningServer
 from tests import onnx_models
 from tests.model_store.forgeries import forged
 from tests.server.outside import wait_until
-from tests.support import RequireTool, RunIngot, refused, succeeded
+from tests.support import FREE_PORTS, RequireTool, RunIngot, refused, succeeded
 
 WORDS = """
 import re
@@ -527,7 +527,7 @@ def test_an_archive_with_paths_that_cannot_be_unpacked(
     shown = run_ingot("inspect", path)
     assert message in refused(shown)
     assert shown.stdout == ""
-    assert message in refused(run_ingot("serve", path, "--allow-code", "--http-port", "0", "--grpc-port", "0"))
+    assert message in refused(run_ingot("serve", path, "--allow-code", *FREE_PORTS))
 
 
 def test_another_version_of_python_is_named(
@@ -601,7 +601,8 @@ def test_the_code_of_an_archive_runs_in_no_process_without_consent(tmp_path: Pat
     armed.touch()
     succeeded(run_ingot("copy", out, "m:1"))
     commands: list[list[str | Path]] = [
-        ["serve", out], ["serve", "m:1"], ["inspect", out], ["inspect", f"{out}#python", "--replay"],
+        ["serve", out, *FREE_PORTS], ["serve", "m:1", *FREE_PORTS], ["inspect", out],
+        ["inspect", f"{out}#python", "--replay"],
         ["diff", out, out], ["compare", out, out], ["quantize", out, "-o", tmp_path / "q.ingot"],
         ["graph", out, "-o", tmp_path / "g.html"],
         ["profile", out], ["export", out, "-o", tmp_path / "e.ingot"], ["store", "list"],
@@ -616,7 +617,7 @@ def test_the_code_of_an_archive_runs_in_no_process_without_consent(tmp_path: Pat
             assert "--allow-code" in result.stderr, command
     with pytest.raises(InternalError, match="engine process only"):
         open_engine(EngineSpec(Path(source_of(tmp_path, code, "M")), format="python", allow_code=True))
-    assert "ended with exit code 77" in refused(run_ingot("serve", out, "--allow-code"))
+    assert "ended with exit code 77" in refused(run_ingot("serve", out, "--allow-code", *FREE_PORTS))
     assert not trace.exists()
 
 
@@ -704,7 +705,7 @@ def test_a_server_that_ends_while_it_loads_leaves_no_folders(tmp_path: Path, sig
         "    def predict_one(self, x: str) -> str: return x\n"
     )
     (scratch := tmp_path / "scratch").mkdir()
-    arguments = ["serve", source_of(tmp_path, code, "M"), "--http-port", "0", "--grpc-port", "0"]
+    arguments = ["serve", source_of(tmp_path, code, "M"), *FREE_PORTS]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with subprocess.Popen([sys.executable, "-m", "ingot", *arguments], env=environment) as process:
         try:

@@ -24,7 +24,7 @@ from ingot.server.torchserve import torchserve_inference_pb2 as pb
 from tests.importing.sources import mar
 from tests.server.torchserve import handlers
 from tests.server.torchserve.conftest import PORTS, client
-from tests.support import ROOT, RunIngot, refused, succeeded
+from tests.support import FREE_PORTS, ROOT, RunIngot, refused, succeeded
 
 NAMES = ("words", "classes", "vision", "plain", "function", "entry", "graph", "modules", "tensor", "faults")
 
@@ -219,7 +219,7 @@ def test_code_runs_in_no_process_without_consent(tmp_path: Path, run_ingot: RunI
     assert "--allow-code" in refused(run_ingot("import", path, "-o", tmp_path / "h.ingot"))
     succeeded(run_ingot("import", path, "--allow-code", "-o", tmp_path / "h.ingot"))
     assert "handle of h.py" in succeeded(run_ingot("inspect", tmp_path / "h.ingot"))
-    assert "--allow-code" in refused(run_ingot("serve", tmp_path / "h.ingot"))
+    assert "--allow-code" in refused(run_ingot("serve", tmp_path / "h.ingot", *FREE_PORTS))
     assert not trace.exists()
 
 
@@ -228,4 +228,4 @@ def test_permissions_are_recorded_and_named(tmp_path: Path, run_ingot: RunIngot)
     out = tmp_path / "h.ingot"
     succeeded(run_ingot("import", path, "--allow-code", "--permit", "network-at-load", "-o", out))
     assert "network-at-load" in succeeded(run_ingot("inspect", out))
-    assert "--permit network-at-load" in refused(run_ingot("serve", out, "--allow-code"))
+    assert "--permit network-at-load" in refused(run_ingot("serve", out, "--allow-code", *FREE_PORTS))
