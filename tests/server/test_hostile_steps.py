@@ -81,7 +81,7 @@ def test_operations(change: Change, message: str, tmp_path: Path) -> None:
         (lambda steps: first(steps, file="nothing.json"), "lacks the file 'nothing.json', which its steps need"),
         (lambda steps: first(steps, max_length=2), "max_length of step 'tokenize' is 2"),
         (lambda steps: first(steps, max_length=1 << 40), "max_length': Input should be less than or equal to"),
-        (lambda steps: first(steps, code="import os"), "code': Extra inputs are not permitted"),
+        (lambda steps: first(steps, code="import os"), "step 'tokenize' has no field 'code'"),
         (lambda steps: first(steps, kind="run"), "'run' found using 'kind' does not match any of the expected tags"),
         (lambda steps: steps["inputs"][0].update(name="words"), "step 'tokenize' needs 'text', which is not among"),
         (lambda steps: steps["after"][0].update(labels=["A", "B", "C"]), "3 labels, but 'logits' has 2 classes"),

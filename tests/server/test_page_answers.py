@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     for make in makers:
         make(folder).save(folder / f"{make.__name__}.ingot")
     bursts = speech_recognition(
-        ["A", "-"], rate=sounds.RATE, blank="-", mask="mask", convolutions=((sounds.FRAME, sounds.FRAME, 0),)
+        ["A", "-"], rate=sounds.RATE, blank="-", attention_mask="mask", convolutions=((sounds.FRAME, sounds.FRAME, 0),)
     )
     sounds.make("bursts", bursts, folder, sounds.sound(0.5, 0, 0.5))
     with ingot.serve(*map(str, folder.glob("*.ingot")), http_port=0, grpc_port=0) as running:

@@ -108,7 +108,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("sounds")
     levels = audio_classification(LEVELS, rate=RATE)
     bursts = speech_recognition(
-        ["A", "-"], rate=RATE, blank="-", mask="mask", convolutions=((FRAME, FRAME, 0),), limits={"seconds": 2}
+        ["A", "-"],
+        rate=RATE,
+        blank="-",
+        attention_mask="mask",
+        convolutions=((FRAME, FRAME, 0),),
+        limits={"seconds": 2},
     )
     short = audio_classification(LEVELS, rate=RATE, operations=[Fit(size=RATE // 10)])
     models = ("level", levels, sound(0.5)), ("bursts", bursts, sound(0.5, 0, 0.5)), ("short", short, sound(0.5))
