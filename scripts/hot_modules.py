@@ -82,6 +82,11 @@ def _of_class(node: ast.ClassDef, names: Names, classes: Classes) -> Iterator[tu
     if "dataclass" not in decorators:  # whose defaults are those of its __init__
         for statement in node.body:
             yield from _default(statement)
+    else:
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) == "object":
+                shown = ast.unparse(statement)
+                yield statement.lineno, f"'{shown}' is looked up as a global of the module on import; write Any"
     methods = set(_methods(node, names, classes))
     for part in ast.walk(node):
         if not _is_set(part) or ast.unparse(part.value) != "self":

@@ -41,6 +41,7 @@ RULES = {
     "sets the first name only": ("class A:\n a = b = 0", "class A:\n a = 0\n b = 0"),
     "is not a constant": ("class A:\n f = staticmethod(g)", "class A(Enum):\n f = g()\nclass B:\n x = -1, b''"),
     "is left unset": ("class A:\n x: B | C | None = None", "class A:\n x: int = 0\n y: B | None = None"),
+    "looked up as a global": ("@dataclass\nclass A:\n x: object = None", "@dataclass\nclass A:\n x: Any = None"),
     "dataclass with slots": (
         "@dataclass(slots=True)\nclass A: ...",
         "@dataclass(frozen=True)\nclass A:\n x: int = f()",

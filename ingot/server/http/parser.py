@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httptools
 
@@ -53,7 +53,7 @@ class InferHead:
     encoding: str
     response_encoding: str | None
     sticky: str = ""
-    detail: object = None
+    detail: Any = None
 
     @classmethod
     def of(cls, model: str, version: str, headers: Mapping[str, str]) -> InferHead:
