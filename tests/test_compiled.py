@@ -19,12 +19,14 @@ BLACK_BOX = (
     "tests/server/http",
     "tests/server/grpc",
     "tests/server/faults",
+    "tests/server/torchserve",
     "tests/server/test_request_path.py",
     "tests/server/test_remembered_requests.py",
     "tests/server/test_batching.py",
     "tests/server/test_draining.py",
     "tests/server/test_observation.py",
     "tests/server/test_sequences.py",
+    "tests/server/test_pipelines.py",
 )
 
 # What each rule finds, and the same without the fault.

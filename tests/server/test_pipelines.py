@@ -326,6 +326,7 @@ def test_texts_are_answered_at_the_models_address(pictures: RunningServer, run_i
     assert found.startswith("  LONG 0.")
 
 
+@pytest.mark.source  # the gate's time counts, as Worker.run cannot be replaced
 def test_a_node_waits_in_the_queue_of_its_model(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(gate.path, monkeypatch.setattr)
     models = onnx_models.affine(tmp_path), onnx_models.held(tmp_path)
