@@ -57,7 +57,10 @@ def contained(error: BaseException, *, cancels: bool = False) -> Exception:
         return ExitRequested(error)
     if type(error).__module__ == "pyo3_runtime":  # its PanicException cannot be imported
         return Panicked(error)
-    if isinstance(error, KeyboardInterrupt | GeneratorExit) or (isinstance(error, CancelledError) and not cancels):
+    ours = type(error).__module__.partition(".")[0] == "ingot"  # SIGTERM's, for one
+    if ours or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
+    if isinstance(error, CancelledError) and not cancels:
         raise error
     return BaseRaised(error)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingot.cli.output import note, progress
+from ingot.errors import InvalidArchive
 
 if TYPE_CHECKING:
     from ingot.demo import Data, Digits
@@ -51,9 +52,14 @@ def classes(checkpoint: Path, held_out: Data) -> Array:
 
 
 def _find(store: Store, name: str) -> str | None:
-    """Return the reference of a model of an earlier run."""
+    """Return the reference of a model of an earlier run; None if there is none, or another version of Ingot made it."""
     for tag in store.tags(name):
-        if store.get(f"{name}:{tag}").variant().serving.provenance.source == _SOURCES[name]:
+        try:
+            source = store.get(f"{name}:{tag}").variant().serving.provenance.source
+        except InvalidArchive as error:
+            note(f"Passing over {name}:{tag}: {error}")
+            continue
+        if source == _SOURCES[name]:
             return f"{name}:{tag}"
     return None
 

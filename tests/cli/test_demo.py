@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from ingot.cli import demo, demo_models
 from ingot.demo import Data, Digits
+from ingot.errors import InvalidArchive
 from ingot.model_store import Archive, Store
 from tests.made import MadeOnce
 from tests.support import run_in_process, succeeded
@@ -85,3 +88,21 @@ def test_the_report_as_json_has_the_ratio_of_each_round(home: Path, tmp_path: Pa
     for ratios in report["int8_to_fp32"].values():
         assert len(ratios) == 2
         assert median(ratios) > 0
+
+
+def test_models_that_another_version_made_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(demo_models, "note", notes.append)
+
+    def get(reference: str) -> Any:
+        if reference.endswith(":1"):
+            raise InvalidArchive("serving.json is not valid at 'steps'")
+        source = demo_models._SOURCES[reference.split(":", maxsplit=1)[0]]
+        archive = Mock(spec=Archive)
+        archive.variant.return_value.serving.provenance.source = source
+        return archive
+
+    store = Mock(spec=Store, get=get)
+    store.tags.return_value = ["1", "2"]
+    assert demo_models.others(store, Path()) == {"digit-pictures": "digit-pictures:2", "docstrings": "docstrings:2"}
+    assert notes[-1] == "Passing over docstrings:1: serving.json is not valid at 'steps'"
