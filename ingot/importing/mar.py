@@ -132,7 +132,7 @@ class _Reader:
             code=code,
             serving=ServingDefaults(labels=labels) if labels else None,
             documents=carried,
-            notes=(*notes, *self._remarks(), *more, *left),
+            notes=(*notes, *self._remarks(), *(() if steps else more), *left),  # its steps read the names
         )
 
     def _agreed(self, name: str, called: str) -> tuple[tuple[str, ...], ModelFormat]:

@@ -59,6 +59,7 @@ def test_import_prints_the_steps_and_labels(tmp_path: Path, run_ingot: RunIngot)
     assert re.search(r"^ +task +image-classification$", done.stderr, re.MULTILINE)
     assert re.search(r"^ +steps +image -> graph -> classify$", done.stderr, re.MULTILINE), done.stderr
     assert re.search(r"^ +labels +7 by softmax: cat, dog, bird", done.stderr, re.MULTILINE), done.stderr
+    assert "not imported" not in done.stderr
 
 
 @pytest.mark.matrix

@@ -20,7 +20,8 @@ from ingot.runtime.dispatch.statistics import Duration
 from ingot.runtime.machine.devices import cpu_count
 from ingot.runtime.metrics import Counts, Metrics
 from ingot.runtime.scheduling.entry import OVER, Outcome, Request, ignore, size_of
-from ingot.runtime.scheduling.limits import Limits, check_room
+from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.queue import check_room
 from ingot.steps import OpenedSteps, StepTime, Values
 from ingot.tensors import Array
 

@@ -6,13 +6,15 @@ import itertools
 import math
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import Any, Final
 
+from ingot.errors import Unavailable
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latency
+from ingot.runtime.scheduling.limits import Limits
 
 # Number of empty groups whose recent load is remembered.
 _REMEMBERED: Final = 64
@@ -22,6 +24,8 @@ _INSPECTED: Final = 64
 _REMEMBERED_CLIENTS: Final = 1024
 # Entries of a client that are inspected to find one of a given group.
 _SEARCHED: Final = 16
+# A client may use this multiple of the free room in the queue: seven eighths of the queue if it is alone.
+_TIMES_FREE: Final = 7
 
 _place = attrgetter("place")
 
@@ -383,3 +387,37 @@ class Queue:
             return
         self._heads = [(*group.entries[0].place, group) for group in self.waiting.values()]
         heapify(self._heads)
+
+
+def check_room(
+    limits: Limits,
+    waiting: int,
+    queued: int,
+    nbytes: int,
+    client: Hashable,
+    held: Callable[[Hashable], tuple[int, int]],
+) -> None:
+    """Check that a queue has room for another request, and that no client fills the queue alone.
+
+    Args:
+        limits: of the queue.
+        waiting: requests in the queue.
+        queued: their bytes.
+        nbytes: bytes of the new request.
+        client: who sent the request; None for a request that counts for no client.
+        held: returns how many of the requests a client has, and their bytes.
+
+    Raises:
+        Unavailable: the queue is full, or the client has its share.
+    """
+    if waiting >= limits.max_queue or (waiting and queued + nbytes > limits.max_queue_bytes):
+        raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
+    room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - queued)
+    if client is None or (waiting < room and queued + nbytes <= free):
+        return
+    entries, size = held(client)
+    if entries and (entries >= room or size + nbytes > free):
+        raise Unavailable(
+            f"{entries} requests of this client wait, and the rest of the queue is kept for others; send fewer at "
+            "once, or try later"
+        )

@@ -17,9 +17,9 @@ from ingot.report import units
 from ingot.runtime.scheduling.division import Sizes, Work, divide, joint
 from ingot.runtime.scheduling.entry import Entry
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
-from ingot.runtime.scheduling.limits import Limits, check_room
+from ingot.runtime.scheduling.limits import Limits
 from ingot.runtime.scheduling.memory_cap import MemoryCap
-from ingot.runtime.scheduling.queue import GroupQueue, Queue
+from ingot.runtime.scheduling.queue import GroupQueue, Queue, check_room
 
 # Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
 LINGER: Final = 0.1

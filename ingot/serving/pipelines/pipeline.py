@@ -21,7 +21,7 @@ from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.decoders import processes_of
 from ingot.runtime.scheduling.entry import size_of
-from ingot.runtime.scheduling.limits import check_room
+from ingot.runtime.scheduling.queue import check_room
 from ingot.runtime.settings.repeat import Repeat
 from ingot.serving.pipelines import pictures
 from ingot.serving.pipelines.face import described

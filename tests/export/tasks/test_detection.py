@@ -66,7 +66,7 @@ def test_a_folder_answers_as_transformers_pipeline(
     proof = variant.serving.evidence.steps
     assert proof is not None
     assert (proof.items, proof.answers) == (60, 50)
-    assert proof.error < (1e-4 if after in ("segments", "depth") else 2e-5)
+    assert proof.error < (1e-4 if after in ("segments", "depth") else 1e-5)
     [golden, *_] = [case for case in variant.goldens() if case.raw]
     assert golden.answers.get("count", np.ones(1)).sum() > 0
     with ingot.serve(str(tmp_path / "net.ingot"), http_port=0, grpc_port=0) as running:  # replays the goldens
