@@ -170,8 +170,9 @@ def require_tool() -> RequireTool:
 @pytest.fixture(scope="module")  # its event loop must not run during the tests of other modules
 def browser(require_tool: RequireTool) -> Iterator[Browser]:
     """A real browser without windows."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=30_000)  # milliseconds: a page changes some seconds after a busy server did
     path = require_tool("chromium")
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])

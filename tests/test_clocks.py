@@ -18,6 +18,8 @@ DATES = {
     "runtime/dispatch/statistics.py": "the time of the last request, for display",
     "runtime/dispatch/response_cache.py": "the same, of a request answered from the cache",
     "serving/deployment.py": "times of changes, for display",
+    "serving/pipelines/pipeline.py": "the time of the last request, for display",
+    "server/torchserve/versions.py": "when a version was loaded, for display",
     "model_store/format/evidence.py": "when an archive was made",
     "model_store/store/gc.py": "ages of files",
     "model_store/store/tags.py": "times in the log of a tag",

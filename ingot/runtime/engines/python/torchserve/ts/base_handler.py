@@ -122,8 +122,8 @@ class BaseHandler(abc.ABC):  # noqa: B024 - handlers may ask for its metaclass
 
     def handle(self, data: Sequence[dict[str, Any]], context: Context) -> Any:
         """Answer a batch."""
-        began = time.time()
+        began = time.perf_counter()
         self.context = context
         output = self.postprocess(self.inference(self.preprocess(data)))
-        context.metrics.add_time("HandlerTime", round((time.time() - began) * 1000, 2), None, "ms")
+        context.metrics.add_time("HandlerTime", round((time.perf_counter() - began) * 1000, 2), None, "ms")
         return output
