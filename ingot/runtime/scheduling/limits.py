@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+PATIENCE: Final = 1.0
+"""Seconds for which a request can be overtaken by later requests with tighter deadlines, within one priority."""
+LONGEST: Final = 1 / 2
+"""The longest batch, as a share of the time that requests allow: a request that arrives just after a batch began waits
+for that batch and then for its own."""
 
 
 @dataclass(frozen=True)

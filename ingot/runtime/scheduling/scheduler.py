@@ -5,7 +5,6 @@ Times are in seconds of a clock that the caller chooses; the scheduler never rea
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
@@ -14,34 +13,30 @@ from typing import Any, Final
 
 from ingot.errors import DeadlineExceeded, Unavailable
 from ingot.report import units
-from ingot.runtime.scheduling.division import Sizes, Work, divide, joint
+from ingot.runtime.scheduling.division import Sizes, Work, divide
 from ingot.runtime.scheduling.entry import Entry
+from ingot.runtime.scheduling.filling import Filler
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
-from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.limits import LONGEST, PATIENCE, Limits
 from ingot.runtime.scheduling.memory_cap import MemoryCap
 from ingot.runtime.scheduling.queue import GroupQueue, Queue, check_room
 
 # Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
 LINGER: Final = 0.1
-# Seconds for which a request can be overtaken by later requests with tighter deadlines, within one priority.
-PATIENCE: Final = 1.0
 # Seconds after which an unconfirmed latency estimate no longer causes refusals.
 _STALE: Final = 1.0
 # Decay of the remembered load per batch.
 _DECAY: Final = 0.9
 # Number of requests over which the allowed time is averaged.
 _USUAL: Final = 64
-# Longest batch, as a share of that time: a request that arrives just after a batch started waits for that batch and
-# then for its own. Trials of larger batches may take slightly more, as they can turn out faster than expected.
-_LONGEST, _LONGEST_TRIED = 1 / 2, 5 / 8
+# The longest batch that is tried, as a share of that time: it may turn out faster than expected.
+_LONGEST_TRIED: Final = 5 / 8
 # One of so many batches begins with an entry of a low priority that has waited for so many seconds, if there is one.
 _AGED_EVERY, _AGED = 8, 10.0
 # Clients are served by their shares once one of them has more than 1/_FEW of a batch waiting.
 _FEW: Final = 4
 # Seconds of the server for each part of a request, which padding may cost instead.
 _PART_SECONDS: Final = 1e-4
-# Waiting entries of different sizes among which a batch is chosen.
-_WINDOW: Final = 128
 # Number of groups that are inspected to estimate what runs before a request; the rest are extrapolated.
 _SAMPLE: Final = 16
 
@@ -64,7 +59,7 @@ class Scheduler:
     **Batches.** A batch is the most urgent entry plus entries of the same group that follow it, up to the batch size
     with the highest throughput according to ``latency``. It is smaller if more samples would make one of them late, or
     would occupy the engine for more than half of the time that requests usually have. Occasionally it is slightly
-    larger, to measure whether that still holds.
+    larger, to measure whether that still holds. :class:`~ingot.runtime.scheduling.filling.Filler` chooses its entries.
 
     **Sizes.** Entries that may be padded to one size, such as texts of different lengths, are one group. Their calls
     are measured by their work, which is samples times padded size, and not by samples. The first entries of the queue
@@ -125,6 +120,7 @@ class Scheduler:
         self._padded = work is not None
         self._work = work or Work()
         self._queue = Queue(max(1, limits.max_batch // _FEW))
+        self._filler = Filler(self._queue, limits, self.memory, work)
         self._started = 1  # batches, counted for those that begin with an entry that has waited long
         self._running: dict[int, tuple[float, GroupQueue, int]] = {}  # expected end, group and work, by id of the batch
         self._allowed = PATIENCE  # average time that requests allow, in seconds
@@ -288,7 +284,7 @@ class Scheduler:
         if not self.batching:
             return 1
         best = latency.best(int(min(self.limits.max_batch, most)) if not self._padded else sys.maxsize)
-        allowed = (_LONGEST_TRIED if latency.trying else _LONGEST) * self._allowed / latency.margin
+        allowed = (_LONGEST_TRIED if latency.trying else LONGEST) * self._allowed / latency.margin
         return best if latency(best) <= allowed else max(1, min(best, latency.within(allowed)))
 
     def _new_group(self, entry: Entry) -> GroupQueue:
@@ -403,9 +399,9 @@ class Scheduler:
     def _had_time(self, entry: Entry, seconds: float) -> bool:
         """Return whether an entry had time, on arrival, to wait for one batch of ``seconds`` and to run in another.
 
-        Trial batches may be longer than that, see ``_LONGEST``.
+        Trial batches may be longer than that, see ``LONGEST``.
         """
-        return entry.deadline - entry.arrived >= 2 * min(seconds, _LONGEST * self._allowed)
+        return entry.deadline - entry.arrived >= 2 * min(seconds, LONGEST * self._allowed)
 
     def _lanes_are_busy(self, group: GroupQueue) -> bool:
         """Return whether each device has a batch that follows the one it computes, and nothing else waits here."""
@@ -431,141 +427,20 @@ class Scheduler:
         """Remove entries of a group, ``first`` and those that are due after it, as a batch that now runs."""
         if len(group.entries) == 1:  # as in most batches of a server that is not busy
             batch, work = [first], first.work
-            self.reason = self._full(group) if work >= group.cap else "linger" if self._lingered is group else "idle"
+            reason = self._filler.full(group) if work >= group.cap else ""
             if self._queue.clients.uneven:
                 self._queue.clients.charge(first, group.latency(work))
             self._queue.remove_first(group, 1)
         else:
-            fill = self._fill_padded if self._padded else self._fill
-            batch, work = fill(group, first, now)
+            batch, late, work, reason = self._filler.fill(group, first, now, self._is_late)
+            self.late += late
+        self.reason = reason or ("linger" if self._lingered is group else "idle")
         self._lingered = None
         group.running += _samples(batch) if self._padded else work
         group.started = now
         self._started += 1
         self._running[id(batch)] = (now + group.latency(work), group, work)
         return batch
-
-    def _fill(self, group: GroupQueue, first: Entry, now: float) -> tuple[list[Entry], int]:
-        """Remove a batch from the queue, and return it with its number of samples."""
-        batch: list[Entry] = []
-        late: list[Entry] = []
-        samples = 0
-        most = room = self._cap_beside(group, first, now) if self._queue.clients.backlog else group.cap
-        deadline = math.inf
-        left = False
-        for entry in self._in_order(group, first):
-            if entry.deadline < deadline:
-                fits = min(room, group.latency.within((entry.deadline - now) / group.latency.margin))
-                if batch and fits < samples + entry.samples:
-                    if not self._is_late(entry, group, now):
-                        room, left = fits, True
-                        break
-                    late.append(entry)
-                    continue
-                deadline, room = entry.deadline, fits
-            if batch and samples + entry.samples > room:
-                left = True
-                break
-            batch.append(entry)
-            samples += entry.samples
-        if left or samples >= room:
-            self.reason = "deadline" if room < most else self._full(group)
-        else:
-            self.reason = "linger" if self._lingered is group else "idle"
-        self._remove(group, batch, late, samples)
-        self.late += late
-        return batch, samples
-
-    def _fill_padded(self, group: GroupQueue, first: Entry, now: float) -> tuple[list[Entry], int]:
-        """Remove a batch of entries whose sizes may differ from the queue; return it with its work."""
-        batch: list[Entry] = []
-        late: list[Entry] = []
-        latency, samples, sizes, work = group.latency, 0, first.sizes, 0
-        cap = self._cap_beside(group, first, now) if self._queue.clients.backlog else group.cap
-        room, most, left = cap, min(self.limits.max_batch, self.memory.samples), False
-        chosen = self._choose(group, first, now, cap)
-        for entry in chosen:
-            if entry is not first and self._is_late(entry, group, now):
-                late.append(entry)
-                continue
-            fits = min(room, latency.within((entry.deadline - now) / latency.margin))
-            count, grown = samples + entry.samples, joint(sizes, entry.sizes) if batch else entry.sizes
-            load = self._work(grown, count)
-            if batch and (load > fits or count > min(most, entry.most)):
-                left = True
-                continue
-            batch.append(entry)
-            samples, sizes, work, room, most = count, grown, load, fits, min(most, entry.most)
-        if left or work >= room or samples >= most:
-            self.reason = "deadline" if room < cap else self._full(group)
-        else:
-            self.reason = "linger" if self._lingered is group else "idle"
-        group.passed = 0 if first in batch else first.number
-        self._remove(group, batch, late, work)
-        self.late += late
-        return batch, work
-
-    def _choose(self, group: GroupQueue, first: Entry, now: float, cap: int) -> list[Entry]:
-        """Return the entries of the call that runs next, in the order in which they are due."""
-        waiting = list(itertools.islice(self._in_order(group, first), _WINDOW))
-        latency, work = group.latency, self._work
-        most = int(min(self.limits.max_batch, self.memory.samples))
-        calls = divide([(entry.sizes, entry.samples) for entry in waiting], work, latency, most, cap)
-
-        def seconds(call: list[int]) -> float:
-            sizes = functools.reduce(joint, [waiting[place].sizes for place in call])
-            return latency(work(sizes, sum(waiting[place].samples for place in call)))
-
-        own = next(call for call in calls if call[0] == 0)
-        if first is group.entries[0] and group.passed != first.number and not self._queue.clients.uneven:
-            short = min(calls, key=lambda call: seconds(call) / len(call))
-            equal = all(waiting[place].priority == first.priority for place in short)
-            if equal and now + (seconds(short) + seconds(own)) * latency.margin < first.deadline:
-                own = short
-        return [waiting[place] for place in own]
-
-    def _full(self, group: GroupQueue) -> str:
-        """Return the reason of a batch as large as its group allows."""
-        most = min(group.most, self.memory.samples)
-        return "memory" if group.cap >= most < self.limits.max_batch else "full"
-
-    def _cap_beside(self, group: GroupQueue, first: Entry, now: float) -> int:
-        """Return the most work of a batch, such that others can be answered in time while a client has a backlog.
-
-        A batch has at least half of the best throughput.
-        """
-        allowed = self._queue.clients.tightest(first, now - PATIENCE)
-        if allowed == math.inf:
-            return group.cap
-        latency, cap = group.latency, group.cap
-        room = max(1, min(cap, latency.within(_LONGEST * allowed / latency.margin)))
-        while room < cap and room / latency(room) < cap / latency(cap) / 2:
-            room = min(cap, 2 * room)
-        return room
-
-    def _in_order(self, group: GroupQueue, first: Entry) -> Iterable[Entry]:
-        """Return ``first`` and the other entries of its group, in the order in which they are due."""
-        others: Iterable[Entry] = group.entries
-        if self._queue.clients.uneven:
-            others = self._queue.clients.fair(group.key, group.latency(group.cap) / group.cap)
-        elif group.entries[0] is first:
-            return others
-        return itertools.chain([first], filter(lambda entry: entry is not first, others))
-
-    def _remove(self, group: GroupQueue, batch: list[Entry], late: list[Entry], work: int) -> None:
-        """Remove the entries of a batch, and those that are late, from the queue, and count the time of the batch."""
-        clients = self._queue.clients
-        if clients.uneven:
-            seconds = group.latency(work) / max(sum(entry.work for entry in batch), 1)
-            for entry in batch:
-                clients.charge(entry, seconds * entry.work)
-        elif not self._padded:
-            taken = len(batch) + len(late)
-            if group.entries[taken - 1] in (batch[-1], late[-1] if late else None):
-                self._queue.remove_first(group, taken)
-                return
-        for entry in (*batch, *late):
-            self._queue.remove(entry)
 
 
 def _samples(batch: Iterable[Entry]) -> int:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
 from ingot.runtime import Entry, Latency, Limits, Outcome, Scheduler
-from ingot.runtime.scheduling.scheduler import LINGER, PATIENCE
+from ingot.runtime.scheduling.limits import PATIENCE
+from ingot.runtime.scheduling.scheduler import LINGER
 
 # Seconds by samples: one model for which batching pays, and one for which it does not.
 PAYS = {1: 0.004, 2: 0.0045, 4: 0.005, 8: 0.006, 16: 0.009, 32: 0.015, 64: 0.03}
