@@ -18,6 +18,7 @@ from ingot.model_store.format.evidence import (
     ParityEvidence,
     Provenance,
 )
+from ingot.model_store.format.generation import Generation, SamplingDefaults
 from ingot.model_store.format.goldens import Golden
 from ingot.model_store.format.manifest import Serving, ServingDefaults
 from ingot.model_store.format.variant import Variant, add_variant
@@ -36,12 +37,14 @@ __all__ = [
     "DerivedCache",
     "Descriptor",
     "Evidence",
+    "Generation",
     "Golden",
     "MemoryEvidence",
     "ParityEvidence",
     "Provenance",
     "Reference",
     "RegistryAddress",
+    "SamplingDefaults",
     "Serving",
     "ServingDefaults",
     "Store",

@@ -20,7 +20,7 @@ from ingot.model_store.blobs.folder import BlobFolder
 from ingot.model_store.blobs.remote import ObjectFile, is_object
 from ingot.model_store.blobs.transfer import Transfer
 from ingot.model_store.format import attachments, manifest
-from ingot.model_store.format.manifest import Index
+from ingot.model_store.format.manifest import Index, Serving
 from ingot.model_store.format.tar import LocalFile, TarBlobs
 from ingot.model_store.format.variant import Variant, read_variant
 from ingot.model_store.references import attachments_tag
@@ -67,10 +67,10 @@ class Archive:
             raise InvalidArchive(f"the archive's variants are {names}; there must be one or more, with distinct names")
         first = self.variants[0].serving
         for variant in self.variants[1:]:
-            serving = variant.serving
-            if (serving.name, serving.signature, serving.steps) != (first.name, first.signature, first.steps):
+            if _described(variant.serving) != _described(first):
                 raise InvalidArchive(
-                    f"variant '{variant.name}' has another name or signature, or other steps, than '{first.variant}'"
+                    f"variant '{variant.name}' has another name, signature or generation, or other steps, than "
+                    f"'{first.variant}'"
                 )
 
     @classmethod
@@ -341,6 +341,11 @@ class _Overlay:
 
     def open(self, descriptor: Descriptor, start: int = 0) -> BinaryIO:
         return (self._folder if self._folder.has(descriptor) else self._behind).open(descriptor, start)
+
+
+def _described(serving: Serving) -> tuple[object, ...]:
+    """Return the properties that all variants of an archive share."""
+    return serving.name, serving.signature, serving.steps, serving.generation
 
 
 def _lists_attached(entry: Descriptor, archive: Descriptor) -> bool:

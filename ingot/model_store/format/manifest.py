@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.blobs.descriptor import Descriptor, Digest, OCIDocument
 from ingot.model_store.format.evidence import Evidence, Provenance, Record
+from ingot.model_store.format.generation import Generation
 from ingot.model_store.references import valid_name
 from ingot.steps import Steps
 from ingot.tensors import Signature
@@ -141,7 +142,7 @@ class Serving(Record, populate_by_name=True):
     ``padding`` describes, by dimension, how inputs may be enlarged without changing the outputs.
     ``tensor_parallel`` is how the weights of layers may be divided over several processes, by their modules' names.
     ``defaults`` are settings of the model's server. ``steps`` make the graph's inputs of raw ones, such as texts, and
-    answers of its outputs.
+    answers of its outputs. ``generation`` is how a decoder is run.
     """
 
     schema_version: Literal[1] = 1
@@ -159,6 +160,7 @@ class Serving(Record, populate_by_name=True):
     tensor_parallel: dict[str, Division] | None = None
     defaults: ServingDefaults | None = None
     steps: Steps | None = None
+    generation: Generation | None = None
     provenance: Provenance
     evidence: Evidence = Evidence()
     features: tuple[str, ...] = ()
@@ -182,6 +184,8 @@ class Serving(Record, populate_by_name=True):
             padding.check(dim, self.signature)
         if self.steps is not None:
             self.steps.check(self.signature)
+        if self.generation is not None:
+            self.generation.check(self.signature)
         return self
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from ingot.bounds import bounds_of
 from ingot.errors import InvalidArchive, InvalidArgument
 from ingot.model_store.blobs.blobs import Blobs, read, read_document
@@ -172,11 +174,15 @@ class Variant:
     def goldens(self) -> tuple[Golden, ...]:
         """Return the golden cases, possibly none.
 
+        Those of a decoder have the input ``prompt`` and the output ``tokens``, its greedy answer, both INT64[n].
+
         Raises:
             InvalidArchive: they are damaged, or do not match the signature.
         """
         layer = self.manifest.layer(manifest.GOLDENS)
         cases = goldens.decode(read(self.blobs, layer)) if layer else ()
+        if self.serving.generation is not None:
+            return tuple(map(_check_tokens, cases))
         for case in cases:
             try:
                 check_inputs(self.signature, case.inputs)
@@ -235,9 +241,20 @@ class Variant:
         raise InvalidArchive(f"variant '{self.name}' lacks the file '{name}', which its steps need")
 
     def step_files(self) -> dict[str, bytes]:
-        """Return all files of the steps by name; errors as for :meth:`step_file`."""
-        steps = self.serving.steps
-        return {name: self.step_file(name) for name in (steps.files if steps is not None else ())}
+        """Return all files of the steps and of a decoder by name; errors as for :meth:`step_file`."""
+        steps, generation = self.serving.steps, self.serving.generation
+        names = [*(steps.files if steps is not None else ())]
+        names += [generation.tokenizer] if generation is not None and generation.tokenizer else []
+        return {name: self.step_file(name) for name in names}
+
+
+def _check_tokens(case: Golden) -> Golden:
+    for names, tensors in (({"prompt"}, case.inputs), ({"tokens"}, case.outputs)):
+        if set(tensors) != names or any(tokens.dtype != np.int64 or tokens.ndim != 1 for tokens in tensors.values()):
+            raise InvalidArchive(
+                "the goldens do not match this model: those of a decoder are a prompt and its tokens, each INT64[n]"
+            )
+    return case
 
 
 def add_variant(

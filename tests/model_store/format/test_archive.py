@@ -264,7 +264,9 @@ class TestHostileDocuments:
         with pytest.raises(InvalidArchive, match="one or more"):
             Archive.create(blobs, [])
         for odd in (serving("other", "int8"), serving("tiny", "int8", other)):
-            with pytest.raises(InvalidArchive, match="another name or signature, or other steps, than 'fp32'"):
+            with pytest.raises(
+                InvalidArchive, match="another name, signature or generation, or other steps, than 'fp32'"
+            ):
                 Archive.create(blobs, [first, add_variant(blobs, odd, graph, (), ())])
 
 

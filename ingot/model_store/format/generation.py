@@ -1,0 +1,120 @@
+"""How a decoder is run: the ``generation`` of ``serving.json``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ingot.errors import InvalidArgument
+from ingot.model_store.format.evidence import Record
+from ingot.tensors import DType, Signature, TensorSpec
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+# GroupQueryAttention of ONNX Runtime needs a multiple of 8.
+_HEAD_STEP = 8
+
+
+class SamplingDefaults(Record):
+    """How ``generate()`` of transformers chooses tokens with the model's ``generation_config``.
+
+    A request that does not state a value gets this one. ``top_k`` 0 and ``top_p`` 1 limit nothing. ``max_new_tokens``
+    is None where the model states none.
+    """
+
+    do_sample: bool = False
+    temperature: float = Field(1.0, gt=0, le=100)
+    top_k: int = Field(50, ge=0, lt=1 << 32)
+    top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    max_new_tokens: int | None = Field(None, ge=1, lt=1 << 32)
+
+
+class Generation(Record):
+    """A decoder with an explicit cache: the graph's form, the cache's sizes, and the special tokens.
+
+    The graph of form ``gqa`` has the inputs ``input_ids`` INT64[rows, new], ``position_ids`` INT64[rows, new] if the
+    model reads it, ``lengths`` INT32[rows] (tokens in the cache after the call, minus one), ``total`` INT32[1] (the
+    largest of ``lengths``, plus one), and for each layer N ``past_key_values.N.key`` and ``past_key_values.N.value``
+    FP32[rows, kv_heads, capacity, head_size]. Its outputs are ``logits`` FP32[rows, vocab] of the last new token, and
+    ``present.N.key`` and ``present.N.value``, which may be the same memory as the past. Several new tokens with a past
+    are for one row only; several rows have one new token each.
+
+    Attributes:
+        layers: layers with a cache.
+        kv_heads: heads of keys and values of each layer.
+        head_size: elements of a key or a value.
+        max_length: the most positions of a row, prompt and new tokens together.
+        vocab: the number of logits.
+        eos: tokens that end an answer.
+        bos: the token with which texts begin, None without one; the tokenizer adds it where the model needs it.
+        pad: the token of padding; None without one.
+        defaults: how tokens are chosen if a request does not state it.
+        chat_template: the template in Jinja that makes a prompt of messages; empty without one.
+        tokenizer: the name of the tokenizer's file, as the step ``tokenize`` stores it; empty without one.
+        special: special tokens that chat templates name, such as ``bos_token``, by that name.
+    """
+
+    form: Literal["gqa"] = "gqa"
+    layers: int = Field(ge=1, le=1024)
+    kv_heads: int = Field(ge=1, le=4096)
+    head_size: int = Field(ge=_HEAD_STEP, le=4096, multiple_of=_HEAD_STEP)
+    max_length: int = Field(ge=1, le=1 << 24)
+    vocab: int = Field(ge=1, le=1 << 24)
+    eos: tuple[TokenId, ...] = Field((), max_length=1024)
+    bos: TokenId | None = None
+    pad: TokenId | None = None
+    defaults: SamplingDefaults = SamplingDefaults()
+    chat_template: str = Field("", max_length=1 << 20)
+    tokenizer: str = ""
+    special: dict[str, str] = Field(default_factory=dict, max_length=64)
+
+    @model_validator(mode="after")
+    def _known_tokens(self) -> Generation:
+        known = [*self.eos, *(token for token in (self.bos,) if token is not None)]
+        if (wrong := max(known, default=0)) >= self.vocab:
+            raise ValueError(f"token {wrong} is a special token, but the model has {self.vocab} tokens")
+        return self
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the cache of one position of one row."""
+        return 2 * self.layers * self.kv_heads * self.head_size * DType.FP32.numpy.itemsize
+
+    @property
+    def caches(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the graph that hold the cache, in the order of the layers."""
+        shape = ("rows", self.kv_heads, "capacity", self.head_size)
+        names = (f"past_key_values.{layer}.{part}" for layer in range(self.layers) for part in ("key", "value"))
+        return tuple(TensorSpec(name, DType.FP32, shape) for name in names)
+
+    def signature(self, *, positions: bool) -> Signature:
+        """Return the interface of the graph, which has no batch dimension, because each row has its own length.
+
+        Args:
+            positions: whether the model reads ``position_ids``.
+        """
+        tokens = [name for name in ("input_ids", "position_ids") if positions or name == "input_ids"]
+        inputs = [TensorSpec(name, DType.INT64, ("rows", "new")) for name in tokens]
+        lengths = (TensorSpec("lengths", DType.INT32, ("rows",)), TensorSpec("total", DType.INT32, (1,)))
+        logits = TensorSpec("logits", DType.FP32, ("rows", self.vocab))
+        present = [
+            TensorSpec(spec.name.replace("past_key_values", "present"), spec.dtype, spec.shape) for spec in self.caches
+        ]
+        return Signature((*inputs, *lengths, *self.caches), (logits, *present))
+
+    def check(self, signature: Signature) -> None:
+        """Check that a graph has the interface that is declared.
+
+        Raises:
+            InvalidArgument: it has another one.
+        """
+        expected = self.signature(positions=any(spec.name == "position_ids" for spec in signature.inputs))
+        if signature != expected:
+            found, declared = ({*given.inputs, *given.outputs} for given in (signature, expected))
+            wrong = min(map(str, found ^ declared), default="the order of its tensors")
+            raise InvalidArgument(
+                f"the graph is not of the form that its generation declares; they differ in {wrong}: export the model "
+                "again"
+            )
