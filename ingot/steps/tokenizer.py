@@ -59,6 +59,7 @@ class Tokenizer:
             self.whole.no_padding()
             declared = json.loads(content)
             self.subword_prefix = declared["model"].get("continuing_subword_prefix") or ""
+            self.byte_fallback = '"ByteFallback"' in json.dumps(declared.get("decoder"))
             self._growths = {name: growth(declared.get(name)) for name in ("normalizer", "decoder")}
         self.check_growth(len(_STRANGE))
         with foreign.reported_as(InvalidArchive, self._incomplete):
