@@ -1,0 +1,203 @@
+"""Chat templates: prompts of messages, as ``apply_chat_template`` of transformers 5 makes them.
+
+A template is written in Jinja, and is part of a model. It runs in Jinja's sandbox, which has neither files nor Python's
+internals, with a limit on its work and its text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from ingot import foreign
+from ingot.errors import InvalidArchive, InvalidArgument
+
+# Passes of loops and calls of one rendering, which take some 0.2 s. Templates need some ten for a message.
+_MOST_STEPS = 200_000
+# Characters that one rendering may put together.
+_MOST_CHARACTERS = 8 << 20
+# The work of a rendering, in its context; a template cannot have a variable of this name.
+_WORK = "work of this rendering"
+
+
+class ChatTemplate:
+    """A compiled template, for any number of threads.
+
+    Args:
+        source: in Jinja.
+        special: the texts of special tokens by their names, such as ``bos_token``.
+
+    Raises:
+        InvalidArchive: it is not a template.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str]):
+        with foreign.reported_as(InvalidArchive, "the model's chat template cannot be read"):
+            self._template = _Sandbox().from_string(source)
+        self._special = dict(special)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """Return the prompt that asks for the next message.
+
+        Args:
+            messages: each a JSON object with a role and a content.
+            options: further variables of the template.
+
+        Raises:
+            InvalidArgument: the template refuses the messages, or needs too much for them.
+        """
+        variables = {"tools": None, "documents": None, **self._special, **options, _WORK: _Work()}
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **variables)
+        except InvalidArgument:
+            raise
+        except _Refused as error:
+            raise InvalidArgument(f"the model's chat template refuses the messages: {error}") from error
+        except Exception as error:
+            raise InvalidArgument(f"the model's chat template fails for these messages: {foreign.typed(error)}") from error
+
+
+class _Refused(jinja2.TemplateError):
+    """The template calls ``raise_exception``."""
+
+
+class _Work:
+    """What one rendering has done."""
+
+    def __init__(self) -> None:
+        self._steps = self._characters = 0
+
+    def step(self) -> None:
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise InvalidArgument(f"the model's chat template needs over {_MOST_STEPS} steps; send fewer messages")
+
+    def write(self, characters: int) -> None:
+        self._characters += characters
+        if self._characters > _MOST_CHARACTERS:
+            raise InvalidArgument(
+                f"the model's chat template makes over {_MOST_CHARACTERS} characters; send shorter messages"
+            )
+
+
+class _Generation(Extension):
+    """The tag that marks a template's parts for training; it changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as in the class that it extends
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a chat template cannot set '{name}'")
+        super().__setitem__(name, value)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with what transformers adds, which counts the work: loops, calls, and texts put together."""
+
+    intercepted_binops = frozenset(("+", "*", "**"))
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_written
+        )
+        self.filters.update(tojson=_to_json, each_counted=_each, joined_counted=_joined)
+        self.globals.update(raise_exception=_raise, strftime_now=_now, namespace=_Namespace)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = _filtered(loop.iter, "each_counted")
+        _replace_concatenations(template)
+        return template
+
+    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        context[_WORK].step()
+        return super().call(context, function, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("a chat template cannot use **")
+        if operator == "*":
+            context[_WORK].write(_size(left) * _number(right) + _size(right) * _number(left))
+        else:
+            context[_WORK].write(_size(left) + _size(right))
+        return super().call_binop(context, operator, left, right)
+
+
+def _replace_concatenations(parent: nodes.Node) -> None:
+    """Let each ``a ~ b`` be a filter."""
+    for name, value in parent.iter_fields():
+        children = value if isinstance(value, list) else [value]
+        for at, child in enumerate(children):
+            if not isinstance(child, nodes.Node):
+                continue
+            _replace_concatenations(child)
+            if isinstance(child, nodes.Concat):
+                children[at] = _filtered(nodes.List(child.nodes, lineno=child.lineno), "joined_counted")
+        setattr(parent, name, value if isinstance(value, list) else children[0])
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+@jinja2.pass_context
+def _each(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    work = context[_WORK]
+    for value in values:
+        work.step()
+        yield value
+
+
+@jinja2.pass_context
+def _joined(context: Context, values: list[Any]) -> str:
+    texts = [*map(str, values)]
+    context[_WORK].write(sum(map(len, texts)))
+    return "".join(texts)
+
+
+@jinja2.pass_context
+def _written(context: Context, value: Any) -> Any:
+    context[_WORK].write(_size(value))
+    return value
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+def _number(value: Any) -> int:
+    return max(value, 0) if isinstance(value, int) else 0
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates pass these as they like
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: object) -> str:
+    raise _Refused(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - as transformers: the server's local time
