@@ -35,6 +35,7 @@ from ingot.runtime.settings.labels import read_labels
 from ingot.runtime.settings.repeat import Repeat
 from ingot.runtime.settings.settings import Settings
 from ingot.steps import Steps
+from ingot.steps.completion.texts import CompletionTexts
 from ingot.tensors import Array, Signature
 
 T = TypeVar("T")
@@ -186,6 +187,11 @@ class Model:
     def steps(self) -> Steps | None:
         """The steps around its graph, which answer requests with raw inputs; None if it has none."""
         return self._steps
+
+    @property
+    def texts(self) -> CompletionTexts | None:
+        """The tokenizer and the chat template of a decoder; None if it is another model, has none, or is not loaded."""
+        return self._loader.texts
 
     def steps_for(self, inputs: Iterable[str]) -> Steps | None:
         """Return the steps that a request with inputs of these names takes; None for one of the graph's tensors."""

@@ -85,6 +85,11 @@ class Tokenizer:
                     f"max_characters of step 'tokenize', or change the {name}"
                 )
 
+    @property
+    def most_characters(self) -> int:
+        """The longest text of which its normalizer and decoder cannot make too much; see :meth:`check_growth`."""
+        return int(_MOST_NORMALIZED / max(1, *(factor for factor, _ in self._growths.values())))
+
     def cutting(
         self,
         length: int,

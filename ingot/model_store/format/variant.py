@@ -20,6 +20,7 @@ from ingot.model_store.format.manifest import Manifest, ModelConfig, Serving
 from ingot.model_store.format.partition import PartitionPlan, PythonPlan
 from ingot.report.text import one_line
 from ingot.steps import Apply, ItemStep, OpenedSteps, Values
+from ingot.steps.completion.texts import CompletionTexts
 from ingot.tensors import Array, Signature, check_inputs
 
 _USUAL_BATCH, _USUAL_SIZE = 32, 128
@@ -226,6 +227,14 @@ class Variant:
         """
         steps = self.serving.steps
         return None if steps is None else steps.open(self.step_file, self.signature, decoding)
+
+    def opened_texts(self) -> CompletionTexts | None:
+        """Return a decoder's tokenizer and chat template ready to run; errors as for :meth:`opened_steps`."""
+        found = self.serving.generation
+        if found is None or not found.tokenizer:
+            return None
+        content = self.step_file(found.tokenizer)
+        return CompletionTexts(content, found.tokenizer, found.chat_template, found.special)
 
     def step_file(self, name: str) -> bytes:
         """Return a file of the steps, with its digest checked.

@@ -40,6 +40,7 @@ from ingot.runtime.loading.threads import Tuned, tune
 from ingot.runtime.profiling.profile import zeros
 from ingot.runtime.settings.settings import Settings
 from ingot.steps import OpenedSteps, Values
+from ingot.steps.completion.texts import CompletionTexts
 from ingot.tensors import Array, Signature, arrays
 from ingot.tensors.padding import Padding
 
@@ -65,7 +66,8 @@ class LoadSpec:
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
     them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance needs on a GPU, and
     ``placement`` is where instances run, once that is decided. ``steps`` are those around the graph, and ``decoding``
-    the processes of those that decode items. ``source`` is the variant, whose files ``open`` reads.
+    the processes of those that decode items. ``texts`` are the tokenizer and the chat template of a decoder.
+    ``source`` is the variant, whose files ``open`` reads.
     """
 
     open: OpenEngine
@@ -86,6 +88,7 @@ class LoadSpec:
     graph: Path | None = None
     needed: Callable[[], Need | None] = lambda: None
     placement: Placement | None = None
+    texts: CompletionTexts | None = None
     steps: OpenedSteps | None = None
     decoding: Sequence[StepProcesses] = ()
     # An archive file is unpacked into a temporary folder that is removed with the last reference to its variants.
@@ -228,6 +231,7 @@ class LoadSpec:
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
             needed=needed,
+            texts=variant.opened_texts(),
             steps=steps,
             decoding=decoding,
             source=variant,

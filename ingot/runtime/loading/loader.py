@@ -30,6 +30,7 @@ from ingot.runtime.loading.trust_check import ServingTerms
 from ingot.runtime.machine.devices import kind_of
 from ingot.runtime.settings.labels import check_labels
 from ingot.steps import OpenedSteps
+from ingot.steps.completion.texts import CompletionTexts
 from ingot.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class ModelLoader:
         signature: None if only the engine knows it, and none is open.
         sequences: the states of sequences; None if the model has no states.
         steps: the steps around the graph; None if the model has none.
+        texts: the tokenizer and the chat template of a decoder; None if the model has none.
         size: of the served files, in bytes.
         instances: number of copies in memory.
         example: inputs that the model's code gives itself; empty for others.
@@ -107,6 +109,7 @@ class ModelLoader:
         self.example: Mapping[str, Array] = {}
         self.sequences: Sequences | None = None
         self.steps: OpenedSteps | None = None
+        self.texts: CompletionTexts | None = None
         self.placement: Placement | None = None
         self.terms = terms
         self.ask: Ask | None = None
@@ -191,6 +194,7 @@ class ModelLoader:
         choice = self._choose()
         self.variant, self.properties = choice.spec.variant, {**choice.properties, **self.terms.properties}
         self.size, self.placement, self.steps = choice.spec.size, choice.spec.placement, choice.spec.steps
+        self.texts = choice.spec.texts
         return choice
 
     def _choose_again(self, spec: LoadSpec) -> Choice:

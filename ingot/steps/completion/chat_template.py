@@ -13,10 +13,11 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ingot import foreign
 from ingot.errors import InvalidArchive, InvalidArgument
@@ -62,8 +63,9 @@ class ChatTemplate:
             raise
         except _Refused as error:
             raise InvalidArgument(f"the model's chat template refuses the messages: {error}") from error
-        except Exception as error:
-            raise InvalidArgument(f"the model's chat template fails for these messages: {foreign.typed(error)}") from error
+        except Exception as error:  # templates raise errors of any type
+            why = foreign.typed(error)
+            raise InvalidArgument(f"the model's chat template fails for these messages: {why}") from error
 
 
 class _Refused(jinja2.TemplateError):
@@ -125,7 +127,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         _replace_concatenations(template)
         return template
 
-    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
         context[_WORK].step()
         return super().call(context, function, *args, **kwargs)
 
@@ -152,7 +154,7 @@ def _replace_concatenations(parent: nodes.Node) -> None:
         setattr(parent, name, value if isinstance(value, list) else children[0])
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -187,10 +189,10 @@ def _number(value: Any) -> int:
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates pass these as they like
+    ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -200,4 +202,4 @@ def _raise(message: object) -> str:
 
 
 def _now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - as transformers: the server's local time
+    return datetime.now().strftime(form)

@@ -32,9 +32,9 @@ class TokenTexts:
         whole = tokenizer.whole
         self._decode = whole.decode
         self._token = whole.id_to_token
-        self._special = frozenset(id for id, added in whole.get_added_tokens_decoder().items() if added.special)
+        self._special = frozenset(number for number, added in whole.get_added_tokens_decoder().items() if added.special)
         vocabulary = whole.get_vocab(with_added_tokens=False) if tokenizer.byte_fallback else {}
-        self._bytes = frozenset(id for token, id in vocabulary.items() if _BYTE.fullmatch(token))
+        self._bytes = frozenset(number for token, number in vocabulary.items() if _BYTE.fullmatch(token))
         self._anchor = whole.encode(_ANCHOR, add_special_tokens=False).ids[-1:]
         self._before = len(self.of(self._anchor))
 

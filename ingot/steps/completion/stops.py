@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class StopTexts:
     """Finds the first of some texts in pieces of an answer, wherever the pieces are divided.
 
-    What may be the beginning of such a text is kept back until more is known.
+    A text that may be the beginning of a stop text is kept back until more of it is known.
 
     Args:
         stops: the texts, none of them empty; without any, every piece passes at once.
@@ -20,7 +20,7 @@ class StopTexts:
         self.found = ""
 
     def add(self, piece: str) -> str:
-        """Return what is certain to belong to the answer. Once a text is ``found``, nothing does."""
+        """Return the text that is certain to belong to the answer; empty once a stop text is ``found``."""
         if self.found or not self._stops:
             return "" if self.found else piece
         text = self._kept + piece
@@ -33,7 +33,7 @@ class StopTexts:
         return text[: len(text) - kept]
 
     def end(self) -> str:
-        """Return what was kept back; there are no more pieces."""
+        """Return the text that was kept back; there are no more pieces."""
         kept, self._kept = self._kept, ""
         return kept
 

@@ -21,6 +21,12 @@ def pieces_of(texts: TokenTexts, ids: Sequence[int]) -> list[str]:
     return [*map(stream.add, ids), stream.end()]
 
 
+def number_of(made: Tokenizer, token: str) -> int:
+    number = made.token_to_id(token)
+    assert number is not None
+    return number
+
+
 @pytest.mark.parametrize("kind", tokens.KINDS)
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
@@ -55,7 +61,7 @@ def test_the_work_for_a_token_does_not_grow(kind: Callable[[], Tokenizer]) -> No
 
 
 def test_endless_wrong_bytes_are_returned_as_they_come() -> None:
-    wrong = _MADE[tokens.byte_level].token_to_id("ÿ")
+    wrong = number_of(_MADE[tokens.byte_level], "ÿ")
     stream = Detokenizer(_TEXTS[tokens.byte_level])
     returned = sum(len(stream.add(wrong)) for _ in range(500))
     assert returned == 499
@@ -66,6 +72,6 @@ def test_endless_wrong_bytes_are_returned_as_they_come() -> None:
 def test_a_token_alone_has_its_blank() -> None:
     texts = _TEXTS[tokens.byte_fallback]
     made = _MADE[tokens.byte_fallback]
-    assert texts.alone(made.token_to_id("▁the")) == " the"
-    assert texts.alone(made.token_to_id("fox")) == "fox"
-    assert texts.alone(made.token_to_id("</s>")) == "</s>"
+    assert texts.alone(number_of(made, "▁the")) == " the"
+    assert texts.alone(number_of(made, "fox")) == "fox"
+    assert texts.alone(number_of(made, "</s>")) == "</s>"

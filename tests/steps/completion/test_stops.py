@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def read(stops: list[str], pieces: list[str]) -> tuple[list[str], str]:
 @given(st.text("ab\n", max_size=30), st.lists(_SHORT, max_size=3), st.lists(st.integers(0, 30), max_size=8))
 def test_the_division_into_pieces_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    pieces = [text[start:stop] for start, stop in itertools.pairwise(places)]
     returned, found = read(stops, pieces)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     assert "".join(returned) == (text[: min(ends)[1]] if ends else text)

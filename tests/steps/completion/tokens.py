@@ -69,6 +69,6 @@ KINDS = (byte_level, byte_fallback, metaspace, word_piece, word_ends)
 
 
 def loaded(made: Tokenizer) -> tokenizer.Tokenizer:
-    """Return it as the steps of an archive load it."""
+    """Return a tokenizer in the form in which steps load it from an archive."""
     content: dict[str, Any] = json.loads(made.to_str())
     return tokenizer.load(json.dumps(content).encode(), "tokenizer.json")
