@@ -65,7 +65,7 @@ def main() -> None:
         raise SystemExit("install valgrind")
     build = build_folder()
     served = model(MODEL, build)
-    versions = [version for name in parsed.versions for version in _versions(name, build)]
+    versions = [version for name in parsed.versions for version in versions_of(name, build)]
     for version in versions:
         version.check()
     print(f"| format | clients | {' | '.join(version.name for version in versions)} |")
@@ -78,7 +78,8 @@ def main() -> None:
             print(f"| {form} | {clients} | {' | '.join(cells)} |", flush=True)
 
 
-def _versions(name: str, build: Path) -> Iterator[Counted]:
+def versions_of(name: str, build: Path) -> Iterator[Counted]:
+    """Yield the versions of a commit, a wheel or a folder."""
     counts = build / "callgrind.out"
     if name.endswith(".whl"):
         wheel = Path(name)

@@ -60,8 +60,10 @@ def span(text: str) -> timedelta | None:
 
 def written(seconds: float) -> str:
     """Return a duration in the form that :func:`seconds` parses: ``50ms``, ``90s``, ``1h``."""
-    whole = next((unit for unit in ("h", "m") if seconds and seconds % _UNITS[unit] == 0), "s")
-    unit = "us" if 0 < seconds < 1e-3 else "ms" if 0 < seconds < 1 else whole
+    if 0 < seconds < 1:  # as in refusals, of which there may be many
+        unit = "us" if seconds < 1e-3 else "ms"
+    else:
+        unit = next((unit for unit in ("h", "m") if seconds and seconds % _UNITS[unit] == 0), "s")
     return f"{seconds / _UNITS[unit]:.6g}{unit}"
 
 

@@ -392,7 +392,7 @@ class Queue:
 def check_room(
     limits: Limits,
     waiting: int,
-    queued: int,
+    waiting_bytes: int,
     nbytes: int,
     client: Hashable,
     held: Callable[[Hashable], tuple[int, int]],
@@ -402,7 +402,7 @@ def check_room(
     Args:
         limits: of the queue.
         waiting: requests in the queue.
-        queued: their bytes.
+        waiting_bytes: their bytes.
         nbytes: bytes of the new request.
         client: who sent the request; None for a request that counts for no client.
         held: returns how many of the requests a client has, and their bytes.
@@ -410,14 +410,19 @@ def check_room(
     Raises:
         Unavailable: the queue is full, or the client has its share.
     """
-    if waiting >= limits.max_queue or (waiting and queued + nbytes > limits.max_queue_bytes):
-        raise Unavailable(f"the queue is full ({waiting} requests wait); send fewer at once, or try later")
-    room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - queued)
-    if client is None or (waiting < room and queued + nbytes <= free):
+    if waiting >= limits.max_queue or (waiting and waiting_bytes + nbytes > limits.max_queue_bytes):
+        raise Unavailable(f"the queue is full ({queued(waiting)}); send fewer at once, or try later")
+    room, free = _TIMES_FREE * (limits.max_queue - waiting), _TIMES_FREE * (limits.max_queue_bytes - waiting_bytes)
+    if client is None or (waiting < room and waiting_bytes + nbytes <= free):
         return
     entries, size = held(client)
     if entries and (entries >= room or size + nbytes > free):
         raise Unavailable(
-            f"{entries} requests of this client wait, and the rest of the queue is kept for others; send fewer at "
-            "once, or try later"
+            f"{queued(entries, ' of this client')}, and the rest of the queue is kept for others; send fewer at once, "
+            "or try later"
         )
+
+
+def queued(requests: int, whose: str = "") -> str:
+    """Return how many requests wait, as a clause."""
+    return f"1 request{whose} waits" if requests == 1 else f"{requests} requests{whose} wait"

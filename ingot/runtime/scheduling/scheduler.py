@@ -19,7 +19,7 @@ from ingot.runtime.scheduling.filling import Filler
 from ingot.runtime.scheduling.latency_model import Latencies, Latency
 from ingot.runtime.scheduling.limits import LONGEST, PATIENCE, Limits
 from ingot.runtime.scheduling.memory_cap import MemoryCap
-from ingot.runtime.scheduling.queue import GroupQueue, Queue, check_room
+from ingot.runtime.scheduling.queue import GroupQueue, Queue, check_room, queued
 
 # Longest time that an idle engine waits for more samples, as a share of the expected duration of the fuller batch.
 LINGER: Final = 0.1
@@ -314,11 +314,7 @@ class Scheduler:
         if before and batches == ahead and work > (room := self._room(group, now + wait)):
             taken = max(taken, self._wait(ahead + 1, latency(min(room, work - entry.work)), now) + full)
         if full and taken * latency.margin > left:
-            why = f"{self._queue.count} requests wait" if self._queue.count else "another request runs"
-            raise Unavailable(
-                f"{why}, so the answer would take longer than the {left:.3g} s that the request allows; "
-                "send fewer requests at once, try later or allow more time"
-            )
+            raise _too_late(self._queue.count, left)
 
     def _before(self, entry: Entry, group: GroupQueue) -> int:
         """Return how many entries of its group run before a new entry."""
@@ -457,6 +453,19 @@ def _joined(works: Iterable[int], cap: int) -> list[int]:
     return joined
 
 
+def _too_late(waiting: int, left: float) -> Unavailable:
+    why = queued(waiting) if waiting else "another request runs"
+    return Unavailable(
+        f"{why}, so the answer would take longer than the {_written(left)} that the request allows; "
+        "send fewer requests at once, try later or allow more time"
+    )
+
+
 def _too_slow(left: float, taken: float) -> DeadlineExceeded:
-    has, takes = (units.written(float(f"{max(0.0, seconds):.3g}")) for seconds in (left, taken))
-    return DeadlineExceeded(f"the request allows {has}, and the model takes {takes}; allow more time")
+    return DeadlineExceeded(
+        f"the request allows {_written(left)}, and the model takes {_written(taken)}; allow more time"
+    )
+
+
+def _written(seconds: float) -> str:
+    return units.written(float(f"{max(0.0, seconds):.3g}"))
