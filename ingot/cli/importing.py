@@ -113,9 +113,9 @@ def import_model(
 ) -> None:
     """Import models from TorchServe or Triton, each proved equal to its source.
 
-    TorchServe's handler image_classifier becomes steps of the archive. A custom handler is kept as it is: with
-    --allow-code, the archive holds its code, which engine processes run. Other handlers and server settings are not
-    imported; notes list them.
+    TorchServe's handlers image_classifier and image_segmenter become steps of the archive. Others are kept as they
+    are: with --allow-code, the archive holds their code, which engine processes run. Server settings are not imported;
+    notes list them.
 
     REFERENCE is the model's name in the store. Without it, or without a tag, the source's name and version are used, or
     the next version if the source has none. A single model whose version exists already is refused; of several models,

@@ -1,4 +1,4 @@
-"""Custom handlers of TorchServe: what their archives need, named in one error, and their files."""
+"""Handlers of TorchServe that run as they are: what their archives need, named in one error, and their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from ingot.importing.members import Members
 from ingot.importing.record import Consent, CustomHandler, Imported
 from ingot.runtime.engines.python import requirements
 from ingot.runtime.engines.python.torchserve.handler import CONFIG, batch_size
+from ingot.runtime.engines.python.torchserve.ts.text_handler import VOCABULARY
 
+DEFAULT = {
+    "image_classifier": "ImageClassifier",
+    "image_segmenter": "ImageSegmenter",
+    "object_detector": "ObjectDetector",
+    "text_classifier": "TextClassifier",
+}
+"""The classes of TorchServe's own handlers, which an archive's file derives from if they run as they are."""
+_FILE, _CODE = "default_handler.py", "from ts.torch_handler.{0} import {1}\n\n\nclass Default({1}):\n    pass\n"
 _MAX_TEXT = 1 << 20
 _OPTIONS = {
     "minWorkers": "--instances {}",
@@ -31,7 +40,7 @@ _OPTIONS = {
 
 
 def read(members: Members, base: str, model: MarModel, folder: Path, consent: Consent) -> Imported:
-    """Unpack an archive with a custom handler, whose code does not run here.
+    """Unpack an archive with a custom handler, or one of :data:`DEFAULT`; its code does not run here.
 
     Args:
         members: its files.
@@ -50,11 +59,13 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
     config = archive.config()
     for name in archive.names:
         members.copy(base + name, folder / name)
+    if archive.default:
+        (folder / archive.file).write_text(_CODE.format(archive.handler, archive.default))
     if config:
         (folder / CONFIG).write_text(json.dumps(config))
     pins, _ = archive.requirements()
     return Imported(
-        f"the handler '{archive.file}' in {members.path}",
+        f"the handler '{archive.handler if archive.default else archive.file}' in {members.path}",
         "python",
         folder / archive.file,
         custom=CustomHandler(folder, archive.file, archive.function, pins, consent.permissions),
@@ -64,8 +75,12 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
 
 def _unconsented(archive: _Archive, consent: Consent) -> Iterator[str]:
     if not consent.allow_code:
+        own = (
+            f"TorchServe's handler '{archive.handler}'" if archive.default else f"its own handler, '{archive.handler}'"
+        )
+        files = f"{archive.vocabulary}, a pickle, and " if archive.vocabulary else ""
         yield (
-            f"{archive.path} has its own handler, '{archive.handler}': Python code, which an engine process runs; "
+            f"{archive.path} has {own}: {files}Python code, which an engine process runs; "
             f"{ALLOW_CODE}; or import the model alone with --without-handler, so that clients do the handler's work"
         )
 
@@ -83,6 +98,8 @@ class _Archive:
         path: of the archive.
         names: of its files.
         handler: as the manifest names it.
+        default: the class of TorchServe's handler; empty for a custom one.
+        vocabulary: the file of its vocabulary; empty without.
         file: the handler's file.
         function: the handler's function, ``handle`` unless the manifest names another.
     """
@@ -92,20 +109,25 @@ class _Archive:
         self._members, self._base, self._model = members, base, model
         self.names = [name.removeprefix(base) for name in members.sizes if name.startswith(base)]
         self.handler = str(model.handler)[:200]
+        self.default = DEFAULT.get(self.handler, "")
+        self.vocabulary = str(model.source_vocab or VOCABULARY)[:200] if self.handler == "text_classifier" else ""
         named, _, function = self.handler.partition(":")
-        self.file = f"{PurePosixPath(named.removesuffix('.py')).name}.py"
+        self.file = _FILE if self.default else f"{PurePosixPath(named.removesuffix('.py')).name}.py"
         self.function = function if function.isidentifier() else "handle"
 
     def problems(self) -> Iterator[str]:
         """Yield missing files, versions and packages, with the remedies."""
         model = self._model
-        named = (self.file, model.serialized_file, model.model_file, model.requirements_file, model.config_file)
+        files = (model.serialized_file, model.model_file, model.requirements_file, model.config_file)
+        named = (*files, self.vocabulary if self.default else self.file)
         for name in named:
             if name and name not in self.names:
                 yield (
                     f"the manifest names '{name[:200]}', which is not in the archive; create it again with "
                     "torch-model-archiver"
                 )
+        if self.default and not (model.serialized_file or model.model_file):
+            yield f"the manifest names no model, which {self.handler} needs; create it again with --serialized-file"
         pins, others = self.requirements()
         if others:
             yield (

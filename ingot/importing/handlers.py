@@ -1,6 +1,6 @@
 """TorchServe's default handlers as declared steps, proved equal to what the handlers compute.
 
-Source: ts/torch_handler/image_classifier.py and ts/utils/util.py of https://github.com/pytorch/serve 0.12.
+Source: ts/torch_handler and ts/utils/util.py of https://github.com/pytorch/serve 0.12.
 """
 
 from __future__ import annotations
@@ -18,22 +18,29 @@ import numpy as np
 from ingot import foreign
 from ingot.errors import InvalidArgument, missing_package
 from ingot.importing.record import Declared, Imported
+from ingot.runtime.engines.python.torchserve.ts.transforms import RESIZED, SIZE, imagenet
 from ingot.steps import Described, Original, Values, image_classification
+from ingot.steps.after.pixel_classes import PixelClasses
+from ingot.steps.images.image import Image
 from ingot.steps.images.pictures import drawn
-from ingot.steps.images.presets import IMAGENET, classifier
+from ingot.steps.images.presets import classifier
+from ingot.steps.tasks.described import described
 from ingot.tensors import DType, TensorSpec
 from ingot.tensors.arrays import as_bytes
 
 if TYPE_CHECKING:
     from torch import nn
 
-CLASSIFIER = "image_classifier"
+CLASSIFIER, SEGMENTER = "image_classifier", "image_segmenter"
+DECLARED = (CLASSIFIER, SEGMENTER)
+"""The handlers that become steps."""
+OPERATIONS = classifier(SIZE, resize=RESIZED)
+OUT = "out"
 LABELS = "index_to_name.json"
 PIXELS = Declared("pixel_values", DType.FP32, (3, 224, 224), batched=True)
-"""The input of a classifier that describes none."""
+"""The input of a model that describes none."""
 LOGITS = "logits"
 _TOP = 5
-_RESIZED, _SIZE = 256, 224
 # Pictures that are drawn; each eighth is one in RGB, of which the values are compared, and some answers.
 _DRAWN, _ANSWERED = 480, 24
 
@@ -41,7 +48,7 @@ _DRAWN, _ANSWERED = 480, 24
 def describe(
     found: Imported, model: nn.Module | Path, inputs: Sequence[TensorSpec], output_names: Sequence[str]
 ) -> Described:
-    """Describe the steps of an archive whose handler is :data:`CLASSIFIER`.
+    """Describe the steps of an archive whose handler is one of :data:`DECLARED`.
 
     Args:
         found: what was read.
@@ -53,26 +60,53 @@ def describe(
         InvalidArgument: the model is not one that the handler accepts.
         Unsupported: Pillow is not installed.
     """
-    if len(inputs) != 1 or inputs[0].shape[1:] != (3, _SIZE, _SIZE):
+    if len(inputs) != 1 or inputs[0].shape[1:] != (3, SIZE, SIZE):
         shapes = ", ".join(map(str, inputs))
         raise InvalidArgument(
-            f"the handler {CLASSIFIER} makes one input of the shape [batch,3,{_SIZE},{_SIZE}], but the inputs are "
+            f"the handler {found.handler} makes one input of the shape [batch,3,{SIZE},{SIZE}], but the inputs are "
             f"{shapes}; import the model alone with --without-handler"
         )
     [pixels] = inputs
+    name = "data" if pixels.name == "image" else "image"
+    options: dict[str, Any] = {"image": name, "pixels": pixels.name, "upright": False}
+    reference = f"TorchServe's {found.handler}"
+    if found.handler == SEGMENTER:
+        _segmented(model)
+        image = Image(operations=OPERATIONS, reference=reference, **options)
+        answer = TensorSpec(PixelClasses().output, DType.FP32, ("batch", SIZE, SIZE, 2))
+        raw = TensorSpec(image.image, DType.BYTES, ("batch",))
+        steps = described("image-segmentation", (raw,), image, (PixelClasses(logits=OUT),), (answer,))
+        return replace(steps, original=_original(steps, reference, ()))
     logits, classes = _logits(model, output_names)
     labels = _labels(found.documents.get(LABELS), classes)
     steps = image_classification(
-        labels,
-        operations=classifier(_SIZE, resize=_RESIZED),
-        image="data" if pixels.name == "image" else "image",
-        pixels=pixels.name,
-        logits=logits,
-        top_k=_TOP,
-        upright=False,
-        reference=f"TorchServe's {CLASSIFIER}",
+        labels, operations=OPERATIONS, logits=logits, top_k=_TOP, reference=reference, **options
     )
-    return replace(steps, original=_original(steps, labels, answers=not isinstance(model, Path)))
+    return replace(steps, original=_original(steps, reference, () if isinstance(model, Path) else labels))
+
+
+def _segmented(model: nn.Module | Path) -> None:
+    """Check that a module returns a dictionary with planes of logits.
+
+    Raises:
+        InvalidArgument: it does not.
+    """
+    found = None if isinstance(model, Path) else _output(model)
+    planes = found.get(OUT) if isinstance(found, dict) else None
+    if planes is None or planes.ndim != 4 or planes.shape[2:] != (SIZE, SIZE):
+        raise InvalidArgument(
+            f"the handler {SEGMENTER} needs a module that returns a dictionary with '{OUT}' of the shape "
+            f"[batch,classes,{SIZE},{SIZE}], which the model does not; import it alone with --without-handler"
+        )
+
+
+def _output(model: nn.Module) -> Any:
+    """Return the outputs of a module for a black picture."""
+    import torch
+
+    unfit = f"the model does not run on a picture of {SIZE} x {SIZE} pixels"
+    with foreign.reported_as(InvalidArgument, unfit), torch.no_grad():
+        return model.eval()(torch.zeros(1, 3, SIZE, SIZE))
 
 
 def _logits(model: nn.Module | Path, output_names: Sequence[str]) -> tuple[str, int]:
@@ -87,9 +121,7 @@ def _logits(model: nn.Module | Path, output_names: Sequence[str]) -> tuple[str, 
     else:
         import torch
 
-        unfit = f"the model does not run on a picture of {_SIZE} x {_SIZE} pixels"
-        with foreign.reported_as(InvalidArgument, unfit), torch.no_grad():
-            found = model.eval()(torch.zeros(1, 3, _SIZE, _SIZE))
+        found = _output(model)
         if isinstance(found, torch.Tensor) and found.ndim == 2 and len(output_names) <= 1:
             return (*output_names, LOGITS)[0], found.shape[1]
     raise InvalidArgument(
@@ -119,8 +151,14 @@ def _labels(raw: bytes | None, classes: int) -> list[str]:
     return texts
 
 
-def _original(steps: Described, labels: Sequence[str], *, answers: bool) -> Original:
-    """Return the handler's own calls of Pillow and PyTorch, which the steps must equal."""
+def _original(steps: Described, reference: str, labels: Sequence[str]) -> Original:
+    """Return the handler's own calls of Pillow and PyTorch, which the steps must equal.
+
+    Args:
+        steps: what is proved.
+        reference: names the handler.
+        labels: of the best classes; without any, answers are not compared.
+    """
     try:
         import PIL
     except ModuleNotFoundError as error:
@@ -141,31 +179,20 @@ def _original(steps: Described, labels: Sequence[str], *, answers: bool) -> Orig
         return {"label": names[classes.numpy()], "score": best.numpy()}
 
     pictures = [each for each in drawn(_DRAWN, least=24) if _mode(each) == "RGB"]
-    called = f"TorchServe's {CLASSIFIER} with Pillow {PIL.__version__}, torch {torch.__version__}"
+    called = f"{reference} with Pillow {PIL.__version__}, torch {torch.__version__}"
     items, samples = ({name: as_bytes(each)} for each in (pictures, pictures[:_ANSWERED]))
-    return Original(called, prepare, answer, [items], [samples], answers=answers)
+    return Original(called, prepare, answer, [items], [samples], answers=bool(labels))
 
 
 def _transformed(content: bytes) -> Any:
-    """Return a picture as torchvision's Resize, CenterCrop, ToTensor and Normalize make it of Pillow's."""
-    import torch
-    from PIL import Image
+    """Return a picture as the handler makes it, float32[3, 224, 224]."""
+    import PIL.Image
 
-    picture: Any = Image.open(BytesIO(content))
-    width, height = picture.size
-    long = int(_RESIZED * max(width, height) / min(width, height))
-    if min(width, height) != _RESIZED:
-        size = (_RESIZED, long) if width <= height else (long, _RESIZED)
-        picture = picture.resize(size, Image.Resampling.BILINEAR)
-    left, top = (round((side - _SIZE) / 2.0) for side in picture.size)
-    picture = picture.crop((left, top, left + _SIZE, top + _SIZE))
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
-    mean, std = (torch.tensor(each)[:, None, None] for each in IMAGENET)
-    return pixels.sub_(mean).div_(std)
+    return imagenet(PIL.Image.open(BytesIO(content)))
 
 
 def _mode(content: bytes) -> str:
-    from PIL import Image
+    import PIL.Image
 
-    with Image.open(BytesIO(content)) as picture:
+    with PIL.Image.open(BytesIO(content)) as picture:
         return str(picture.mode)

@@ -32,12 +32,14 @@ _SETTING = re.compile(
 
 
 _CLASSES = "and compute the softmax and the top classes of the response"
+_PIXELS = "decode images, resize to 256, crop to 224, normalize with the mean and deviation of ImageNet"
+_NONE = "base_handler"
 _DEFAULT = {
-    "image_segmenter": "decode images, resize to 256, crop to 224, normalize with the mean and deviation of ImageNet, "
-    "and take the largest class of each pixel",
+    "image_classifier": f"{_PIXELS}, {_CLASSES}",
+    "image_segmenter": f"{_PIXELS}, and take the largest class of each pixel",
     "object_detector": "decode images to numbers from 0 to 1, and drop the boxes of a score below 0.5",
     "text_classifier": f"split texts into tokens and look these up in the vocabulary, {_CLASSES}",
-    "base_handler": "send tensors, and expect tensors",
+    _NONE: "send tensors, and expect tensors",
 }
 
 
@@ -104,9 +106,9 @@ class _Reader:
 
     def read(self) -> Imported:
         """Unpack the model. All checks that need no unpacking come first."""
-        handler = self._model.handler
-        if handler and handler not in (*_DEFAULT, handlers.CLASSIFIER) and not self._consent.without_handler:
-            return custom_handlers.read(self._members, self._base, self._model, self._folder, self._consent)
+        steps = self._model.handler in handlers.DECLARED and not self._consent.without_handler
+        if not steps and not self._consent.without_handler and self._model.handler not in (None, "", _NONE):
+            return self._handler()
         name = self._serialized()
         called = f"'{name.removeprefix(self._base)}' in {self._members.path}"
         notes, kind = self._agreed(name, called)
@@ -122,12 +124,12 @@ class _Reader:
         code = self._take_code() if kind == "state_dict" else None
         carried, left = self._documents()
         labels, more = _labels(carried)
-        steps = self._model.handler == handlers.CLASSIFIER and not self._consent.without_handler
         return Imported(
             called,
             kind,
             file,
-            handler=handlers.CLASSIFIER if steps else "",
+            handler=str(self._model.handler) if steps else "",
+            instead=self._handler if steps and self._consent.allow_code else None,
             inputs=(handlers.PIXELS,) if steps and kind != "onnx" else (),
             code=code,
             serving=ServingDefaults(labels=labels) if labels else None,
@@ -135,13 +137,17 @@ class _Reader:
             notes=(*notes, *self._remarks(), *(() if steps else more), *left),  # its steps read the names
         )
 
+    def _handler(self) -> Imported:
+        folder = self._folder.with_name("handler")
+        return custom_handlers.read(self._members, self._base, self._model, folder, self._consent)
+
     def _agreed(self, name: str, called: str) -> tuple[tuple[str, ...], ModelFormat]:
         """Return notes on the handler, and the model's format; one error lists all that needs consent."""
         kind = self._format(name, called)
         try:
             self._need_code(kind, called)
         except InvalidArgument as error:
-            described = self._consent.described or self._model.handler == handlers.CLASSIFIER
+            described = self._consent.described or self._model.handler in handlers.DECLARED
             if kind != "state_dict" or described:
                 raise
             raise InvalidArgument(f"{error}; also, --input must describe its inputs") from error
@@ -255,8 +261,8 @@ def _handler_note(handler: str | None, *, without: bool) -> tuple[str, ...]:
     """
     if not handler:
         return ()
-    if handler == handlers.CLASSIFIER:
-        return () if not without else (f"the handler {handler} is not imported: clients must do its work",)
+    if handler in handlers.DECLARED and not without:
+        return ()
     if handler in _DEFAULT:
         return (f"TorchServe's handler {handler} is not imported: clients must {_DEFAULT[handler]}",)
     return (f"the handler {handler[:200]} is not imported: clients must do its pre- and postprocessing",)

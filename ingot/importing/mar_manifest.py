@@ -22,3 +22,4 @@ class MarModel(Record):
     handler: str | None = None
     requirements_file: str | None = None
     config_file: str | None = None
+    source_vocab: str | None = None

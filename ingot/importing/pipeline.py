@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from ingot.errors import InvalidArgument
+from ingot.errors import InternalError, InvalidArgument
 from ingot.importing import handlers
-from ingot.importing.record import Candidate, Consent, CustomHandler, Imported, specs
+from ingot.importing.record import Candidate, Consent, Imported, specs
 from ingot.importing.reshaping import reshape_graph
 from ingot.importing.sources import candidates
 from ingot.model_store import ServingDefaults
@@ -94,8 +94,26 @@ def convert(
     """Read one of the models that :func:`candidates` yields, and export it; see :func:`import_model`."""
     progress(f"Reading {candidate.where}")
     found = candidate.read()
-    if (custom := found.custom) is not None:
-        return _handler(candidate, custom, name or candidate.name, found.notes, progress)
+    if found.custom is not None:
+        return _handler(candidate, found, name or candidate.name, found.notes, progress)
+    try:
+        return _graph(candidate, found, example_inputs, inputs, output_names, name or candidate.name, progress)
+    except InvalidArgument as error:
+        if found.instead is None or inputs or example_inputs is not None:
+            raise
+        why = f"the handler {found.handler} runs as it is, in Python, as it does not become steps: {error}"
+        return _handler(candidate, found.instead(), name or candidate.name, (why,), progress)
+
+
+def _graph(
+    candidate: Candidate,
+    found: Imported,
+    example_inputs: object,
+    inputs: str | Sequence[str | TensorSpec],
+    output_names: Sequence[str],
+    name: str,
+    progress: Callable[[str], None],
+) -> Archive:
     progress("Importing PyTorch")
     from ingot.export import export_model
 
@@ -110,7 +128,7 @@ def convert(
         names = output_names or ([item.name for item in found.outputs] if found.format != "onnx" else ())
         model = _load(found)
         steps = _steps(found, model, inputs or declared, names) if found.handler else None
-        if steps is not None and found.format != "onnx":
+        if found.handler == handlers.CLASSIFIER and found.format != "onnx":
             names = names or (handlers.LOGITS,)
         archive = export_model(
             model,
@@ -118,7 +136,7 @@ def convert(
             inputs=inputs or declared,
             output_names=names,
             steps=steps,
-            name=name or candidate.name,
+            name=name,
             source=candidate.where,
             progress=progress,
         )
@@ -126,10 +144,13 @@ def convert(
 
 
 def _handler(
-    candidate: Candidate, custom: CustomHandler, name: str, notes: Sequence[str], progress: Callable[[str], None]
+    candidate: Candidate, found: Imported, name: str, notes: Sequence[str], progress: Callable[[str], None]
 ) -> Archive:
     from ingot.export.python_model import export_handler
 
+    custom = found.custom
+    if custom is None:
+        raise InternalError(f"{found.called} has no handler to run")
     progress("Loading the handler")
     archive = export_handler(
         custom.folder / custom.file,

@@ -90,6 +90,7 @@ class Imported:
         serving: names of classes, states and controls.
         handler: the default handler of TorchServe that becomes steps; empty for none.
         custom: the custom handler, for ``python``.
+        instead: reads the model with its handler as it is, if it becomes no steps.
         code: the Python file that defines the class, for ``state_dict``.
         documents: small files that came with it, by name.
         notes: what is not imported, and why.
@@ -104,6 +105,7 @@ class Imported:
     serving: ServingDefaults | None = None
     handler: str = ""
     custom: CustomHandler | None = None
+    instead: Callable[[], Imported] | None = None
     code: Path | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

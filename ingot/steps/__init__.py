@@ -20,6 +20,7 @@ one kind, with its configuration (what ``serving.json`` has), and ``open``, whic
 ``boxes``               outputs of a detector to boxes in the original picture
 ``masks``               classes of pixels to a mask of the original picture for each label
 ``segments``            queries of a segmentation to a mask of the original picture for each segment
+``pixel_classes``       classes of pixels to the best class of each, and its score
 ``depth``               depths of pixels to those of the original picture, as numbers and as a picture
 ``text_boxes``          probabilities that pixels belong to a text to boxes of lines in the original picture
 ``ctc``                 scores of characters for each frame of a sound or a line of text to its text

@@ -20,6 +20,7 @@ from ingot.steps.after.entities import Entities
 from ingot.steps.after.fill import Fill
 from ingot.steps.after.masks import Masks
 from ingot.steps.after.normalize import Normalize
+from ingot.steps.after.pixel_classes import PixelClasses
 from ingot.steps.after.pool import Pool
 from ingot.steps.after.relabel import Relabel
 from ingot.steps.after.segments import Segments
@@ -54,6 +55,7 @@ AnyStep = Annotated[
     | TextBoxes
     | Masks
     | Segments
+    | PixelClasses
     | Depth,
     Field(discriminator="kind"),
 ]

@@ -200,7 +200,7 @@ def test_rows_are_those_of_torchserves_workers() -> None:
     [
         ("def other(): ...", "h.py must have a function handle(data, context), or one class with a method handle"),
         ("class A:\n    def handle(self): ...\nclass B: ...", "its classes are: A, B"),
-        ("import ts.torch_handler.text_handler", "No module named 'ts.torch_handler.text_handler'"),
+        ("import ts.torch_handler.dali_handler", "No module named 'ts.torch_handler.dali_handler'"),
         ("class A:\n    def initialize(self, c): 1 / 0\n    def handle(self, d, c): ...", "(h.py, line 2)"),
         ("import os\nos._exit(4)", "ended with exit code 4"),
     ],

@@ -16,15 +16,23 @@ VERSION = "0.12.0"
 """The version of TorchServe that handlers see."""
 
 _CONTEXT, _UTIL, _METRICS = "context", "util", "metrics"
+_HANDLERS = (
+    "base_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+    "text_handler",
+    "vision_handler",
+)
 _MODULES = {
     "ts.context": _CONTEXT,
+    "ts.handler_utils.text_utils": "text_utils",
     "ts.handler_utils.timer": _UTIL,
     "ts.metrics.dimension": _METRICS,
     "ts.metrics.metric_type_enum": _METRICS,
     "ts.metrics.metrics_store": _METRICS,
-    "ts.torch_handler.base_handler": "base_handler",
-    "ts.torch_handler.image_classifier": "image_classifier",
-    "ts.torch_handler.vision_handler": "vision_handler",
+    **{f"ts.torch_handler.{name}": name for name in _HANDLERS},
     "ts.utils.util": _UTIL,
 }
 _PACKAGES = {"ts", *(name.rpartition(".")[0] for name in _MODULES)}

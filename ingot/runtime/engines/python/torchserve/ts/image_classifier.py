@@ -1,11 +1,10 @@
-"""``ts.torch_handler.image_classifier``: the class that handlers of classifiers derive from. It needs torchvision."""
+"""``ts.torch_handler.image_classifier``: the class that handlers of classifiers derive from."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torchvision import transforms
-
+from ingot.runtime.engines.python.torchserve.ts.transforms import imagenet
 from ingot.runtime.engines.python.torchserve.ts.util import map_class_to_label
 from ingot.runtime.engines.python.torchserve.ts.vision_handler import VisionHandler
 
@@ -14,14 +13,7 @@ class ImageClassifier(VisionHandler):
     """Answers with the names and scores of the best classes."""
 
     topk = 5
-    image_processing = transforms.Compose(
-        [
-            transforms.Resize(256),
-            transforms.CenterCrop(224),
-            transforms.ToTensor(),
-            transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
-        ]
-    )
+    image_processing = staticmethod(imagenet)
 
     def set_max_result_classes(self, topk: int) -> None:
         self.topk = topk
