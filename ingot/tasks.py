@@ -22,6 +22,8 @@ OnTexts = Literal[
     "fill-mask",
     "feature-extraction",
 ]
+Generating = Literal["text-generation"]
+"""Tasks whose answers a decoder generates token by token; the archive declares no steps, but how it is run."""
 OnFiles = Literal[
     "image-classification",
     "object-detection",
@@ -33,7 +35,7 @@ OnFiles = Literal[
 ]
 Declared = Literal["image-to-text", "text-detection", "file-classification"]
 """Further tasks, whose steps are declared: no folder of transformers describes them."""
-Task = Literal["auto", "none", OnTexts, OnFiles]
+Task = Literal["auto", "none", OnTexts, Generating, OnFiles]
 """What an export is asked for: a task as Hugging Face names it, ``auto`` to find it, or ``none``."""
 ON_TEXTS: Final[tuple[OnTexts, ...]] = get_args(OnTexts)
 """Tasks on texts, which have a tokenizer."""

@@ -224,6 +224,12 @@ def _print(archive: Archive, *, verbose: bool) -> None:
     plan = archive.variants[0].python_plan()  # before anything is printed, since it may not be valid
     say(f"{archive.name}  {archive.digest}")
     serving = archive.variants[0].serving
+    cached = serving.generation is not None
+    if cached:
+        from ingot.cli.steps import generating
+
+        for title, line in generating(serving.generation, serving.evidence):
+            say(f"{title:>7}  {line}")
     if serving.steps is not None:
         from ingot.cli.steps import described
 
@@ -232,9 +238,11 @@ def _print(archive: Archive, *, verbose: bool) -> None:
             say(f"{title:>7}  {line}")
     for title, specs in (("input", archive.signature.inputs), ("output", archive.signature.outputs)):
         for spec in specs:
-            say(f"{title:>7}  {spec}")
+            if not (cached and spec.name.endswith((".key", ".value"))):
+                say(f"{title:>7}  {spec}")
     why = archive.variants[0].serving.provenance.unbatched
-    say(f"  batch  {archive.signature.batch or 'none: one request at a time' + (f', as {why}' if why else '')}")
+    alone = "none: one request at a time" + (f", as {why}" if why else "")
+    say(f"  batch  {'rows of any lengths' if cached else archive.signature.batch or alone}")
     for symbol, bounds in archive.signature.ranges.items():
         say(f"  range  {symbol} = {bounds}")
     if (defaults := archive.variants[0].serving.defaults) is not None:

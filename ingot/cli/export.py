@@ -341,43 +341,51 @@ def export(
             _print(_plan(original.maker(source), inputs, given, fixed, batch_dim, opset), as_json)
             return
         found = original.found(source)
-        model = original.model(source if found is None else str(found.folder))
-        described = None if diagnosis.bisect else original.described(found, model)
-        call: dict[str, Any] = {
-            "inputs": inputs,
-            "constants": fixed,
-            "opset": opset,
-            "output_names": interface.output_names or (),
-            "capture": conversion.capture,
-            "lift_state": conversion.lift_state,
-            "progress": limited,
-        }
-        if diagnosis.bisect:
-            _bisect(model, given, call, as_json)
-            return
-        try:
-            archive = export_model(
-                model,
-                given,
-                name=interface.name or _name(source),
-                batch_dim=batch_dim,
-                independent=interface.independent,
-                rewrite=conversion.rules or "default",
-                target=conversion.target,
-                partition=conversion.partition,
-                device=conversion.device,
-                pad=interface.pad or (_padding(found, described) if found is not None and not inputs else ()),
-                tensor_parallel=division,
-                serving=defaults,
-                steps=described,
-                source=source,
-                **call,
-            )
-        except ExportError as error:
-            if diagnosis.explain:
-                step(f"Searching for all obstacles, {diagnosis.explain_limit:.0f} s at most")
-                _explain(error, diagnosis.explain_limit, source, original, fixed)
-            raise
+        if found is not None and found.task == "text-generation":
+            found = found if _decoder_alone(original, interface, conversion, serving, diagnosis) else None
+        if found is not None and found.task == "text-generation":
+            from ingot.export.decoder.pipeline import export_decoder
+
+            name = interface.name or _name(source)
+            archive = export_decoder(source, name=name, allow_code=original.allow_code, progress=step)
+        else:
+            model = original.model(source if found is None else str(found.folder))
+            described = None if diagnosis.bisect else original.described(found, model)
+            call: dict[str, Any] = {
+                "inputs": inputs,
+                "constants": fixed,
+                "opset": opset,
+                "output_names": interface.output_names or (),
+                "capture": conversion.capture,
+                "lift_state": conversion.lift_state,
+                "progress": limited,
+            }
+            if diagnosis.bisect:
+                _bisect(model, given, call, as_json)
+                return
+            try:
+                archive = export_model(
+                    model,
+                    given,
+                    name=interface.name or _name(source),
+                    batch_dim=batch_dim,
+                    independent=interface.independent,
+                    rewrite=conversion.rules or "default",
+                    target=conversion.target,
+                    partition=conversion.partition,
+                    device=conversion.device,
+                    pad=interface.pad or (_padding(found, described) if found is not None and not inputs else ()),
+                    tensor_parallel=division,
+                    serving=defaults,
+                    steps=described,
+                    source=source,
+                    **call,
+                )
+            except ExportError as error:
+                if diagnosis.explain:
+                    step(f"Searching for all obstacles, {diagnosis.explain_limit:.0f} s at most")
+                    _explain(error, diagnosis.explain_limit, source, original, fixed)
+                raise
     if out is not None:  # always, after --plan and --bisect
         with transferring(f"Writing {out.name}") as transfer:
             archive.save(out, transfer)
@@ -415,6 +423,24 @@ def _export_class(
         note("note: without a method example() there is no golden, so servers cannot check what the model computes")
     note("it is code: ingot serve loads it with --allow-code, or by a rule of a trust policy")
     say(f"{out}: {archive.name}, {variant.name}, {size(variant.size)}")
+
+
+def _decoder_alone(
+    original: Original, interface: Interface, conversion: Conversion, serving: Serving, diagnosis: Diagnosis
+) -> bool:
+    """Return whether the options are those of a decoder; others are for its graph without a cache.
+
+    Raises:
+        InvalidArgument: they are not, and the task is named.
+    """
+    given = replace(original, task="auto", allow_code=False), replace(interface, name=None)
+    if (*given, conversion, serving, diagnosis) == (Original(), Interface(), Conversion(), Serving(), Diagnosis()):
+        return True
+    why = "a decoder with its cache is exported with --out, --name and --allow-code only"
+    if original.task != "auto":
+        raise InvalidArgument(f"{why}; leave the other options out, or export its graph alone (--task none)")
+    note(f"note: the graph alone, without a cache, as by --task none: {why}")
+    return False
 
 
 def _padding(found: Found, described: Described | None) -> str | tuple[()]:
@@ -518,6 +544,11 @@ def _constants(items: list[str]) -> dict[str, Any]:
 
 def _show(archive: Archive, out: Path | None, why: str) -> None:
     variant = archive.variant()
+    if (generation := variant.serving.generation) is not None:
+        from ingot.cli.steps import generating
+
+        for title, line in generating(generation, variant.serving.evidence):
+            note(f"  {title:14} {line}")
     if (steps := variant.serving.steps) is not None:
         note(f"  {'task':14} {steps.task}{f' ({why})' if why else ''}")
         road = " -> ".join((*(step.kind for step in steps.before), "graph", *(step.kind for step in steps.after)))

@@ -1,4 +1,4 @@
-"""Models with steps on the terminal: what their archives hold, and a command that asks them."""
+"""Models with steps, and decoders, on the terminal: what their archives hold, and a command that asks them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from ingot.model_store.format.evidence import StepsEvidence
+from ingot.model_store import Evidence, Generation
+from ingot.model_store.format.evidence import StepsEvidence, TokensEvidence
+from ingot.report.units import size
 from ingot.steps import Steps
 from ingot.steps.after.boxes import Boxes
 from ingot.steps.after.classify import Classify
@@ -40,6 +42,25 @@ def described(steps: Steps, evidence: StepsEvidence | None) -> Iterator[tuple[st
         yield "labels", _labels(steps)
     masks = any(isinstance(step, Masks | Segments) for step in steps.after)
     yield "proof", "none: the steps are as declared" if evidence is None else _proof(evidence, masks=masks)
+
+
+def generating(generation: Generation | None, evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield the cache, the texts and the proof of a decoder, each as a title and a line; nothing for other models."""
+    if generation is None:
+        return
+    sizes = f"{generation.layers} layers x {generation.kv_heads} heads x {generation.head_size}"
+    yield "cache", f"{sizes}, one buffer a slot; GroupQueryAttention, per-row lengths"
+    yield "memory", f"{size(generation.cache_bytes)} a token, for texts of up to {generation.max_length:,} tokens"
+    template = "a chat template" if generation.chat_template else "no chat template"
+    yield "texts", f"{generation.tokenizer or 'no tokenizer, so prompts are ids of tokens'}; {template}"
+    yield "proof", "none" if evidence.tokens is None else _tokens(evidence.tokens)
+
+
+def _tokens(evidence: TokensEvidence) -> str:
+    equal = f"{evidence.tokens - len(evidence.ties):,} tokens equal to generate()'s"
+    ties = f", {len(evidence.ties)} near ties" if evidence.ties else ""
+    rows = f"{evidence.rows} rows at once equal to rows alone within {evidence.rows_error:.0e}"
+    return f"{evidence.prompts} prompts, greedy: {equal}{ties}; nearest runner-up {evidence.gap:.1g} logits; {rows}"
 
 
 def _labels(steps: Steps) -> str:

@@ -15,7 +15,7 @@ from ingot.errors import InvalidArgument
 from ingot.export import tasks as folders
 from ingot.server.plane.apis import files, on_tokens
 from ingot.steps.tasks.declared import TASKS, read_steps
-from ingot.tasks import FORMS, ON_TEXTS, Declared, Task, form_of
+from ingot.tasks import FORMS, ON_TEXTS, Declared, Generating, Task, form_of
 from tests.steps.bert import tokenizer_file
 
 # The steps of whose answers a request on texts makes its own form.
@@ -25,7 +25,7 @@ ON_TOKENS = {"entities", "spans", "words"}
 def test_each_task_has_a_function_and_a_finder() -> None:
     known = {*get_args(Task)} - {"auto", "none"}
     assert {*folders._FINDERS} == known
-    assert {*TASKS} == known | {*get_args(Declared)}
+    assert {*TASKS} == known - {*get_args(Generating)} | {*get_args(Declared)}
     assert {*on_tokens.TASKS} < {*ON_TEXTS} < known
 
 

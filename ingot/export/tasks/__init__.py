@@ -18,6 +18,7 @@ from ingot.export.tasks import (
     embedding,
     features,
     filetypes,
+    generation,
     pictures,
     questions,
     segmentation,
@@ -53,6 +54,7 @@ _FINDERS: Mapping[Task, _Find] = {
     "question-answering": questions.find_questions,
     "fill-mask": tokens.find_filler,
     "feature-extraction": tokens.find_vectors,
+    "text-generation": generation.find_decoder,
 }
 
 

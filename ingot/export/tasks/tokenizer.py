@@ -13,7 +13,7 @@ from ingot.export.program import quiet
 from ingot.steps import Original, Values
 from ingot.steps.samples import texts
 
-# Patterns of files that have the words of a tokenizer. Without one, transformers makes an empty tokenizer.
+# Patterns of files that have the words of a tokenizer.
 _VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.vocab", "*.tiktoken")
 
 
@@ -30,9 +30,7 @@ class FolderTokenizer:
             self.own: Any = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES) or len(self.own) <= len(
-            self.own.all_special_ids
-        ):
+        if not has_words(folder) or len(self.own) <= len(self.own.all_special_ids):
             raise Unsupported(
                 f"{folder} has no words of a tokenizer ({', '.join(_VOCABULARIES)}); save it with "
                 "tokenizer.save_pretrained(FOLDER), or export the model without steps (--task none)"
@@ -118,6 +116,11 @@ class FolderTokenizer:
         return bool(own.clean_up_tokenization_spaces) and (
             forced or type(own.backend_tokenizer.model).__name__ != "BPE"
         )
+
+
+def has_words(folder: Path) -> bool:
+    """Return whether a folder has the words of a tokenizer; without them transformers makes an empty one."""
+    return any(any(folder.glob(pattern)) for pattern in _VOCABULARIES)
 
 
 def serialized(tokenizer: Any) -> bytes:

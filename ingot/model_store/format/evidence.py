@@ -194,6 +194,25 @@ class StepsEvidence(Record):
     tolerance: Number
 
 
+class TokensEvidence(Record):
+    """How the greedy tokens of a decoder compared with those of ``generate()`` of transformers at the export.
+
+    ``prompts`` of up to ``longest`` tokens had answers of ``tokens`` in all. ``gap`` is the smallest difference between
+    the logits of a chosen token and of the next best one: with a gap above the error, equal tokens mean something.
+    ``ties`` name the tokens that were not equal, where the gap was within the tolerance. ``rows`` is how many rows ran
+    at once, whose logits differed from those of each row alone by at most ``rows_error``, relative to the largest one.
+    """
+
+    reference: str
+    prompts: Count
+    longest: Count
+    tokens: Count
+    gap: Number
+    ties: tuple[str, ...] = ()
+    rows: Count
+    rows_error: Number
+
+
 class Evidence(Record):
     """Measurements of a variant, and the machine they are from; and what its graph shows.
 
@@ -216,6 +235,7 @@ class Evidence(Record):
     deviations: tuple[str, ...] = ()
     tried_paddings: tuple[str, ...] = ()
     steps: StepsEvidence | None = None
+    tokens: TokensEvidence | None = None
 
     def speedups(self) -> dict[int, float]:
         """Return the speed-up over the baseline for each batch size."""

@@ -34,8 +34,8 @@ class SamplingDefaults(Record):
 class Generation(Record):
     """A decoder with an explicit cache: the graph's form, the cache's sizes, and the special tokens.
 
-    The graph of form ``gqa`` has the inputs ``input_ids`` INT64[rows, new], ``position_ids`` INT64[rows, new] if the
-    model reads it, ``lengths`` INT32[rows] (tokens in the cache after the call, minus one), ``total`` INT32[1] (the
+    The graph of form ``gqa`` has the inputs ``input_ids`` INT64[rows, new], ``position_ids`` INT64[rows, new],
+    ``lengths`` INT32[rows] (tokens in the cache after the call, minus one), ``total`` INT32[1] (the
     largest of ``lengths``, plus one), and for each layer N ``past_key_values.N.key`` and ``past_key_values.N.value``
     FP32[rows, kv_heads, capacity, head_size]. Its outputs are ``logits`` FP32[rows, vocab] of the last new token, and
     ``present.N.key`` and ``present.N.value``, which may be the same memory as the past. Several new tokens with a past
@@ -89,14 +89,10 @@ class Generation(Record):
         names = (f"past_key_values.{layer}.{part}" for layer in range(self.layers) for part in ("key", "value"))
         return tuple(TensorSpec(name, DType.FP32, shape) for name in names)
 
-    def signature(self, *, positions: bool) -> Signature:
-        """Return the interface of the graph, which has no batch dimension, because each row has its own length.
-
-        Args:
-            positions: whether the model reads ``position_ids``.
-        """
-        tokens = [name for name in ("input_ids", "position_ids") if positions or name == "input_ids"]
-        inputs = [TensorSpec(name, DType.INT64, ("rows", "new")) for name in tokens]
+    @property
+    def signature(self) -> Signature:
+        """The interface of the graph, which has no batch dimension, because each row has its own length."""
+        inputs = [TensorSpec(name, DType.INT64, ("rows", "new")) for name in ("input_ids", "position_ids")]
         lengths = (TensorSpec("lengths", DType.INT32, ("rows",)), TensorSpec("total", DType.INT32, (1,)))
         logits = TensorSpec("logits", DType.FP32, ("rows", self.vocab))
         present = [
@@ -110,9 +106,8 @@ class Generation(Record):
         Raises:
             InvalidArgument: it has another one.
         """
-        expected = self.signature(positions=any(spec.name == "position_ids" for spec in signature.inputs))
-        if signature != expected:
-            found, declared = ({*given.inputs, *given.outputs} for given in (signature, expected))
+        if signature != self.signature:
+            found, declared = ({*given.inputs, *given.outputs} for given in (signature, self.signature))
             wrong = min(map(str, found ^ declared), default="the order of its tensors")
             raise InvalidArgument(
                 f"the graph is not of the form that its generation declares; they differ in {wrong}: export the model "

@@ -18,17 +18,16 @@ GENERATION = Generation(layers=2, kv_heads=1, head_size=8, max_length=64, vocab=
 
 
 def test_the_interface_follows_from_the_declaration() -> None:
-    signature = GENERATION.signature(positions=True)
+    signature = GENERATION.signature
     assert [spec.name for spec in signature.inputs[:4]] == ["input_ids", "position_ids", "lengths", "total"]
     assert str(signature.inputs[-1]) == "past_key_values.1.value:float32[rows,1,capacity,8]"
     assert signature.outputs[0].shape == ("rows", 32)
     assert GENERATION.cache_bytes == 2 * 2 * 8 * 4
     GENERATION.check(signature)
-    GENERATION.check(GENERATION.signature(positions=False))
 
 
 def test_a_graph_of_another_form_is_refused() -> None:
-    signature = GENERATION.signature(positions=True)
+    signature = GENERATION.signature
     with pytest.raises(InvalidArgument, match=r"differ in past_key_values\.0\.key"):
         GENERATION.check(dataclasses.replace(signature, inputs=signature.inputs[:4] + signature.inputs[5:]))
     odd = decoder(GENERATION.model_copy(update={"layers": 1}))
@@ -37,7 +36,7 @@ def test_a_graph_of_another_form_is_refused() -> None:
 
 
 def decoder(generation: Generation = GENERATION) -> Serving:
-    return serving(signature=GENERATION.signature(positions=True)).model_copy(update={"generation": generation})
+    return serving(signature=GENERATION.signature).model_copy(update={"generation": generation})
 
 
 def archive(golden: Golden) -> Archive:
