@@ -541,6 +541,31 @@ class Fields:
     max_steps: int = _field(
         256, "Most answers to a request of a model with --repeat", group=LIMITS, least=1, per_model=True
     )
+    slots: int = _field(
+        16,
+        "Requests that a decoder, a model that generates tokens, answers at a time; others wait",
+        group=BATCHING,
+        least=1,
+        most=1024,
+        per_model=True,
+    )
+    context: int | None = _field(
+        None,
+        "Most tokens of a request to a decoder, prompt and answer; each slot has memory for them",
+        group=BATCHING,
+        unset="all positions that the model knows, up to 2048",
+        least=2,
+        most=1 << 20,
+        per_model=True,
+    )
+    prompt_delay: float = _field(
+        0.2,
+        "How long answers of a decoder may wait for a part of another request's prompt",
+        group=BATCHING,
+        least=0,
+        duration=True,
+        per_model=True,
+    )
     max_sequences: int = _field(
         1024, "Most open sequences of a model; more are refused", group=LIMITS, least=1, per_model=True
     )

@@ -150,6 +150,12 @@ class ServerSettings(TypedDict, total=False):
     """The BOOL output that is true in the last answer of a model with --repeat."""
     max_steps: int
     """Most answers to a request of a model with --repeat."""
+    slots: int
+    """Requests that a decoder, a model that generates tokens, answers at a time; others wait."""
+    context: int | None
+    """Most tokens of a request to a decoder, prompt and answer; each slot has memory for them."""
+    prompt_delay: float | str
+    """How long answers of a decoder may wait for a part of another request's prompt."""
     max_sequences: int
     """Most open sequences of a model; more are refused."""
     max_state_mb: int

@@ -465,6 +465,35 @@ class Metrics:
             (*_MODEL, "reason"),
             registry=registry,
         )
+        self.tokens = Counts(
+            "ingot_tokens",
+            "Tokens of decoders, by kind: `prompt`, which were read, or `answer`, which were chosen",
+            (*_MODEL, "kind"),
+            registry,
+        )
+        self.first_token = Histograms(
+            "ingot_first_token_seconds",
+            "From a request for tokens to the first one, queueing included",
+            _MODEL,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.between_tokens = Histograms(
+            "ingot_between_tokens_seconds",
+            "From one token of an answer to the next",
+            _MODEL,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.slots_in_use = Gauge(
+            "ingot_slots_in_use",
+            "Requests for tokens that a decoder answers now, of at most `slots`",
+            _MODEL,
+            registry=registry,
+        )
+        self.slots_bytes = Gauge(
+            "ingot_slots_bytes", "Memory of a decoder's cache, of all slots", _MODEL, registry=registry
+        )
         self.cache_hits = Counts("ingot_cache_hits", "Requests that the response cache answered", _MODEL, registry)
         self.cache_misses = Counts(
             "ingot_cache_misses", "Requests that the response cache had no response to", _MODEL, registry

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ingot.errors import IngotError, InternalError, Unavailable
+from ingot.model_store import Generation
 from ingot.protocol.context import BatchTimes
 from ingot.protocol.keys import Step
 from ingot.runtime.dispatch.acceptor import Acceptor, State
@@ -23,6 +24,8 @@ from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.stepped import Aside, Stepped
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation.calls import Ask
+from ingot.runtime.generation.generator import Generator
+from ingot.runtime.generation.requests import GenerationRequest, Stream, TokenInputs
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.gauges import ModelGauges
@@ -189,6 +192,11 @@ class Model:
         return self._steps
 
     @property
+    def generation(self) -> Generation | None:
+        """How it is run if it is a decoder, whose requests are for tokens; see :meth:`generate`. None for others."""
+        return self._loader.generation
+
+    @property
     def texts(self) -> CompletionTexts | None:
         """The tokenizer and the chat template of a decoder; None if it is another model, has none, or is not loaded."""
         return self._loader.texts
@@ -226,6 +234,8 @@ class Model:
         )
         if self._sequences is not None:
             self._sequences.publish()
+        if self.generation is not None:
+            self._gauges.publish({"slots_in_use": lambda: self.slots_in_use, "slots_bytes": lambda: self.slots_bytes})
 
     def withdraw(self, *, successor: bool) -> None:
         """End what :meth:`publish` began; with a successor only what that does not replace."""
@@ -234,6 +244,8 @@ class Model:
             gauges += ["in_flight", "queued", "queued_bytes", "ready"]
             if self._sequences is not None:
                 gauges += ["sequences", "sequence_state_bytes"]
+            if self.generation is not None:
+                gauges += ["slots_in_use", "slots_bytes"]
         self._gauges.withdraw(*gauges)
 
     def succeed(self, earlier: Model) -> None:
@@ -336,8 +348,9 @@ class Model:
 
     def _fail_raw(self) -> None:
         """Answer the raw requests that have not reached the dispatcher: those that the dispatcher has, it fails."""
-        if (stepped := self._stepped) is not None:
-            stepped.fail(self.acceptor.unavailable())
+        for accepts in (self._stepped, self._generator):
+            if accepts is not None:
+                accepts.fail(self.acceptor.unavailable())
 
     def _engine_changed(self) -> None:
         """Refuse requests while no engine process runs; called in their supervisors' threads."""
@@ -383,6 +396,18 @@ class Model:
             return loaded.stepped.submit_to(request, loaded.dispatcher)
         return loaded.dispatcher.submit(request)
 
+    def generate(self, request: GenerationRequest) -> Stream:
+        """Accept a request for tokens, and return the stream of them at once.
+
+        Raises:
+            InvalidArgument: the prompt is not valid, or does not fit a slot with the answer.
+            Unavailable: the model is not ready, or too many requests wait.
+        """
+        stream = Stream(request)
+        given = request.timeout, request.priority, None, request.client
+        stream.pending = self.submit(Request(TokenInputs(stream), stream.settle, *given))
+        return stream
+
     async def with_steps(self, work: Aside[T], nbytes: int, client: Hashable) -> T:
         """Return the result of work with the steps of a model that is ready; see :meth:`Stepped.aside`.
 
@@ -416,13 +441,27 @@ class Model:
     @property
     def in_flight(self) -> int:
         """Number of requests that are accepted and not answered."""
+        if (generator := self._generator) is not None:
+            return generator.in_flight
         waiting = 0 if (stepped := self._stepped) is None else stepped.waiting
         return waiting if (dispatcher := self._dispatcher) is None else waiting + dispatcher.in_flight
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for an engine."""
+        if (generator := self._generator) is not None:
+            return generator.waiting
         return 0 if (dispatcher := self._dispatcher) is None else dispatcher.waiting
+
+    @property
+    def slots_in_use(self) -> int:
+        """Number of requests for tokens that a decoder answers now."""
+        return 0 if (generator := self._generator) is None else generator.slots
+
+    @property
+    def slots_bytes(self) -> int:
+        """Memory of a decoder's cache, of all slots."""
+        return 0 if (generator := self._generator) is None else generator.nbytes
 
     @property
     def wait(self) -> float:
@@ -432,6 +471,8 @@ class Model:
     @property
     def queued_bytes(self) -> int:
         """Memory of the inputs of requests that wait for an engine."""
+        if (generator := self._generator) is not None:
+            return generator.queued_bytes
         return 0 if (dispatcher := self._dispatcher) is None else dispatcher.queued_bytes
 
     async def infer(self, inputs: Mapping[str, Array], timeout: float | None = None) -> Mapping[str, Array]:
@@ -484,7 +525,8 @@ class Model:
             described["steps"] = stepped.described
         if (dispatcher := self._dispatcher) is None:
             return self._counted.copy(Duration(), described)
-        return dispatcher.statistics(described)
+        counted = dispatcher.statistics(described)
+        return counted if (generator := self._generator) is None else generator.counted(counted)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -516,6 +558,8 @@ class Model:
             reason: why it is parked, for users.
         """
         self.acceptor.drain(parked, reason)
+        if (generator := self._generator) is not None:
+            await generator.wait_quiet()
         if (stepped := self._stepped) is not None:
             await stepped.wait_quiet()
         if (dispatcher := self._dispatcher) is not None:
@@ -533,6 +577,8 @@ class Model:
         if self._sequences is not None:
             self._sequences.close()
         if loaded is not None:
+            if loaded.generator is not None:
+                loaded.generator.close(self.acceptor.unavailable())
             loaded.close(timeout)
             self._loader.leave_devices()  # a load that still runs does so itself
 
@@ -545,6 +591,11 @@ class Model:
     def _stepped(self) -> Stepped | None:
         loaded = self._loaded
         return None if loaded is None else loaded.stepped
+
+    @property
+    def _generator(self) -> Generator | None:
+        loaded = self._loaded
+        return None if loaded is None else loaded.generator
 
     @property
     def _cache(self) -> ResponseCache | None:

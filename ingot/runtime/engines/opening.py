@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ingot import foreign
 from ingot.errors import ALLOW_CODE, IngotError, InternalError, InvalidArgument, Unsupported, missing_package
+from ingot.runtime.engines.decoder.options import DecoderOptions
 from ingot.runtime.engines.engine import BaseEngine, Engine
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.gpu.precision import released_on_failure
@@ -80,6 +81,8 @@ def _open(spec: EngineSpec, *, confined: bool) -> Engine:
 
 def _open_onnx(spec: EngineSpec) -> Engine:
     path, device, threads, precision = spec.path, spec.device, spec.threads, spec.precision
+    if spec.decoder is not None:
+        return _open_decoder(spec, spec.decoder)
     if (plugin := _plugin(spec.engine)) is not None:
         return plugin(path, device=device, threads=threads)
     check_engine(spec.engine)
@@ -114,6 +117,16 @@ def _open_onnx(spec: EngineSpec) -> Engine:
             max_batch=spec.max_batch,
         )
     return _open_openvino(path, precision, device, threads)
+
+
+def _open_decoder(spec: EngineSpec, options: DecoderOptions) -> Engine:
+    if spec.engine != "onnxruntime":
+        raise Unsupported(
+            f"the engine '{spec.engine}' (--engine) cannot run a model that generates tokens; leave out --engine"
+        )
+    from ingot.runtime.engines.decoder.engine import DecoderEngine
+
+    return DecoderEngine(spec.path, options, device=spec.device, threads=spec.threads, library=spec.ort_library)
 
 
 def _open_torch(spec: EngineSpec) -> Engine:

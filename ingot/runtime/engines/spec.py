@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.model_store.format.manifest import Division
+from ingot.runtime.engines.decoder.options import DecoderOptions
 from ingot.runtime.gpu.graphs import GraphOptions
 
 _PATHS = ("path", "ort_library", "cache", "packages")
@@ -44,6 +45,7 @@ class EngineSpec:
             :mod:`~ingot.permissions`.
         settings: what a model in Python gets as settings.
         step: a step that decodes single items, as JSON; the format is then ``step``, and there is no file.
+        decoder: the cache of a decoder; None for a model of other graphs.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class EngineSpec:
     permissions: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     step: str = ""
+    decoder: DecoderOptions | None = None
 
     @classmethod
     def of_json(cls, content: Mapping[str, Any]) -> EngineSpec:

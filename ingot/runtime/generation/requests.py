@@ -9,17 +9,17 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-import numpy as np
-
 from ingot.errors import IngotError, InvalidArgument, quoted
 from ingot.runtime.dispatch.pending import Submitted
 from ingot.runtime.scheduling.entry import Outcome
-from ingot.tensors import Array
+from ingot.tensors import Array, DType, Signature, TensorSpec
 
-PROMPT = "input_ids"
-"""The input of a request for tokens: INT64[length], or INT64[1, length]."""
+PROMPT = "prompt"
+"""The input of a request for tokens, INT64[length]; goldens of a decoder have it, too."""
 TOKENS = "tokens"
-"""The output of a request that is not streamed: INT64[1, length], the tokens without the prompt's."""
+"""The output of a request that is not streamed, INT64[new]: the tokens without the prompt's."""
+SIGNATURE = Signature((TensorSpec(PROMPT, DType.INT64, ("length",)),), (TensorSpec(TOKENS, DType.INT64, ("new",)),))
+"""The inputs and outputs of a decoder as clients of tensors see them."""
 MOST_LOGPROBS = 20
 """Most tokens per step whose probabilities a request may ask for besides the chosen one's."""
 
@@ -150,7 +150,7 @@ class TokenInputs(dict[str, Array]):
     __slots__ = ("stream",)
 
     def __init__(self, stream: Stream):
-        super().__init__({PROMPT: stream.request.prompt[None]})
+        super().__init__({PROMPT: stream.request.prompt})
         self.stream = stream
 
 
@@ -221,8 +221,3 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def prompt_of(inputs: Mapping[str, Array]) -> Array:
-    """Return the prompt of a request for tokens, INT64[length]."""
-    return np.ascontiguousarray(inputs[PROMPT].reshape(-1), np.int64)

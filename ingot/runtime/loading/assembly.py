@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ingot.model_store import Generation
 from ingot.report import units
 from ingot.runtime.dispatch.batch_check import BatchCheck
 from ingot.runtime.dispatch.batch_run import AnswerLimit
@@ -16,6 +17,7 @@ from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.dispatch.stepped import Stepped
+from ingot.runtime.generation.generator import Generator
 from ingot.runtime.loading.engine_loader import EngineLoader
 from ingot.runtime.loading.load_spec import LoadSpec
 from ingot.runtime.machine.devices import cpu_count
@@ -90,11 +92,11 @@ class Assembly:
             signature,
             scheduler,
             padding=engines.padding,
-            slo=settings.slo,
+            slo=None if spec.decoder is not None else settings.slo,  # calls of decoders are steps of many answers
             answer_limit=AnswerLimit(settings.max_answer_bytes, self.name),
             call_limit=call_limit,
             metrics=self.metrics,
-            statistics=self.statistics,
+            statistics=self.statistics if spec.decoder is None else Statistics(),
             crowded=served[0].device == "cpu" and cpu_count() <= len(served) * engines.threads,
             inline=not spec.risk,
             lost=lost,
@@ -125,6 +127,21 @@ class Assembly:
             processes.check()
             processes.supervise(self.name, lost)
         return Stepped(self.name, self.version, spec.steps, accepts, self.settings.limits, self.metrics)
+
+    def generator(self, spec: LoadSpec, generation: Generation | None, steps: Dispatcher) -> Generator | None:
+        """Return the component that answers requests for tokens by steps of a decoder; None for other models."""
+        if spec.decoder is None or generation is None:
+            return None
+        return Generator(
+            self.name,
+            self.version,
+            generation,
+            spec.decoder,
+            self.settings,
+            steps,
+            statistics=self.statistics,
+            metrics=self.metrics,
+        )
 
     def uncertainty(self, spec: LoadSpec) -> str:
         """Return why responses are not cached, though they should be; empty if they are."""

@@ -76,7 +76,10 @@ class EngineLoader:
         self._learned = learned
         self._threads_why = ""
         self._latency: Latency | None = None
-        self._examples = [golden.inputs for golden in choice.spec.goldens[:1]]
+        # The goldens of a decoder are answers of many steps.
+        self._examples = (
+            [] if choice.spec.decoder is not None else [golden.inputs for golden in choice.spec.goldens[:1]]
+        )
         if not self._examples and (example := choice.engine.example):
             self._examples = [{**example}]
 

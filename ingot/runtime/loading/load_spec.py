@@ -15,6 +15,7 @@ from ingot.bounds.randomness import random_of
 from ingot.bounds.samples import mixing_of
 from ingot.errors import InternalError, InvalidArchive, InvalidArgument, TooLarge
 from ingot.model_store import BoundsEvidence, Golden, Variant
+from ingot.runtime.engines.decoder.options import DecoderOptions, options_of
 from ingot.runtime.engines.engine import Engine
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.isolation.policy import check_shards, isolation_of, risk_of
@@ -32,6 +33,7 @@ from ingot.runtime.engines.loader import (
 from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.engines.python.requirements import prepared
 from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.generation import offline
 from ingot.runtime.loading import decoders, warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.placement import Need, Placement, place
@@ -66,7 +68,8 @@ class LoadSpec:
     ``bounds`` are its bounds, and ``loose`` is whether they exceed what was measured by too much to limit calls by
     them. ``size`` is that of its files, in bytes. ``needed`` returns the memory that an instance needs on a GPU, and
     ``placement`` is where instances run, once that is decided. ``steps`` are those around the graph, and ``decoding``
-    the processes of those that decode items. ``texts`` are the tokenizer and the chat template of a decoder.
+    the processes of those that decode items. ``texts`` are the tokenizer and the chat template of a decoder, and
+    ``decoder`` is its cache.
     ``source`` is the variant, whose files ``open`` reads.
     """
 
@@ -88,6 +91,7 @@ class LoadSpec:
     graph: Path | None = None
     needed: Callable[[], Need | None] = lambda: None
     placement: Placement | None = None
+    decoder: DecoderOptions | None = None
     texts: CompletionTexts | None = None
     steps: OpenedSteps | None = None
     decoding: Sequence[StepProcesses] = ()
@@ -169,9 +173,11 @@ class LoadSpec:
         isolation = isolation_of(settings, form, risk, planned=bool(plan))
         goldens = variant.goldens()
         steps, decoding = decoders.confined(variant, settings)
+        generation = variant.serving.generation
+        decoder = None if generation is None else options_of(generation, settings.slots, settings.context)
 
         def needed() -> Need | None:
-            if variant.serving.requires.get("device") == "cpu":
+            if variant.serving.requires.get("device") == "cpu" or decoder is not None:
                 return None
             batching = variant.serving.batchable and variant.signature.batch is not None
             return _need(
@@ -199,6 +205,7 @@ class LoadSpec:
             plan=plan,
             batchable=variant.serving.batchable,
             settings=settings.model_settings,
+            decoder=decoder,
         )
         code = variant.python_plan()
         required = code.requirements if code is not None and settings.allow_code else ()
@@ -220,17 +227,18 @@ class LoadSpec:
             variant=variant.name,
             batchable=variant.serving.batchable,
             unbatched=variant.serving.provenance.unbatched,
-            prepacked=Prepacked.of_variant(variant, settings, isolation),
+            prepacked=None if decoder is not None else Prepacked.of_variant(variant, settings, isolation),
             padding=variant.serving.padding,
             # Recorded latencies are of one call on all cores.
             latency=warmup.recorded(variant.serving.evidence) if settings.instances == 1 and measured else {},
             isolation=isolation,
             risk=risk,
-            bounds=bounds,
+            bounds=None if decoder is not None else bounds,  # they are of the graph, and calls are steps
             loose=bounds is not None and _loose(bounds, variant.serving.evidence.bounds),
             size=variant.size,
             graph=variant.path() if form == "onnx" else None,
             needed=needed,
+            decoder=decoder,
             texts=variant.opened_texts(),
             steps=steps,
             decoding=decoding,
@@ -285,6 +293,8 @@ class LoadSpec:
 
     def uncertainty(self) -> str:
         """Return why equal inputs may have different outputs; empty if they cannot. This reads the graph."""
+        if self.decoder is not None:
+            return "its tokens may be drawn"
         return "its format is not ONNX, so it may be random" if self.graph is None else random_of(self.graph)
 
     def device(self, instance: int = 0) -> str:
@@ -347,6 +357,9 @@ class LoadSpec:
         Raises:
             InternalError: the outputs differ; ``model`` is its name in the message.
         """
+        if self.decoder is not None:
+            offline.replay(run, self.decoder, self.goldens, model)
+            return 0.0
         errors = [0.0]
         for case, golden in enumerate(self.goldens):
             outputs = run(golden.inputs)

@@ -15,9 +15,11 @@ from ingot.runtime.dispatch.pending import Accepts
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.stepped import Stepped
+from ingot.runtime.engines.decoder import step
 from ingot.runtime.engines.isolation.calls import Ask
 from ingot.runtime.engines.isolation.engine import ProcessEngine
 from ingot.runtime.engines.isolation.step_processes import StepProcesses
+from ingot.runtime.generation.generator import Generator
 from ingot.runtime.loading.assembly import Assembly
 from ingot.runtime.loading.choice import Choice, Choose, Reason
 from ingot.runtime.loading.engine_loader import EngineLoader, Learned
@@ -41,7 +43,7 @@ class Loaded:
     """The parts that serve a loaded model.
 
     ``isolated`` are the engines that run in processes, ``decoding`` the processes of steps that decode items, and
-    ``swap`` replaces engines that were only fast to load.
+    ``swap`` replaces engines that were only fast to load. ``generator`` answers the requests of a decoder.
     """
 
     dispatcher: Dispatcher
@@ -50,11 +52,12 @@ class Loaded:
     decoding: Sequence[StepProcesses]
     isolated: Sequence[ProcessEngine | Replaceable]
     swap: EngineSwap | None
+    generator: Generator | None = None
 
     @property
     def accepts(self) -> Accepts:
         """The component in front."""
-        return self.stepped or self.cache or self.dispatcher
+        return self.generator or self.stepped or self.cache or self.dispatcher
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the workers and free the engines.
@@ -85,6 +88,7 @@ class ModelLoader:
         signature: None if only the engine knows it, and none is open.
         sequences: the states of sequences; None if the model has no states.
         steps: the steps around the graph; None if the model has none.
+        generation: how a decoder is run; None for other models.
         texts: the tokenizer and the chat template of a decoder; None if the model has none.
         size: of the served files, in bytes.
         instances: number of copies in memory.
@@ -114,7 +118,9 @@ class ModelLoader:
         self.terms = terms
         self.ask: Ask | None = None
         self._name, self._settings = assembly.name, assembly.settings
-        self._engines_signature = self.signature = source.signature  # the latter is read by each request
+        self.signature = source.signature  # it is read by each request
+        self.generation = source.generation
+        self._engines_signature = source.signature if source.generation is None else step.SIGNATURE
         self._choose: Choose | None = source.choose
         self._assembly = assembly
         self._gauges = gauges
@@ -208,7 +214,7 @@ class ModelLoader:
     def _open(self, engines: EngineLoader, choice: Choice, model: Accepts, enter: Callable[[State], object]) -> str:
         """Open and test the engines; return why requests may not share a batch, empty if they may."""
         self._engines_signature = engines.signature
-        if self.sequences is None:
+        if self.sequences is None and self.generation is None:
             self.signature = engines.signature
         engines.open()
         first = engines.engines[0]
@@ -225,6 +231,8 @@ class ModelLoader:
         enter(State.WARMING)
         self._reason = choice.reason
         self._gauges.chosen(self.variant, choice.reason)
+        if self.generation is not None:
+            return ""
         self.sequences = self._assembly.sequences(engines.signature, model)
         if self.sequences is not None and self._gauges.published:
             self.sequences.publish()
@@ -247,4 +255,5 @@ class ModelLoader:
         placed = self._gauges.placed(self.placement, self._fallback)
         self.properties = {**self.properties, **confinement, **placed, **cached}
         stepped = self._assembly.stepped(spec, cache or dispatcher, self._gauges.engine_lost)
-        return Loaded(dispatcher, cache, stepped, spec.decoding, engines.isolated, engines.swap)
+        generator = self._assembly.generator(spec, self.generation, dispatcher)
+        return Loaded(dispatcher, cache, stepped, spec.decoding, engines.isolated, engines.swap, generator)

@@ -61,6 +61,9 @@ class Settings:
     ``warm_time`` is how many seconds batch sizes are timed before a model is ready.
     ``isolate`` selects the models whose engines run in separate processes: ``all``, ``none``, or ``auto``, those
     that are not proved harmless. ``engine_memory_mb`` is the most private memory of such a process; None is unlimited.
+    ``slots`` is how many requests for tokens a decoder answers at a time, ``context`` the most tokens of each, prompt
+    and answer (None for those that the model knows, up to 2048), and ``prompt_delay`` how many seconds a step may read
+    the prompts of others while answers wait for it.
     ``states`` are inputs that the server keeps between the requests of a sequence, each with the output that is its
     next value, and ``sequences`` limits them. ``repeat`` is how the model runs again after each answer.
     ``labels`` is a file with the names of classes, in the order of an output's values.
@@ -97,6 +100,9 @@ class Settings:
     isolate: Isolate = "auto"
     engine_memory_mb: int | None = None
     load_timeout: float | None = None
+    slots: int = 16
+    context: int | None = None
+    prompt_delay: float = 0.2
     states: Mapping[str, str] = field(default_factory=dict)
     sequences: SequenceLimits = field(default_factory=SequenceLimits)
     repeat: Repeat = field(default_factory=Repeat)

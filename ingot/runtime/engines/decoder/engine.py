@@ -1,0 +1,213 @@
+"""A decoder in ONNX Runtime, whose graph reads and extends a cache of keys and values in place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import EngineTimeout, InternalError, InvalidArgument, Unavailable, Unsupported
+from ingot.report.units import size
+from ingot.runtime.engines.decoder import sampling
+from ingot.runtime.engines.decoder.options import DecoderOptions
+from ingot.runtime.engines.decoder.step import SIGNATURE, Chunk, chunks_of
+from ingot.runtime.engines.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.ort import ort_arena, ort_session
+from ingot.runtime.machine import devices, memory
+from ingot.tensors import Array
+
+
+class DecoderEngine(BaseEngine):
+    """Runs steps of a decoder whose attention is GroupQueryAttention, on the CPU; it owns the cache of all rows.
+
+    The graph has the inputs ``input_ids`` INT64[rows, new], ``position_ids`` of the same form if it needs them,
+    ``lengths`` INT32[rows] (tokens in the cache after the call, minus one), ``total`` INT32[1] (the largest of these,
+    plus one), and for each layer N ``past_key_values.N.key`` and ``.value``; the outputs ``logits`` FP32[rows, vocab]
+    of the last new token, and ``present.N.key`` and ``.value`` in the memory of the past ones.
+
+    Args:
+        path: the graph, with its external data in the same folder.
+        options: the cache.
+        device: ``cpu`` or ``auto``.
+        threads: CPU threads per call; by default one per core.
+        library: a native library of custom operators.
+
+    Raises:
+        InvalidArgument: ONNX Runtime cannot run the file.
+        Unsupported: the device is a GPU.
+        Unavailable: there is too little memory for the cache.
+    """
+
+    platform = "onnxruntime_onnx"
+    device = "cpu"
+    signature = SIGNATURE
+
+    def __init__(
+        self,
+        path: Path,
+        options: DecoderOptions,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        library: Path | None = None,
+    ):
+        if devices.kind_of(device) not in ("auto", "cpu"):
+            raise Unsupported(f"a decoder cannot run on '{device}': models that generate run on the CPU (--device cpu)")
+        ort = ort_session.package()
+        chosen = ort_session.options_of(ort, path, library)
+        chosen.intra_op_num_threads = self._threads = threads or devices.cpu_count()
+        ort_arena.use(chosen)
+        self._ort, self._errors, self._options = ort, ort_session.errors_of(ort), options
+        try:
+            self._session = ort_session.create(ort, path, chosen, ["CPUExecutionProvider"])
+        except self._errors as error:
+            raise InvalidArgument(f"ONNX Runtime cannot load {path.name}: {ort_session.reason_of(error)}") from error
+        self._run_options, self._terminated = ort.RunOptions(), False
+        self._allocate(options)
+
+    def _allocate(self, options: DecoderOptions) -> None:
+        """Allocate the cache, and the arrays that the graph reads and writes in each call.
+
+        Raises:
+            Unavailable: there is too little memory.
+        """
+        slots, context = options["slots"], options["context"]
+        needed, left = options["nbytes"], memory.left()
+        if needed > left:
+            raise Unavailable(
+                f"the cache of {slots} slots of {context} tokens takes {size(needed)}, and {size(int(left))} of memory "
+                "are left; lower --slots or --context"
+            )
+        shape = slots, options["kv_heads"], context, options["head_size"]
+        names = [f"{layer}.{part}" for layer in range(options["layers"]) for part in ("key", "value")]
+        self._cache = {name: np.zeros(shape, np.float32) for name in names}
+        self._history = np.zeros((slots, context), np.int32)
+        self._logits = np.zeros((slots + 1, options["vocab"]), np.float32)  # the last row is that of parts of prompts
+        # Of the rows that are extended: token, position, length.
+        self._inputs: dict[str, Array] = {
+            "input_ids": np.zeros((slots, 1), np.int64),
+            "position_ids": np.zeros((slots, 1), np.int64),
+            "lengths": np.zeros(slots, np.int32),
+            "total": np.zeros(1, np.int32),
+        }
+        self._named = {node.name for node in self._session.get_inputs()}
+        self._bound: dict[tuple[int, int], Any] = {}
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        options = self._options
+        return {
+            "threads": str(self._threads),
+            "slots": str(options["slots"]),
+            "context": str(options["context"]),
+            "cache": size(options["nbytes"]),
+        }
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(accepts_zeros=False)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one step; see :class:`~ingot.runtime.engines.decoder.step.Step`."""
+        if self._terminated:
+            self._terminated, self._run_options = False, self._ort.RunOptions()
+        for move in inputs["moves"].tolist():
+            self._move(*move)
+        rows, chunks = len(inputs["tokens"]), chunks_of(inputs)
+        began = time.perf_counter()
+        ended = [chunk.row for chunk in chunks if chunk.last]
+        for chunk in chunks:
+            self._read(chunk, rows + ended.index(chunk.row) if chunk.last else len(self._logits) - 1)
+        read = time.perf_counter()
+        if rows:
+            self._extend(inputs["tokens"], inputs["lengths"])
+        extended = time.perf_counter()
+        lengths = [
+            *(inputs["lengths"] + 1).tolist(),
+            *(chunk.end for chunk in chunks if chunk.last),
+        ]
+        places = [*range(rows), *ended]
+
+        def history(choice: int) -> tuple[Array, int]:
+            return self._history[places[choice], : lengths[choice]], int(inputs["drawn"][choice, 1])
+
+        chosen = sampling.choose(self._logits[: len(places)], inputs, history)
+        seconds = np.array([read - began, extended - read, time.perf_counter() - extended])
+        return {**chosen, "seconds": seconds}
+
+    def _move(self, source: int, target: int, count: int) -> None:
+        for buffer in self._cache.values():
+            buffer[target, :, :count] = buffer[source, :, :count]
+        self._history[target, :count] = self._history[source, :count]
+
+    def _read(self, chunk: Chunk, place: int) -> None:
+        """Read a part of a prompt into its row; the logits of its last token go to a place."""
+        row, start, end = chunk.row, chunk.start, chunk.end
+        self._history[row, start:end] = chunk.tokens
+        io = self._bound.get((row, -1)) or self._bind(row, -1)
+        given = {
+            "input_ids": np.ascontiguousarray(chunk.tokens[None]),
+            "position_ids": np.arange(start, end, dtype=np.int64)[None],
+            "lengths": np.array([end - 1], np.int32),
+            "total": np.array([end], np.int32),
+        }
+        for name, array in given.items():
+            if name in self._named:
+                io.bind_cpu_input(name, array)
+        _bind_output(io, "logits", self._logits[place : place + 1])
+        self._call(io)
+
+    def _extend(self, tokens: Array, lengths: Array) -> None:
+        """Extend each of the first rows by a token."""
+        rows, given = len(tokens), self._inputs
+        given["input_ids"][:rows, 0] = tokens
+        given["position_ids"][:rows, 0] = given["lengths"][:rows] = lengths
+        given["total"][0] = lengths.max() + 1
+        self._history[np.arange(rows), lengths] = tokens
+        self._call(self._bound.get((0, rows)) or self._bind(0, rows))
+
+    def _bind(self, first: int, rows: int) -> Any:
+        """Return a binding to a part of the cache: of the first rows with all that they read, or (-1) of one row."""
+        count = abs(rows)
+        io = self._bound[first, rows] = self._session.io_binding()
+        for name, buffer in self._cache.items():
+            part = buffer[first : first + count]
+            _bind_input(io, f"past_key_values.{name}", part)
+            _bind_output(io, f"present.{name}", part)
+        if rows > 0:
+            for name, array in self._inputs.items():
+                if name in self._named:
+                    _bind_input(io, name, array if name == "total" else array[:rows])
+            _bind_output(io, "logits", self._logits[:rows])
+        return io
+
+    def _call(self, io: Any) -> None:
+        options = self._run_options
+        try:
+            self._session.run_with_iobinding(io, options)
+        except self._errors as error:
+            if options.terminate:
+                raise EngineTimeout("the engine call was ended") from error
+            raise InternalError(f"a step of the decoder failed: {ort_session.reason_of(error)}") from error
+
+    def terminate(self) -> None:
+        """End the running call between two operators."""
+        options = self._run_options
+        self._terminated = True
+        options.terminate = True
+
+    def close(self) -> None:
+        """Free the model and its cache."""
+        self._bound, self._cache = {}, {}
+        del self._session
+
+
+def _bind_input(io: Any, name: str, array: Array) -> None:
+    io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def _bind_output(io: Any, name: str, array: Array) -> None:
+    io.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

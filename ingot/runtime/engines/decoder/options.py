@@ -1,0 +1,59 @@
+"""The cache of a decoder's engine: its sizes, and its memory."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from ingot.errors import InvalidArgument
+from ingot.model_store import Generation
+
+_MOST_CONTEXT = 2048
+
+
+class DecoderOptions(TypedDict):
+    """The cache of a decoder, in a form that JSON has: an engine process receives it.
+
+    Attributes:
+        slots: rows that the cache has room for.
+        context: tokens of each row, prompt and answer.
+        layers: of the model.
+        kv_heads: heads of keys and values.
+        head_size: elements of a head.
+        vocab: tokens that the model knows.
+        nbytes: of the cache.
+    """
+
+    slots: int
+    context: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    vocab: int
+    nbytes: int
+
+
+def options_of(generation: Generation, slots: int, context: int | None) -> DecoderOptions:
+    """Return the cache of an archive's decoder.
+
+    Args:
+        generation: of the archive.
+        slots: rows.
+        context: tokens of each row; None for all positions that the model knows, up to 2048.
+
+    Raises:
+        InvalidArgument: the model knows fewer positions.
+    """
+    if context is not None and context > generation.max_length:
+        raise InvalidArgument(
+            f"--context {context} is more than the {generation.max_length} positions that the model knows; lower it"
+        )
+    tokens = min(generation.max_length, _MOST_CONTEXT) if context is None else context
+    return DecoderOptions(
+        slots=slots,
+        context=tokens,
+        layers=generation.layers,
+        kv_heads=generation.kv_heads,
+        head_size=generation.head_size,
+        vocab=generation.vocab,
+        nbytes=slots * tokens * generation.cache_bytes,
+    )

@@ -1,0 +1,168 @@
+"""The choice of each row's token from its logits, in numpy: exact, without a sort of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from ingot.runtime.engines.decoder.step import KNOBS
+from ingot.tensors import Array
+
+_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(len(KNOBS))
+# A vocabulary is searched by the largest logit of each of so many tokens.
+_BLOCK = 64
+# Candidates with which a nucleus is tried; each next try has so many times more.
+_NUCLEUS, _MORE = 64, 16
+
+History = Callable[[int], tuple[Array, int]]
+"""Returns the tokens of a row, INT[length], and how many of them are the prompt's."""
+
+
+def choose(logits: Array, inputs: Mapping[str, Array], history: History) -> dict[str, Array]:
+    """Choose a token for each row.
+
+    Args:
+        logits: FP32[rows, vocab]; rows with penalties are changed.
+        inputs: of the step; see :data:`~ingot.runtime.engines.decoder.step.SIGNATURE`.
+        history: of a row, for penalties.
+
+    Returns:
+        ``tokens``, ``logprobs``, ``top_tokens`` and ``top_logprobs``.
+    """
+    knobs, top = inputs["knobs"], int(inputs["top"][0])
+    penalized = np.flatnonzero((knobs[:, _REPETITION] != 1) | knobs[:, _PRESENCE:].any(axis=1))
+    own = logits.copy() if top >= 0 and penalized.size else logits
+    for row in penalized.tolist():
+        _penalize(logits[row], *history(row), *knobs[row, _REPETITION:].tolist())
+    tokens = logits.argmax(axis=1)
+    drawn = np.flatnonzero(knobs[:, _TEMPERATURE] > 0).tolist()
+    if drawn:
+        numbers = uniform(inputs["seeds"], inputs["drawn"][:, 0]).tolist()
+    for row in drawn:
+        temperature, top_k, top_p, min_p = knobs[row, :_REPETITION].tolist()
+        tokens[row] = draw(logits[row], temperature, top_k, top_p, min_p, numbers[row])
+    return {"tokens": tokens, **_logprobs(own, tokens, top)}
+
+
+def _penalize(logits: Array, tokens: Array, prompt: int, repetition: float, presence: float, frequency: float) -> None:
+    """Change the logits of tokens that occurred before, FP32[vocab]."""
+    if repetition != 1:
+        seen = np.unique(tokens)
+        found = logits[seen]
+        logits[seen] = np.where(found > 0, found / repetition, found * repetition)
+    if presence or frequency:
+        seen, counts = np.unique(tokens[prompt:], return_counts=True)
+        logits[seen] -= (presence + frequency * counts).astype(np.float32)
+
+
+def draw(logits: Array, temperature: float, top_k: float, top_p: float, min_p: float, number: float) -> int:
+    """Draw a token from a row's distribution.
+
+    Candidates are in the order of their ids, so that the tiny differences that the size of a batch makes move the
+    limits between them, and never exchange two.
+
+    Args:
+        logits: FP32[vocab].
+        temperature: above 0.
+        top_k: 0 for all.
+        top_p: from 0 to 1; 1 for all.
+        min_p: as a share of the largest probability.
+        number: from 0 to 1, excluded: which part of the distribution is meant.
+    """
+    largest = logits.max()
+    kept = largest_of(logits, int(top_k)) if 0 < top_k < logits.size else None
+    found = logits if kept is None else logits[kept]
+    weights = np.exp((found - largest) * np.float32(1 / temperature))
+    if top_p < 1:
+        within = _nucleus(weights, top_p)
+        weights, kept = weights[within], within if kept is None else kept[within]
+    if min_p > 0:
+        within = np.flatnonzero(weights >= min_p)
+        weights, kept = weights[within], within if kept is None else kept[within]
+    place = _place(weights, number)
+    return place if kept is None else int(kept[place])
+
+
+def _nucleus(weights: Array, share: float) -> Array:
+    """Return the fewest places whose weights sum to a share of all, ascending."""
+    limit = share * float(weights.sum(dtype=np.float64))
+    for places in _by_size(weights):
+        order = places[np.argsort(-weights[places], kind="stable")]
+        sums = np.cumsum(weights[order], dtype=np.float64)
+        if sums[-1] >= limit or order.size == weights.size:
+            break
+    return np.sort(order[: int(np.searchsorted(sums, limit)) + 1])
+
+
+def _by_size(weights: Array) -> Iterator[Array]:
+    """Yield the places of the largest weights, more each time, and all at last."""
+    count = _NUCLEUS
+    while count < weights.size:
+        yield largest_of(weights, count)
+        count *= _MORE
+    yield np.arange(weights.size)
+
+
+def largest_of(values: Array, count: int) -> Array:
+    """Return the places of the largest values, ascending; of equal ones at the limit, all.
+
+    The ``count`` largest of the maxima of blocks are from as many blocks, so none of the values below them is wanted.
+    """
+    blocks = values.size // _BLOCK
+    if count < blocks:
+        maxima = values[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
+        places = np.flatnonzero(values >= np.partition(maxima, blocks - count)[blocks - count])
+    else:
+        places = np.arange(values.size)
+    found = values[places]
+    kept: Array = places[found >= np.partition(found, found.size - count)[found.size - count]]
+    return kept
+
+
+def _place(weights: Array, number: float) -> int:
+    """Return the place at a share of the sum of weights."""
+    starts = np.arange(0, weights.size, _BLOCK)
+    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    wanted = number * sums[-1]
+    block = min(int(np.searchsorted(sums, wanted, side="right")), starts.size - 1)
+    before = sums[block - 1] if block else 0.0
+    start = block * _BLOCK
+    within = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+    return start + min(int(np.searchsorted(within, wanted - before, side="right")), within.size - 1)
+
+
+def uniform(seeds: Array, drawn: Array) -> Array:
+    """Return a number from 0 to 1 for each row, FP64[rows]: a hash of its seed and the tokens that it has drawn.
+
+    The hash is that of SplitMix64 (Steele, Lea and Flood 2014, https://doi.org/10.1145/2660193.2660195), twice.
+    """
+    gamma = np.uint64(0x9E3779B97F4A7C15)
+    state = _mixed(seeds + gamma) + (drawn.astype(np.uint64) + np.uint64(1)) * gamma
+    numbers: Array = (_mixed(state) >> np.uint64(11)) * 2.0**-53
+    return numbers
+
+
+def _mixed(state: Array) -> Array:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = state ^ (state >> np.uint64(31))
+    return mixed
+
+
+def _logprobs(logits: Array, tokens: Array, top: int) -> dict[str, Array]:
+    """Return the logarithms of probabilities of the chosen tokens, and of the most likely ones."""
+    rows, most = (len(tokens), top) if top >= 0 else (0, 0)
+    most = min(most, logits.shape[1])
+    logprobs, found = np.zeros(rows, np.float32), np.zeros((rows, most), np.int64)
+    likely = np.zeros((rows, most), np.float32)
+    for row in range(rows):
+        values = logits[row]
+        largest = values.max()
+        total = largest + np.log(np.exp(values - largest).sum(dtype=np.float64))
+        logprobs[row] = values[tokens[row]] - total
+        if most:
+            places = largest_of(values, most)
+            found[row] = places[np.argsort(-values[places], kind="stable")][:most]
+            likely[row] = values[found[row]] - total
+    return {"logprobs": logprobs, "top_tokens": found, "top_logprobs": likely}

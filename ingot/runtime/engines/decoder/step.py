@@ -1,0 +1,137 @@
+"""One step of a decoder's engine, as the arrays that it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ingot.tensors import Array, DType, Range, Signature, TensorSpec
+
+KNOBS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""The numbers that the choice of a token depends on, in their order in the arrays."""
+
+
+class Move(NamedTuple):
+    """A row of the cache that replaces another: its first ``length`` tokens are copied."""
+
+    source: int
+    target: int
+    length: int
+
+
+class Chunk(NamedTuple):
+    """A part of a prompt, INT64[n], for a row that holds ``start`` tokens; a token is chosen after the last part."""
+
+    row: int
+    start: int
+    tokens: Array
+    last: bool
+
+    @property
+    def end(self) -> int:
+        """Tokens that the row holds then."""
+        return self.start + self.tokens.size
+
+
+class Choice(NamedTuple):
+    """How a token is chosen: :data:`KNOBS`, the seed, how many tokens were chosen before, and those of the prompt."""
+
+    knobs: tuple[float, ...]
+    seed: int
+    drawn: int
+    prompt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What the engine does in one call, in this order: it moves rows, reads parts of prompts, and extends rows.
+
+    Attributes:
+        moves: rows that replace others.
+        chunks: parts of prompts.
+        tokens: INT64[rows], the last token of each of the first rows of the cache, which all get another.
+        lengths: INT64[rows], the tokens that each of them holds, without that one.
+        choices: how the tokens are chosen: of the rows that are extended, then of the chunks that are the last ones.
+        top: how many of the most likely tokens are wanted; 0 for the chosen one's probability, -1 for none.
+    """
+
+    moves: Sequence[Move] = ()
+    chunks: Sequence[Chunk] = ()
+    tokens: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    lengths: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    choices: Sequence[Choice] = ()
+    top: int = -1
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The inputs of the engine; see :data:`SIGNATURE`."""
+        chunks = [(chunk.row, chunk.start, len(chunk.tokens), chunk.last) for chunk in self.chunks]
+        drawn = [(choice.drawn, choice.prompt) for choice in self.choices]
+        return {
+            "moves": np.array(self.moves, np.int64).reshape(-1, 3),
+            "chunks": np.array(chunks, np.int64).reshape(-1, 4),
+            "prompts": np.concatenate([np.zeros(0, np.int64), *(chunk.tokens for chunk in self.chunks)]),
+            "tokens": self.tokens,
+            "lengths": self.lengths,
+            "knobs": np.array([choice.knobs for choice in self.choices], np.float64).reshape(-1, len(KNOBS)),
+            "seeds": np.array([choice.seed for choice in self.choices], np.uint64),
+            "drawn": np.array(drawn, np.int64).reshape(-1, 2),
+            "top": np.array([self.top], np.int64),
+        }
+
+
+class Chosen(NamedTuple):
+    """The outputs of a step, by the choices of its ``choices``.
+
+    Attributes:
+        tokens: INT64[choices].
+        logprobs: FP32[choices], natural logarithms of probabilities; empty if none are wanted.
+        top_tokens: INT64[choices, top], the most likely tokens, most likely first.
+        top_logprobs: FP32[choices, top].
+        seconds: FP64[3], of the prompts, of the rows that were extended, and of choosing.
+    """
+
+    tokens: Array
+    logprobs: Array
+    top_tokens: Array
+    top_logprobs: Array
+    seconds: Array
+
+
+def chunks_of(inputs: Mapping[str, Array]) -> list[Chunk]:
+    """Return the parts of prompts of a step's inputs."""
+    found, begun = [], 0
+    for row, start, count, last in inputs["chunks"].tolist():
+        found.append(Chunk(row, start, inputs["prompts"][begun : begun + count], bool(last)))
+        begun += count
+    return found
+
+
+def _spec(name: str, dtype: DType, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name, dtype, shape)
+
+
+_INPUTS = (
+    _spec("moves", DType.INT64, "moves", 3),
+    _spec("chunks", DType.INT64, "chunks", 4),
+    _spec("prompts", DType.INT64, "read"),
+    _spec("tokens", DType.INT64, "rows"),
+    _spec("lengths", DType.INT64, "rows"),
+    _spec("knobs", DType.FP64, "choices", len(KNOBS)),
+    _spec("seeds", DType.UINT64, "choices"),
+    _spec("drawn", DType.INT64, "choices", 2),
+    _spec("top", DType.INT64, 1),
+)
+_OUTPUTS = (
+    _spec("tokens", DType.INT64, "choices"),
+    _spec("logprobs", DType.FP32, "logged"),
+    _spec("top_tokens", DType.INT64, "logged", "top"),
+    _spec("top_logprobs", DType.FP32, "logged", "top"),
+    _spec("seconds", DType.FP64, 3),
+)
+_SIZES = ("moves", "chunks", "read", "rows", "choices", "logged", "top")
+SIGNATURE = Signature(_INPUTS, _OUTPUTS, None, ranges={name: Range(0) for name in _SIZES})
+"""The inputs and outputs of a decoder's engine."""

@@ -1,0 +1,247 @@
+"""What each step of a decoder does: which rows it extends, and which parts of prompts it reads.
+
+The policy has no clock, thread or engine. Its rows are those of the engine's cache, kept compact: all but the last one
+hold their whole prompt and are extended in each step. The last one may hold a part of its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ingot.errors import InvalidArgument
+from ingot.runtime.engines.decoder.step import KNOBS, Choice, Chosen, Chunk, Move, Step
+from ingot.runtime.generation.requests import GenerationRequest, Token
+from ingot.runtime.scheduling.entry import Entry, ignore
+from ingot.runtime.scheduling.limits import Limits
+from ingot.runtime.scheduling.queue import Clients, check_room
+
+MOST_READ = 1024
+"""Most tokens of prompts that a step reads: a request is dropped between steps, so they must not take long."""
+
+
+class Row:
+    """A request that waits, or a row of the cache.
+
+    Attributes:
+        request: the prompt, and how it is continued.
+        most: most tokens of the answer.
+        seed: of its random numbers.
+        read: tokens of the prompt in the cache.
+        made: tokens of the answer so far.
+        last: the latest of them.
+        over: whether its row is to be freed before the next step.
+        entry: its place in the queue, and its client.
+    """
+
+    __slots__ = ("entry", "knobs", "last", "made", "most", "over", "read", "request", "seed")
+
+    def __init__(self, request: GenerationRequest, most: int, seed: int):
+        self.request = request
+        self.most = most
+        self.seed = seed
+        self.knobs = tuple(float(getattr(request.sampling, name)) for name in KNOBS)
+        self.read = self.made = self.last = 0
+        self.over = False
+        nbytes = request.prompt.nbytes
+        self.entry = Entry({}, 1, ignore, 0.0, (), priority=request.priority, nbytes=nbytes, client=request.client)
+
+    @property
+    def entering(self) -> bool:
+        """Whether a part of its prompt is not in the cache."""
+        return self.read < self.request.prompt.size
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache: the latest token of the answer is not."""
+        return self.read + max(0, self.made - 1)
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.knobs, self.seed, self.made, self.request.prompt.size)
+
+
+class Event(NamedTuple):
+    """A token of a row, and why it ends the row's answer; None if another follows. A stop token is None."""
+
+    row: Row
+    token: Token | None
+    reason: Literal["stop", "length"] | None
+
+
+class Policy:
+    """Decides what each step does. One step runs at a time: call :meth:`finish` or :meth:`fail` before :meth:`plan`.
+
+    Clients enter by least use, counted in tokens, as they do in the queues of other models.
+
+    Args:
+        slots: rows of the cache.
+        context: tokens that a row has room for.
+        vocab: tokens that the model knows.
+        limits: of the queue.
+
+    Attributes:
+        share: most tokens of prompts that a step reads while it extends rows, for which these wait.
+    """
+
+    def __init__(self, slots: int, context: int, vocab: int, limits: Limits):
+        self.share = MOST_READ
+        self._slots = slots
+        self._context = context
+        self._vocab = vocab
+        self._limits = limits
+        self._rows: list[Row] = []
+        self._clients = Clients(0)
+        self._waiting: dict[Entry, Row] = {}
+        self._nbytes = 0
+        self._numbers = 0
+        self._stepping: list[Row] = []  # of the running step, in the order of its choices
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the prompts that wait."""
+        return self._nbytes
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows of the cache."""
+        return self._rows
+
+    def offer(self, request: GenerationRequest, seed: int) -> Row:
+        """Queue a request; ``seed`` is that of its random numbers if it names none.
+
+        Raises:
+            InvalidArgument: the prompt has unknown tokens, or does not fit a slot with the answer.
+            Unavailable: the queue is full.
+        """
+        most = self._most(request)
+        row = Row(request, most, seed if request.sampling.seed is None else request.sampling.seed % (1 << 64))
+        entry = row.entry
+        check_room(self._limits, self.waiting, self._nbytes, entry.nbytes, request.client, self._clients.held)
+        self._numbers += 1
+        entry.number, entry.due = self._numbers, float(self._numbers)
+        self._waiting[entry] = row
+        self._nbytes += entry.nbytes
+        self._clients.put(entry)
+        return row
+
+    def _most(self, request: GenerationRequest) -> int:
+        prompt, count = request.prompt, request.prompt.size
+        least, largest = int(prompt.min()), int(prompt.max())
+        if least < 0 or largest >= self._vocab:
+            wrong = least if least < 0 else largest
+            raise InvalidArgument(
+                f"the prompt has the token {wrong}; the model knows those from 0 to {self._vocab - 1}"
+            )
+        most = self._context - count if request.max_tokens is None else request.max_tokens
+        if most < 1 or count + most > self._context:
+            wanted = "" if request.max_tokens is None else f", and 'max_tokens' {most} more"
+            raise InvalidArgument(
+                f"the prompt has {count} tokens{wanted}; together they may have {self._context}: shorten the prompt, "
+                "lower 'max_tokens', or raise --context of the server if the model knows more positions"
+            )
+        return most
+
+    def cancel(self, row: Row) -> None:
+        """Drop a request that waits, or free its row before the next step."""
+        row.over = True
+        if row.entry in self._waiting:
+            self._dequeue(row)
+
+    def _dequeue(self, row: Row) -> None:
+        self._clients.remove(row.entry)
+        del self._waiting[row.entry]
+        self._nbytes -= row.entry.nbytes
+
+    def plan(self) -> Step | None:
+        """Return the next step; None if there is nothing to do."""
+        moves = self._leave()
+        extended = [row for row in self._rows if not row.entering]
+        chunks = self._enter(self.share if extended else MOST_READ)
+        ended = [self._rows[chunk.row] for chunk in chunks if chunk.last]
+        if not self._rows:
+            return None
+        self._stepping = [*extended, *ended]
+        wanted = [row.request.logprobs for row in self._stepping if row.request.logprobs is not None]
+        return Step(
+            moves=moves,
+            chunks=chunks,
+            tokens=np.array([row.last for row in extended], np.int64),
+            lengths=np.array([row.length for row in extended], np.int64),
+            choices=[row.choice for row in self._stepping],
+            top=max(wanted, default=-1),
+        )
+
+    def _leave(self) -> list[Move]:
+        """Free the rows that are over, the last one first."""
+        moves: list[Move] = []
+        for place in range(len(self._rows) - 1, -1, -1):
+            if self._rows[place].over:
+                moves += self._free(place)
+        return moves
+
+    def _free(self, place: int) -> list[Move]:
+        """Free a row: the last one takes its place, and one that is entering stays the last."""
+        rows, moves = self._rows, []
+        places = [len(rows) - 2, len(rows) - 1] if rows[-1].entering else [len(rows) - 1]
+        for source in places:
+            if source > place:
+                moves.append(Move(source, place, rows[source].length))
+                rows[place], place = rows[source], source
+        del rows[place]
+        return moves
+
+    def _enter(self, budget: int) -> list[Chunk]:
+        """Return the parts of prompts to read: of the row that is entering, and then of those that wait."""
+        chunks: list[Chunk] = []
+        while budget:
+            if not (self._rows and self._rows[-1].entering):
+                if len(self._rows) == self._slots or not self._waiting:
+                    break
+                row = self._waiting[self._clients.first()]
+                self._dequeue(row)
+                self._rows.append(row)
+            row = self._rows[-1]
+            tokens = row.request.prompt[row.read : row.read + budget]
+            chunks.append(
+                Chunk(len(self._rows) - 1, row.read, tokens, row.read + tokens.size == row.request.prompt.size)
+            )
+            row.read += tokens.size
+            budget -= tokens.size
+            self._clients.charge(row.entry, tokens.size)
+        return chunks
+
+    def finish(self, chosen: Chosen) -> list[Event]:
+        """Return the tokens of the step that has run; rows whose answers they end are free for the next step."""
+        rows, self._stepping = self._stepping, []
+        return [self._advanced(row, chosen, place) for place, row in enumerate(rows) if not row.over]
+
+    def _advanced(self, row: Row, chosen: Chosen, place: int) -> Event:
+        row.last = int(chosen.tokens[place])
+        row.made += 1
+        self._clients.charge(row.entry, 1)
+        if row.last in row.request.stop_ids:
+            row.over = True
+            return Event(row, None, "stop")
+        row.over = row.made == row.most
+        return Event(row, _token(row, chosen, place), "length" if row.over else None)
+
+    def fail(self) -> list[Row]:
+        """Free all rows, as the step failed and the cache may be lost; return those that are not over."""
+        rows, self._rows, self._stepping = self._rows, [], []
+        return [row for row in rows if not row.over]
+
+
+def _token(row: Row, chosen: Chosen, place: int) -> Token:
+    wanted = row.request.logprobs
+    if wanted is None:
+        return Token(row.last)
+    top = zip(chosen.top_tokens[place].tolist(), chosen.top_logprobs[place].tolist(), strict=True)
+    return Token(row.last, float(chosen.logprobs[place]), tuple(top)[:wanted])

@@ -1,0 +1,51 @@
+"""The decoder's engine with a policy in front of it: the tokens are those of each prompt alone, without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from ingot.runtime.dispatch.output_check import OutputCheck
+from ingot.runtime.engines.decoder.engine import DecoderEngine
+from ingot.runtime.engines.decoder.step import SIGNATURE
+from ingot.runtime.generation import offline
+from ingot.runtime.generation.requests import GenerationRequest
+from ingot.tensors import Array, check_inputs
+from tests.runtime.generation import decoders
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecoderEngine]:
+    engine = DecoderEngine(decoders.save(tmp_path_factory.mktemp("decoder")), decoders.options(), threads=1)
+    yield engine
+    engine.close()
+
+
+def requests(count: int, **more: object) -> list[GenerationRequest]:
+    random = np.random.default_rng(1)
+    sizes = random.integers(1, 40, (count, 2)).tolist()
+    return [
+        GenerationRequest(prompt=random.integers(2, decoders.VOCAB, size), max_tokens=most, **more)  # type: ignore[arg-type]
+        for size, most in sizes
+    ]
+
+
+def test_answers_that_share_steps_are_those_of_each_prompt_alone(engine: DecoderEngine) -> None:
+    asked = requests(24, stop_ids=frozenset((7, 8, 9)))
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        check_inputs(SIGNATURE, inputs)
+        return OutputCheck(SIGNATURE).checked(engine.run(inputs), 1)
+
+    found = offline.answers(run, decoders.options(), asked)
+    expected = [decoders.greedy(each.prompt.tolist(), each.max_tokens or 0, (7, 8, 9)) for each in asked]
+    assert found == expected
+    assert len({len(tokens) for tokens in found}) > 5
+
+
+def test_the_model_has_a_gap_that_makes_equal_tokens_meaningful() -> None:
+    for each in requests(8):
+        two = np.sort(decoders.logits(each.prompt.tolist()))[-2:]
+        assert two[1] - two[0] > 1e-3
