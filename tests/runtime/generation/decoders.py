@@ -61,7 +61,7 @@ def save(folder: Path) -> Path:
     constants = [numpy_helper.from_array(array, name) for name, array in weights().items()]
     constants.append(numpy_helper.from_array(np.array(-1), "last"))
     kinds = {"INT64": _INT64, "INT32": _INT32, "FP32": _FLOAT}
-    signature = GENERATION.signature(positions=True)
+    signature = GENERATION.signature
     inputs, outputs = (
         [(spec.name, kinds[spec.dtype.value], spec.shape) for spec in side]
         for side in (signature.inputs, signature.outputs)
@@ -128,7 +128,7 @@ def archive(folder: Path, name: str = "decoder") -> Path:
         variant="fp32",
         format="onnx",
         precision="fp32",
-        signature=GENERATION.signature(positions=True),
+        signature=GENERATION.signature,
         generation=GENERATION,
         provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
     )

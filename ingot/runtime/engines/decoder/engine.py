@@ -23,10 +23,7 @@ from ingot.tensors import Array
 class DecoderEngine(BaseEngine):
     """Runs steps of a decoder whose attention is GroupQueryAttention, on the CPU; it owns the cache of all rows.
 
-    The graph has the inputs ``input_ids`` INT64[rows, new], ``position_ids`` of the same form if it needs them,
-    ``lengths`` INT32[rows] (tokens in the cache after the call, minus one), ``total`` INT32[1] (the largest of these,
-    plus one), and for each layer N ``past_key_values.N.key`` and ``.value``; the outputs ``logits`` FP32[rows, vocab]
-    of the last new token, and ``present.N.key`` and ``.value`` in the memory of the past ones.
+    The graph's inputs and outputs are those of :class:`~ingot.model_store.Generation`.
 
     Args:
         path: the graph, with its external data in the same folder.
@@ -93,7 +90,6 @@ class DecoderEngine(BaseEngine):
             "lengths": np.zeros(slots, np.int32),
             "total": np.zeros(1, np.int32),
         }
-        self._named = {node.name for node in self._session.get_inputs()}
         self._bound: dict[tuple[int, int], Any] = {}
 
     @property
@@ -155,8 +151,7 @@ class DecoderEngine(BaseEngine):
             "total": np.array([end], np.int32),
         }
         for name, array in given.items():
-            if name in self._named:
-                io.bind_cpu_input(name, array)
+            io.bind_cpu_input(name, array)
         _bind_output(io, "logits", self._logits[place : place + 1])
         self._call(io)
 
@@ -179,8 +174,7 @@ class DecoderEngine(BaseEngine):
             _bind_output(io, f"present.{name}", part)
         if rows > 0:
             for name, array in self._inputs.items():
-                if name in self._named:
-                    _bind_input(io, name, array if name == "total" else array[:rows])
+                _bind_input(io, name, array if name == "total" else array[:rows])
             _bind_output(io, "logits", self._logits[:rows])
         return io
 
