@@ -172,16 +172,16 @@ def test_objects(served: httpx.Client) -> None:
 @pytest.mark.parametrize("form", ["text", "file", "raw"])
 def test_texts(served: httpx.Client, form: str) -> None:
     content = TEXT.encode()
-    sent: dict[str, Any] = {
+    forms: dict[str, dict[str, Any]] = {
         "text": {"content": content, "headers": {"content-type": "text/plain"}},
         "file": {"files": {"data": ("a.txt", content)}},
         "raw": {"content": content},
-    }[form]
+    }
     numbers = torch.arange(len(VOCABULARY))
     with torch.inference_mode():
         scores = torch.softmax(module(TEXTS)(numbers, torch.tensor([0])), dim=1)[0].tolist()
     wanted = dict(zip(("other", "cat", "dog"), scores, strict=True))
-    answer = served.post("/predictions/text_classifier", **sent)
+    answer = served.post("/predictions/text_classifier", **forms[form])
     assert answer.text == json.dumps(wanted, indent=2)
 
 

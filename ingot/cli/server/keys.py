@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from ingot.cli.archives import Json
 from ingot.cli.output import note, print_json, say
-from ingot.errors import InvalidArgument, NotFound
+from ingot.errors import AlreadyExists, InvalidArgument, NotFound, write_error
 from ingot.report import units
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def create(
 
         ingot server keys create --scope infer --name ci > ci.key
     """
-    from ingot.server.access.auth_file import add_key
-    from ingot.server.access.keys import NAME, SCOPES, ApiKey, generate
+    from ingot.server.access.keys import NAME, SCOPES
 
     for scope in scopes:
         if scope not in SCOPES:
@@ -54,11 +54,7 @@ def create(
             f"'{name}' cannot be a key's name: use up to 64 letters, digits, blanks and . _ @ -, from a letter or digit"
         )
     path, now = _path(file), _now()
-    token, identifier, digest = generate()
-    key = ApiKey(
-        id=identifier, name=name, hash=digest, scopes=frozenset(scopes), created=now, expires=_expiry(expires, now)
-    )
-    add_key(path, key)
+    token, key = _added(path, scopes, name, _expiry(expires, now), now)
     if as_json:
         print_json({"key": token, **_described(key, now), "file": str(path)})
         return
@@ -68,6 +64,50 @@ def create(
         f"{path} has its hash: id {key.id}, {', '.join(sorted(key.scopes))}, {until}. The key is not stored and cannot "
         "be shown again"
     )
+
+
+@keys.command()
+def torchserve(
+    out: Annotated[Path, typer.Argument(help="The token file to write.")] = Path("key_file.json"),
+    expires: Annotated[str, typer.Option(help="When the keys expire from now: 12h, 90d, or never.")] = "90d",
+    file: KeyFile = None,
+) -> None:
+    """Create a key for inference and one for management, and write both as TorchServe's token file.
+
+    Clients that read TorchServe's key_file.json find their keys there; ingot serve --torchserve --auth keys.toml takes
+    them. The file is readable only by its owner, and is not read by the server.
+
+    Examples:
+
+        ingot server keys torchserve key_file.json --expires 30d
+    """
+    path, now = _path(file), _now()
+    until = _expiry(expires, now)
+    content: dict[str, dict[str, str]] = {}
+    try:
+        with open(out, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+            for name, scope in (("management", "manage"), ("inference", "infer")):
+                token, _ = _added(path, [scope], f"torchserve {name}", until, now)
+                content[name] = {"key": token, **({} if until is None else {"expiration time": _shown(until)})}
+            stream.write(json.dumps(content, indent=2) + "\n")
+    except FileExistsError as error:
+        raise AlreadyExists(f"{out} exists; remove it, and revoke its keys (ingot server keys list)") from error
+    except OSError as error:
+        raise write_error(f"cannot write {out}", error) from error
+    say(f"{out} has the keys of {path}: " + ", ".join(content))
+
+
+def _added(
+    path: Path, scopes: Collection[str], name: str, expires: datetime.datetime | None, now: datetime.datetime
+) -> tuple[str, ApiKey]:
+    """Return a new key, and what the file has of it."""
+    from ingot.server.access.auth_file import add_key
+    from ingot.server.access.keys import ApiKey, generate
+
+    token, identifier, digest = generate()
+    key = ApiKey(id=identifier, name=name, hash=digest, scopes=frozenset(scopes), created=now, expires=expires)
+    add_key(path, key)
+    return token, key
 
 
 @keys.command("list")

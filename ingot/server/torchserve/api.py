@@ -71,29 +71,29 @@ def management(served: Management) -> Api:
     async def described(call: Call) -> HttpResponse:
         return _answer(served.describe(call.model, call.version))
 
-    one, version = "/models/{model}", "/models/{model}/{version}"
+    def one(method: str) -> tuple[str, ...]:
+        return tuple(f"{method} /models/{{model}}{rest}" for rest in ("", "/", "/{version}"))
+
     operations = (
         _PING,
         _DESCRIPTION,
         _operation("list_models", listed, "GET /models"),
         _operation("register_model", changed(lambda call, given: served.register(given)), "POST /models"),
-        _operation("describe_model", described, f"GET {one}", f"GET {version}"),
+        _operation("describe_model", described, *one("GET")),
         _operation(
             "scale_workers",
             changed(lambda call, given: served.scale(call.model, call.version, given)),
-            f"PUT {one}",
-            f"PUT {version}",
+            *one("PUT"),
         ),
         _operation(
             "set_default",
             changed(lambda call, given: served.set_default(call.model, call.version)),
-            f"PUT {version}/set-default",
+            "PUT /models/{model}/{version}/set-default",
         ),
         _operation(
             "unregister_model",
             changed(lambda call, given: served.unregister(call.model, call.version)),
-            f"DELETE {one}",
-            f"DELETE {version}",
+            *one("DELETE"),
         ),
     )
     return _api(operations)

@@ -57,11 +57,15 @@ class Parameters:
     @classmethod
     def of(cls, query: str) -> Parameters:
         """Return those of a URL; the first of several with one name."""
-        return cls({name: values[0] for name, values in parse_qs(query).items()})
+        return cls({name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()})
 
     def text(self, name: str) -> str:
-        """Return a parameter; empty without."""
+        """Return a parameter; empty without, or if it has no value."""
         return self._values.get(name, "")
+
+    def has(self, name: str) -> bool:
+        """Return whether a parameter is there, with a value or without."""
+        return name in self._values
 
     def number(self, name: str, default: int) -> int:
         """Return a whole number, or the default."""
@@ -129,16 +133,18 @@ class Management:
 
         Raises:
             NotFound: there is no such model or version.
-            InvalidArgument: ``max_worker`` is less than ``min_worker``.
+            InvalidArgument: ``min_worker`` is negative, or ``max_worker`` less than it.
             IngotError: it cannot be loaded.
         """
         least = given.number("min_worker", 1)
+        if least < 0:
+            raise InvalidArgument(f"min_worker is {least}; send 0 or more")
         if given.number("max_worker", least) < least:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
         deployment = self._versions.find(name, version or given.text("model_version"))
         named = f", version: {version}" if version else ""
         status = Status(200, f"Workers scaled to {least} for model: {name}{named}")
-        work = self._control.scale(deployment, max(0, least))
+        work = self._control.scale(deployment, least)
         return await self._done(work, status, synchronous=given.synchronous(default=False))
 
     async def unregister(self, name: str, version: str) -> Status:
@@ -207,8 +213,10 @@ class Management:
 def _source(given: Parameters) -> str:
     """Return the source that a request names: a model of the store, as ``NAME=SOURCE`` with another name."""
     url, name, runtime = given.text("url"), given.text("model_name"), given.text("runtime")
-    if not url:
+    if not given.has("url"):
         raise InvalidArgument("Parameter url is required.")
+    if not url:
+        raise ModelNotFound(f"Model not found at: the url is empty; {_ONLY_STORE}")
     if "://" in url:
         raise InvalidArgument(f"Given URL {url} does not match any allowed URL(s): {_ONLY_STORE}")
     if ".." in url or "/" in url or "\\" in url:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from ingot import RunningServer, Store
 from tests.server.access.served import make_key
 from tests.server.torchserve.conftest import PORTS, client
 from tests.server.torchserve.test_predictions import ROW, ok, refused
+from tests.support import RunIngot, succeeded
+from tests.support import refused as refused_command
 
 QUIET = {"http_port": 0, "grpc_port": 0, "torchserve": True, "torchserve_ports": PORTS}
 
@@ -204,6 +208,25 @@ def test_management_needs_a_key_that_may_manage(store: Store, tmp_path: Path) ->
             assert manage.get("/models", headers={"authorization": f"Bearer {made[name]}"}).status_code == code
         key = {"authorization": f"Bearer {made['infer']}"}
         assert predict.put("/predictions/colour", content=b"x", headers=key).status_code == 400
+
+
+def test_a_token_file_of_torchserve_opens_both_apis(store: Store, tmp_path: Path, run_ingot: RunIngot) -> None:
+    auth, file = tmp_path / "keys.toml", tmp_path / "key_file.json"
+    command = ("server", "keys", "torchserve", str(file), "--file", str(auth), "--expires", "1h")
+    succeeded(run_ingot(*command))
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "exists; remove it" in refused_command(run_ingot(*command))
+    keys = json.loads(file.read_text())
+    assert all(datetime.fromisoformat(keys[name]["expiration time"]) > datetime.now(UTC) for name in keys)
+    with (
+        ingot.serve("colour:1", store=store, auth=auth, **QUIET) as running,  # type: ignore[arg-type]
+        client(running, "management") as manage,
+        client(running, "inference") as predict,
+    ):
+        for name, models, predictions in (("management", 200, 403), ("inference", 403, 400)):
+            header = {"authorization": f"Bearer {keys[name]['key']}"}
+            assert manage.get("/models", headers=header).status_code == models
+            assert predict.put("/predictions/colour", content=b"x", headers=header).status_code == predictions
 
 
 def test_the_store_is_read_in_vain_for_files(manage: httpx.Client, tmp_path: Path) -> None:
