@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import doctest
 import re
 import shlex
 import shutil
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -313,3 +315,24 @@ def test_messages_that_the_faq_quotes_exist() -> None:
     joined = re.sub(r"[\"']\s*\n\s*f?[\"']", "", code)  # strings in several pieces
     of_others = {"Address already in use", "Socket closed"}
     assert [text for text in quoted if text not in joined and text not in of_others] == []
+
+
+def test_the_messages_of_a_refused_export_are_those_that_the_page_lists() -> None:
+    """Each is in the source as the page quotes it: whoever searches for a message finds it."""
+    source = "\n".join(_literals())
+    page = (ROOT / "docs" / "guides" / "make" / "debug-a-capture.md").read_text().partition("By message:")[2]
+    quoted = [" ".join(found.split()) for found in re.findall(r"(?ms)^- \*\*(.+?)\*\*", page)]
+    parts = [part.strip(" ,.") for each in quoted for part in re.split(r"\.\.\.|['`();:]|\w+=\S+|\d+", each)]
+    missing = [part for part in parts if len(part.split()) > 1 and part not in source]
+    assert len(quoted) > 30
+    assert missing == []
+
+
+def _literals() -> Iterator[str]:
+    """Yield the texts in Ingot's source, joined as Python joins them, with a mark for each value."""
+    for path in (ROOT / "ingot").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value

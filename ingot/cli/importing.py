@@ -73,7 +73,7 @@ class Permission:
         typer.Option(
             "--allow-code",
             envvar="INGOT_ALLOW_CODE",
-            help="Run the model's code: its Python file or handler, or code in a .pt2 file.",
+            help="Run the model's code: its Python file or handler, TorchScript, or code in a .pt2 file.",
         ),
     ] = False
     without_handler: Annotated[
