@@ -1,0 +1,158 @@
+"""The policy, simulated: an engine of lists checks what every step finds in its rows."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from ingot.errors import InvalidArgument, Unavailable
+from ingot.runtime.engines.decoder.step import Chosen, Step
+from ingot.runtime.generation.policy import MOST_READ, Policy, Row
+from ingot.runtime.generation.requests import GenerationRequest
+from ingot.runtime.scheduling.limits import Limits
+
+SLOTS, CONTEXT, VOCAB, STOP = 5, 64, 50, 3
+
+
+def following(tokens: list[int]) -> int:
+    """The token behind others."""
+    return hash(tuple(tokens)) % VOCAB
+
+
+def answer(prompt: list[int], most: int) -> list[int]:
+    tokens = [*prompt]
+    while len(tokens) < len(prompt) + most and (token := following(tokens)) != STOP:
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class Lists:
+    """An engine whose cache is the tokens themselves."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(SLOTS)]
+        self.steps = 0
+
+    def run(self, step: Step) -> Chosen:
+        self.steps += 1
+        for source, target, length in step.moves:
+            assert len(self.rows[source]) == length
+            self.rows[target] = [*self.rows[source]]
+        tokens = []
+        for chunk in step.chunks:
+            if not chunk.start:
+                self.rows[chunk.row] = []
+            assert len(self.rows[chunk.row]) == chunk.start
+            self.rows[chunk.row] += chunk.tokens.tolist()
+        for row, (token, length) in enumerate(zip(step.tokens, step.lengths, strict=True)):
+            assert len(self.rows[row]) == length
+            self.rows[row].append(int(token))
+            tokens.append(following(self.rows[row]))
+        assert not {chunk.row for chunk in step.chunks} & {*range(len(step.tokens))}
+        tokens += [following(self.rows[chunk.row]) for chunk in step.chunks if chunk.last]
+        assert len(tokens) == len(step.choices)
+        return chosen(tokens)
+
+
+def chosen(tokens: list[int]) -> Chosen:
+    count = len(tokens)
+    nothing = np.zeros((count, 0), np.float32)
+    return Chosen(np.array(tokens, np.int64), np.zeros(0, np.float32), nothing, nothing, np.zeros(3))
+
+
+def request(prompt: list[int], most: int | None = None, **more: object) -> GenerationRequest:
+    stop = frozenset((STOP,))
+    return GenerationRequest(prompt=np.array(prompt), max_tokens=most, stop_ids=stop, **more)  # type: ignore[arg-type]
+
+
+def policy(slots: int = SLOTS, queue: int = 1000) -> Policy:
+    return Policy(slots, CONTEXT, VOCAB, Limits(max_queue=queue))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_arrivals_and_cancellations_disturb_no_row(seed: int) -> None:
+    drawn, served, engine = random.Random(seed), policy(), Lists()
+    served.share = drawn.choice((1, 5, MOST_READ))
+    found: dict[Row, list[int]] = {}
+    dropped: set[Row] = set()
+    left = 150
+    while left or len(served.rows) or served.waiting:
+        while left and drawn.random() < 0.6:
+            left -= 1
+            prompt = [drawn.randrange(VOCAB) for _ in range(drawn.randint(1, 40))]
+            found[served.offer(request(prompt, drawn.randint(1, 20), client=drawn.randrange(3)), 0)] = []
+        if (step := served.plan()) is None:
+            continue
+        if len(step.tokens):
+            assert sum(len(chunk.tokens) for chunk in step.chunks) <= served.share
+        assert len(served.rows) <= SLOTS
+        assert [row.entering for row in served.rows[:-1]] == [False] * (len(served.rows) - 1)
+        result = engine.run(step)
+        for row in [*found]:
+            if not row.over and drawn.random() < 0.01:
+                served.cancel(row)
+                dropped.add(row)
+        for event in served.finish(result):
+            assert event.row not in dropped
+            found[event.row] += [] if event.token is None else [event.token.id]
+    assert len(dropped) > 3
+    for row, tokens in found.items():
+        expected = answer(row.request.prompt.tolist(), row.most)
+        assert tokens == (expected[: len(tokens)] if row in dropped else expected)
+    assert not served.nbytes
+
+
+def test_rows_of_a_failed_step_are_freed_and_others_run() -> None:
+    served, engine = policy(), Lists()
+    rows = [served.offer(request([index]), 0) for index in range(SLOTS + 2)]
+    served.plan()
+    assert served.fail() == rows[:SLOTS]
+    assert not served.rows
+    step = served.plan()
+    assert step is not None
+    assert [event.row for event in served.finish(engine.run(step))] == rows[SLOTS:]
+
+
+def test_a_long_prompt_is_read_in_parts_while_others_are_answered() -> None:
+    served, engine = policy(), Lists()
+    served.offer(request([1], 40), 0)
+    first = served.plan()
+    assert first is not None
+    served.finish(engine.run(first))
+    served.share = 8
+    served.offer(request([2] * 30, 4), 0)
+    parts = []
+    for _ in range(4):
+        step = served.plan()
+        assert step is not None
+        assert len(step.tokens) == 1
+        parts += [len(chunk.tokens) for chunk in step.chunks]
+        served.finish(engine.run(step))
+    assert parts == [8, 8, 8, 6]
+
+
+def test_clients_enter_by_least_use() -> None:
+    served, engine = policy(slots=1), Lists()
+    for _ in range(6):
+        served.offer(request([1], 3, client="many"), 0)
+    served.offer(request([1], 3, client="few"), 0)
+    order: list[object] = []
+    while (step := served.plan()) is not None:
+        order += [event.row.request.client for event in served.finish(engine.run(step)) if event.reason]
+    assert order.index("few") <= 1
+
+
+def test_requests_that_cannot_be_answered_are_refused() -> None:
+    served = policy(queue=2)
+    with pytest.raises(InvalidArgument, match=r"has 60 tokens, and 'max_tokens' 5 more; together they may have 64"):
+        served.offer(request([1] * 60, 5), 0)
+    with pytest.raises(InvalidArgument, match="has 64 tokens; together they may have 64"):
+        served.offer(request([1] * 64), 0)
+    with pytest.raises(InvalidArgument, match="the token 50; the model knows those from 0 to 49"):
+        served.offer(request([1, 50]), 0)
+    served.offer(request([1]), 0)
+    served.offer(request([1]), 0)
+    with pytest.raises(Unavailable, match="the queue is full"):
+        served.offer(request([1]), 0)
