@@ -26,6 +26,7 @@ PAGES = {
         "can run its author's code",
         "redactor.ingot: redactor, python",
         '{"words":7,"redacted":"write to [email]"}',
+        '"output":"be: b e"}',
     ],
     "guides/make/images.md": ["photos version 1"],
     "guides/make/detectors.md": ["detector version 1", "boxes ", "scores "],

@@ -15,7 +15,8 @@ from ingot.cli.connection import ClientAccess, api_key, naming_key_options
 from ingot.cli.options import with_options
 from ingot.cli.output import note, print_json, stdout
 from ingot.client.access import MAX_RESPONSE_MB
-from ingot.errors import InvalidArgument, NotFound, write_error
+from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
+from ingot.protocol.documents import DECOUPLED
 
 if TYPE_CHECKING:
     from ingot.client.blocking import Client
@@ -61,7 +62,7 @@ def infer(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this .npz file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outputs as JSON.")] = False,
 ) -> None:
-    """Send a request to a served model and print the response.
+    """Send a request to a served model and print the response, or each of several as it comes.
 
     The server can be any that has the Open Inference Protocol.
 
@@ -94,7 +95,14 @@ def infer(
     ):
         version, wanted = request.version, request.output_names or ()
         arrays = _inputs(client, model, version, request.inputs)
-        outputs = client.infer(model, arrays, version=version, outputs=wanted, parameters=chosen)
+        try:
+            outputs = client.infer(model, arrays, version=version, outputs=wanted, parameters=chosen)
+        except Unsupported:
+            if out is not None or not client.metadata(model, version).get("properties", {}).get(DECOUPLED):
+                raise
+            for answer in client.stream(model, arrays, version=version, outputs=wanted, parameters=chosen):
+                _show(answer, as_json=as_json)
+            return
     if out is not None:
         try:
             with out.open("wb") as file:  # numpy would add .npz to a name without it
@@ -102,7 +110,15 @@ def infer(
         except OSError as error:
             raise write_error(f"cannot write {out}", error) from error
         note(f"wrote {out}")
-    elif as_json:
+    else:
+        _show(outputs, as_json=as_json)
+
+
+def _show(outputs: dict[str, Array], *, as_json: bool) -> None:
+    """Print one answer."""
+    import numpy as np
+
+    if as_json:
         print_json({"outputs": {name: _plain(array).tolist() for name, array in outputs.items()}})
     elif (lines := answers.lines_of(outputs)) is not None:
         for line in lines:

@@ -178,7 +178,7 @@ def curl(url: str, model: Any) -> str:
     """
     signature, name = model.signature, quote(model.name, safe="")
     place = f"{url}/v2/models/{name}/infer"
-    if model.repeat is not None or model.sequential or not url.startswith("http:"):
+    if model.decoupled or model.sequential or not url.startswith("http:"):
         return ""
     if model.steps is not None:
         from ingot.cli.steps import command

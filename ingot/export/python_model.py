@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ingot.errors import ExportError, InvalidArgument, NotFound, SamplesFailed
 from ingot.model_store import Archive, BlobFolder, Evidence, Golden, Provenance, Serving, add_variant
 from ingot.model_store.blobs.blobs import CHUNK_BYTES
@@ -17,6 +19,7 @@ from ingot.model_store.format import manifest
 from ingot.model_store.format.evidence import ParityEvidence
 from ingot.model_store.format.partition import PythonPlan
 from ingot.model_store.places import python_class
+from ingot.runtime.engines.engine import MORE, STREAM, Engine
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.python.requirements import pinned
@@ -25,15 +28,21 @@ from ingot.tensors import Array, Signature, arrays
 
 _TOLERANCE = 1e-3
 _FORMAT = "python"
+# Answers of a stream that are compared.
+_MOST_ANSWERS = 16
 
 
 @dataclass(frozen=True)
 class _Answers:
-    """A model's signature, and its answers to its own example; empty without one."""
+    """A model's signature, and its answers to its own example; empty without one.
+
+    ``stream`` are the answers of code that yields several, the first ones; ``outputs`` are the first of them.
+    """
 
     signature: Signature
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    stream: Sequence[Mapping[str, Array]] = ()
 
 
 def export_class(
@@ -163,9 +172,21 @@ def _answers(path: Path, permissions: tuple[str, ...], load_timeout: float | Non
     with contextlib.closing(load_engine(spec, isolation)) as engine:
         inputs = engine.example
         try:
-            return _Answers(engine.signature, inputs, engine.run(inputs) if inputs else {})
+            outputs = engine.run(inputs) if inputs else {}
+            stream = _streamed(engine, inputs) if inputs and engine.capabilities.streams else ()
+            return _Answers(engine.signature, inputs, outputs, stream)
         except SamplesFailed as error:
             raise InvalidArgument(f"the model's own example fails: {error}") from error
+
+
+def _streamed(engine: Engine, inputs: Mapping[str, Array]) -> list[Mapping[str, Array]]:
+    """Return the first answers of each sample, until none has more."""
+    found: list[Mapping[str, Array]] = []
+    numbers = np.arange(len(next(iter(inputs.values()))))
+    while len(found) < _MOST_ANSWERS and (not found or found[-1][MORE].any()):
+        handles = np.stack([numbers, np.full_like(numbers, len(found))], 1)
+        found.append(engine.run({**inputs, STREAM: handles}))
+    return found
 
 
 def _proved(original: _Answers, archived: _Answers) -> Iterable[ParityEvidence]:
@@ -174,15 +195,18 @@ def _proved(original: _Answers, archived: _Answers) -> Iterable[ParityEvidence]:
     Raises:
         ExportError: the answers differ.
     """
-    for name, expected in original.outputs.items():
-        error = arrays.departure(expected, archived.outputs[name])
+    pairs = [*zip(original.stream, archived.stream, strict=False)] or [(original.outputs, archived.outputs)]
+    for name in original.outputs:
+        error = max(arrays.departure(first[name], second[name]) for first, second in pairs)
+        if any(not np.array_equal(first.get(MORE, 0), second.get(MORE, 0)) for first, second in pairs):
+            error = float("inf")
         if error > _TOLERANCE:
             raise ExportError(
                 f"the archive does not answer the example as the file does: output '{name}' departs by {error:.2e}, "
                 f"tolerance {_TOLERANCE:.0e}. Either the model is random, so that its example cannot be a golden, or "
                 "it reads files that the archive lacks (--include)"
             )
-        yield ParityEvidence(tensor=name, error=error, tolerance=_TOLERANCE, cases=1)
+        yield ParityEvidence(tensor=name, error=error, tolerance=_TOLERANCE, cases=len(pairs))
 
 
 def _put(blobs: BlobFolder, file: Path, include: Sequence[Path]) -> dict[str, Descriptor]:

@@ -16,12 +16,16 @@ class TensorMetadata(TypedDict):
     shape: list[int]
 
 
+DECOUPLED = "decoupled"
+"""The property of a model that answers a request several times."""
+
+
 class ModelMetadata(TypedDict):
     """A model's name, platform, inputs and outputs.
 
     ``properties`` has which variant of an archive is served and why, its digest, as ``values.NAME`` the range of values
-    of an input, and the raw interface of a model with steps; ``labels`` the names of classes, over HTTP only. Servers
-    other than Ingot's have neither.
+    of an input, the raw interface of a model with steps, and ``decoupled`` if a request gets several answers;
+    ``labels`` the names of classes, over HTTP only. Servers other than Ingot's have neither.
 
     Examples:
         >>> with ingot.serve("./net.ingot", http_port=0, grpc_port=0) as server:

@@ -22,6 +22,7 @@ from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.stepped import Aside, Stepped
+from ingot.runtime.dispatch.streams import AnswerStream, Streams
 from ingot.runtime.dispatch.worker import Worker
 from ingot.runtime.engines.isolation.calls import Ask
 from ingot.runtime.generation.generator import Generator
@@ -215,6 +216,27 @@ class Model:
     def repeat(self) -> Repeat | None:
         """How it is run again after an answer; None if a request gets one answer."""
         return self._settings.repeat if self._settings.repeat.inputs else None
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may get several answers: it is run again, or its code yields them."""
+        return self.repeat is not None or self.streams is not None
+
+    @property
+    def streams(self) -> Streams | None:
+        """The open streams of code that answers in parts; None if it does not, and before it is loaded."""
+        loaded = self._loaded
+        return None if loaded is None else loaded.streams
+
+    def open_stream(self, request: Request) -> AnswerStream:
+        """Begin the answers to a request, which this version gives to the end; see :meth:`Streams.open`.
+
+        Raises:
+            Unavailable: the model is not ready, or too many streams are open.
+        """
+        if (streams := self.streams) is None or self.state is not State.READY:
+            raise self.acceptor.unavailable()
+        return streams.open(request)
 
     def show_update(self, failure: str) -> None:
         """Show clients why a newer version did not take over; empty if none failed."""
@@ -443,6 +465,8 @@ class Model:
         """Number of requests that are accepted and not answered."""
         if (generator := self._generator) is not None:
             return generator.in_flight
+        if (streams := self.streams) is not None:
+            return len(streams)
         waiting = 0 if (stepped := self._stepped) is None else stepped.waiting
         return waiting if (dispatcher := self._dispatcher) is None else waiting + dispatcher.in_flight
 
@@ -562,6 +586,8 @@ class Model:
             await generator.wait_quiet()
         if (stepped := self._stepped) is not None:
             await stepped.wait_quiet()
+        if (streams := self.streams) is not None:
+            await streams.wait_quiet()
         if (dispatcher := self._dispatcher) is not None:
             await dispatcher.wait_quiet()
 

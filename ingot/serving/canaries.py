@@ -320,7 +320,7 @@ def _stated(model: Model) -> tuple[Sequence[TensorSpec], ...]:
 
 
 def _check(current: Model, candidate: Model) -> None:
-    if current.sequential or candidate.sequential or current.repeat or candidate.repeat:
+    if current.sequential or candidate.sequential or current.decoupled or candidate.decoupled:
         raise Unsupported(
             f"model '{current.name}' keeps states of sequences or answers several times, so its requests cannot be "
             "shared with a candidate; replace it at once by ingot server load"

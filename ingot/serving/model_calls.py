@@ -88,7 +88,7 @@ class ModelCalls:
         base, _, version = name.partition(":")
         model = self._find(base, version)
         self._check_circle(caller, model)
-        if model.sequential or model.repeat is not None:
+        if model.sequential or model.decoupled:
             raise Unsupported("it keeps states of sequences, or answers several times, which calls cannot use")
         left = min(timeout, max(entry.deadline for entry in batch.entries) - time.perf_counter())
         clients = {entry.client for entry in batch.entries}

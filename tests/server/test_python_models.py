@@ -448,7 +448,7 @@ def test_a_killed_process_costs_its_batch_only(faulty: RunningServer) -> None:
             "import sys\nclass M:\n    def load(self, c): sys.exit(1)\n    def predict_one(self, x: str) -> str: ...\n",
             "M.load raised ExitRequested: the code ends the process (SystemExit: 1)",
         ),
-        ("class M:\n    def predict_one(self, x: str) -> str: yield 'a'\n", "M.predict_one yields"),
+        ("class M:\n    def predict(self, x: list[str]) -> list[str]: yield 'a'\n", "M.predict yields: only"),
         ("class M:\n    inputs = ['x:float32[4]']\n    outputs = ['y:int64[batch]']\n    def predict(self, b): ...\n",
          "must have 'batch' as its first dimension"),
         ("class M:\n    inputs = ['x:str[batch]', 'x:int64[batch]']\n    outputs = ['y:int64[batch]']\n"

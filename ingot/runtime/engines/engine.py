@@ -12,6 +12,11 @@ import numpy as np
 from ingot.runtime.gpu.array import Direct, Range
 from ingot.tensors import Array, Signature, TensorSpec
 
+STREAM = "ingot.stream"
+"""The input INT64[batch,2] with the number of each sample's stream, and the index of the answer, from 0."""
+MORE = "ingot.more"
+"""The output BOOL[batch]: false where a stream has ended, so that the other outputs have no meaning."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -27,6 +32,8 @@ class Capabilities:
         isolated: whether the engine runs in an engine process, which :meth:`Engine.kill` can end.
         accepts_zeros: whether the engine may be timed with generated inputs; code could fail on them.
         reports_health: whether :meth:`Engine.health` is to be asked.
+        streams: whether samples get several answers. A call with :data:`STREAM` returns the next one of each, and
+            :data:`MORE`; one without returns the first ones.
     """
 
     load_seconds: float | None = None
@@ -38,6 +45,7 @@ class Capabilities:
     isolated: bool = False
     accepts_zeros: bool = True
     reports_health: bool = False
+    streams: bool = False
 
 
 class Engine(Protocol):
@@ -125,6 +133,15 @@ class Engine(Protocol):
         """Return why the engine is unfit for requests now; empty if it is fit. It is not called during a call."""
         ...
 
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        ...
+
+    def end_streams(self, numbers: Sequence[int]) -> bool:
+        """Forget streams, of which no call runs; return False if that has to be repeated later."""
+        ...
+
     def kill(self) -> None:
         """End the engine's process, as a call does not end; only isolated engines have one."""
         ...
@@ -173,6 +190,13 @@ class BaseEngine(ABC):
 
     def health(self) -> str:
         return ""
+
+    @property
+    def streams(self) -> int:
+        return 0
+
+    def end_streams(self, numbers: Sequence[int]) -> bool:
+        return True
 
     def kill(self) -> None:  # noqa: B027 - most engines run in this process and have none to end
         """Have no effect."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ingot.errors import InvalidArgument
 from ingot.model_store import Generation
 from ingot.report import units
 from ingot.runtime.dispatch.batch_check import BatchCheck
@@ -17,6 +18,7 @@ from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.signature_check import CallLimit
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.dispatch.stepped import Stepped
+from ingot.runtime.dispatch.streams import Streams, of_calls
 from ingot.runtime.generation.generator import Generator
 from ingot.runtime.loading.engine_loader import EngineLoader
 from ingot.runtime.loading.load_spec import LoadSpec
@@ -89,7 +91,7 @@ class Assembly:
             self.name,
             self.version,
             served,
-            signature,
+            of_calls(signature) if served[0].capabilities.streams else signature,
             scheduler,
             padding=engines.padding,
             slo=None if spec.decoder is not None else settings.slo,  # calls of decoders are steps of many answers
@@ -112,6 +114,21 @@ class Assembly:
         if not settings.states:
             return None
         return Sequences(self.name, self.version, signature, settings.states, model, settings.sequences, self.metrics)
+
+    def streams(self, engines: EngineLoader, dispatcher: Dispatcher) -> Streams | None:
+        """Return the open streams of a model whose code answers in parts; None if it does not.
+
+        Raises:
+            InvalidArgument: the model has several engine processes: each has its own generators.
+        """
+        first, *others = engines.engines
+        if not first.capabilities.streams:
+            return None
+        if others:
+            raise InvalidArgument(
+                f"model '{self.name}' answers in parts, which needs one engine process: leave out --instances"
+            )
+        return Streams(self.name, engines.signature, dispatcher, first.end_streams, self.settings.limits)
 
     def stepped(self, spec: LoadSpec, accepts: Accepts, lost: Callable[[str], None]) -> Stepped | None:
         """Return the component that accepts raw requests in front of ``accepts``; None without steps.
@@ -143,7 +160,7 @@ class Assembly:
             metrics=self.metrics,
         )
 
-    def uncertainty(self, spec: LoadSpec) -> str:
+    def uncertainty(self, spec: LoadSpec, *, streams: bool) -> str:
         """Return why responses are not cached, though they should be; empty if they are."""
         settings = self.settings
         if not settings.cache_bytes:
@@ -151,7 +168,7 @@ class Assembly:
         if settings.states:
             why = "they depend on the states of sequences"
         else:
-            why = "a request has several" if settings.repeat.inputs else spec.uncertainty()
+            why = "a request has several" if streams or settings.repeat.inputs else spec.uncertainty()
         if why:
             log.warning("model %s: its responses are not cached: %s", self.name, why)
         return why

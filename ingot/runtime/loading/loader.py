@@ -15,6 +15,7 @@ from ingot.runtime.dispatch.pending import Accepts
 from ingot.runtime.dispatch.response_cache import ResponseCache
 from ingot.runtime.dispatch.sequences import Sequences
 from ingot.runtime.dispatch.stepped import Stepped
+from ingot.runtime.dispatch.streams import Streams
 from ingot.runtime.engines.decoder import step
 from ingot.runtime.engines.isolation.calls import Ask
 from ingot.runtime.engines.isolation.engine import ProcessEngine
@@ -48,6 +49,7 @@ class Loaded:
 
     dispatcher: Dispatcher
     cache: ResponseCache | None
+    streams: Streams | None
     stepped: Stepped | None
     decoding: Sequence[StepProcesses]
     isolated: Sequence[ProcessEngine | Replaceable]
@@ -67,6 +69,8 @@ class Loaded:
         """
         if self.swap is not None:
             self.swap.close(timeout)
+        if self.streams is not None:
+            self.streams.close()
         self.dispatcher.close(timeout)
         for processes in self.decoding:
             processes.close()
@@ -249,11 +253,12 @@ class ModelLoader:
         """Return the parts that serve, with engine processes that are kept running."""
         self.engine_settings = engines.described  # captures of batches may have failed
         confinement = engines.supervise(self._gauges.engine_lost, changed, self.ask)
+        streams = self._assembly.streams(engines, dispatcher)
         if self._uncertain is None:  # the first load
-            self._uncertain = self._assembly.uncertainty(spec)
+            self._uncertain = self._assembly.uncertainty(spec, streams=streams is not None)
         cache, cached = self._assembly.cache(dispatcher, self._uncertain)
         placed = self._gauges.placed(self.placement, self._fallback)
         self.properties = {**self.properties, **confinement, **placed, **cached}
         stepped = self._assembly.stepped(spec, cache or dispatcher, self._gauges.engine_lost)
         generator = self._assembly.generator(spec, self.generation, dispatcher)
-        return Loaded(dispatcher, cache, stepped, spec.decoding, engines.isolated, engines.swap, generator)
+        return Loaded(dispatcher, cache, streams, stepped, spec.decoding, engines.isolated, engines.swap, generator)

@@ -150,7 +150,7 @@ class Service:
     def _repeats(self, request: pb.ModelInferRequest) -> bool:
         """Return whether the model of a request answers several times."""
         try:
-            return self._plane.repository.get(request.model_name, request.model_version).repeat is not None
+            return self._plane.repository.get(request.model_name, request.model_version).decoupled
         except NotFound:
             return False
 
@@ -162,6 +162,7 @@ class Service:
         """Yield the answers to one request; like Triton's, the last is empty if the client asks for that."""
         empty = _EMPTY_FINAL in request.parameters and request.parameters[_EMPTY_FINAL].bool_param
         try:
+            model = self._plane.repository.get(request.model_name, request.model_version)
             decoded = await self._decoded(request)
             async with contextlib.aclosing(generation.answers(self._plane, decoded, "grpc")) as answers:
                 async for response, last in answers:
@@ -170,8 +171,7 @@ class Service:
             yield self._failed(request, public_error(error, "a request of ModelStreamInfer failed"))
             return
         if empty:
-            route = response.route
-            message = pb.ModelInferResponse(model_name=route.name, model_version=route.version, id=request.id)
+            message = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request.id)
             yield _final(message, True)
 
     def _failed(self, request: pb.ModelInferRequest, error: IngotError) -> pb.ModelStreamInferResponse:

@@ -222,7 +222,7 @@ class _Endpoints:
             body = await self._read(request, reservation)
             decoded = await generate.read(self._plane, model, version, body, _sender(request))
         answers = generate.events(self._plane, decoded)
-        first = await anext(answers)  # an error before it has its own status
+        first = await anext(answers, b"")  # an error before it has its own status
 
         async def events() -> AsyncIterator[bytes]:
             async with contextlib.aclosing(answers):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ingot.errors import InvalidArgument, Unsupported, public_text, shortened
+from ingot.errors import InvalidArgument, ModelFailed, Unsupported, public_text, shortened
 from ingot.faults import public_error
 from ingot.protocol import json_codec, json_data, json_large
 from ingot.protocol.requests import InferRequest, InferResponse, Template, check_parameters
@@ -63,12 +63,13 @@ async def answer(plane: DataPlane, request: InferRequest) -> bytes:
         IngotError: as for :meth:`DataPlane.infer`.
     """
     template = request.template
-    repeat = plane.repository.get(template.model, template.version).repeat
-    if repeat is not None and template.parameters.get("max_steps") != 1:
+    model = plane.repository.get(template.model, template.version)
+    if model.decoupled and template.parameters.get("max_steps") != 1:
         raise Unsupported(f"model '{template.model}' answers a request several times; ask .../generate_stream")
     async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
-        response, _ = await anext(answers)
-        return await _encoded(response)
+        async for response, _ in answers:
+            return await _encoded(response)
+    raise ModelFailed(f"model '{template.model}' has no answer to this request")
 
 
 async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[bytes, None]:

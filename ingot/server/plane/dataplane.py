@@ -74,7 +74,7 @@ class DataPlane:
         self.metrics = repository.metrics
         self.draining = False
         self.sticky_header = ""
-        self._counters: dict[tuple[ServedModel, str], _Counters] = {}
+        self._counters: dict[tuple[ServedModel, str], Counters] = {}
         self.encoding_http, self.encoding_grpc = [self.metrics.encode_seconds.labels(each) for each in _PROTOCOLS]
 
     @property
@@ -121,7 +121,7 @@ class DataPlane:
         if error.code is Code.INTERNAL:
             log.error("%s: %s", protocol, error)
 
-    def record(self, route: _ModelRoute, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def record(self, route: ModelRoute, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Offer a request and its response to the recorder, if there is one; its failure affects no client."""
         if self.recorder is not None:
             case = Golden({}, {}, {**inputs}, {**outputs}) if route.raw else Golden({**inputs}, {**outputs})
@@ -170,15 +170,13 @@ class DataPlane:
         """
         began = _clock()
         if self.observer is not None:
-            _observe(request, began)
+            note(request, began)
         template = request.template
         model = self.repository.get(template.model, template.version)
-        counters = self._counters.get((model, protocol))
-        if counters is None:
-            counters = self._counters[model, protocol] = _Counters(self.metrics, model, protocol)
+        counters = self.counters(model, protocol)
         try:
             route = template.route
-            if not isinstance(route, _ModelRoute) or route.model is not model:
+            if not isinstance(route, ModelRoute) or route.model is not model:
                 route = template.route = self._route(model, request)
             timeout = route.timeout
             if request.left is not None and (timeout is None or request.left < timeout):
@@ -203,21 +201,28 @@ class DataPlane:
             raise public_error(error, f"a request to model {template.model} failed") from error
         return ticket
 
+    def counters(self, model: ServedModel, protocol: str) -> Counters:
+        """Return the counters of a model's requests over one protocol."""
+        found = self._counters.get((model, protocol))
+        if found is None:
+            found = self._counters[model, protocol] = Counters(self.metrics, model, protocol)
+        return found
+
     def observe(self, observer: Observer | None) -> None:
         """Report requests to an observer from now on."""
         self.observer = observer
 
-    def _route(self, model: ServedModel, request: InferRequest) -> _ModelRoute:
+    def _route(self, model: ServedModel, request: InferRequest) -> ModelRoute:
         template = request.template
         on_device = any(isinstance(array, DeviceArray) for array in request.inputs.values())
         if not on_device and not template.deliveries:
-            return _ModelRoute(model, template, request.inputs)
+            return ModelRoute(model, template, request.inputs)
         # Templates with either are not remembered, so all of this concerns this request.
         direct = model.direct if self.recorder is None else Direct()
         if on_device:
             request.inputs = reachable(request.inputs, direct.inputs)
         if not template.deliveries:
-            return _ModelRoute(model, template, request.inputs)
+            return ModelRoute(model, template, request.inputs)
         route = _DeliveryRoute(model, template, request, self._memory)
         # The calls of a request with several answers have one route.
         if not template.repeated and (targets := route.deliveries.targets(direct.outputs)):
@@ -225,7 +230,7 @@ class DataPlane:
         return route
 
 
-class _ModelRoute(Route):
+class ModelRoute(Route):
     """The model and the outputs that the data plane has resolved for the requests of one template.
 
     Raises:
@@ -241,10 +246,10 @@ class _ModelRoute(Route):
         known = model.signature.outputs if steps is None else steps.outputs
         super().__init__(model.name, model.version, _wanted(known, template.outputs))
         self.raw = steps is not None
-        if model.repeat is not None and not template.repeated:
+        if model.decoupled and not template.repeated:
             raise Unsupported(
                 f"model '{model.name}' has a decoupled transaction policy: it answers a request several times. Send it "
-                "by ModelStreamInfer over gRPC"
+                "by ModelStreamInfer over gRPC, or to .../generate_stream over HTTP"
             )
         self.model = model
         self.timeout = timeout_of(template.parameters)
@@ -252,9 +257,7 @@ class _ModelRoute(Route):
         self.key = template.key
         self.step = step_of(template.parameters) if model.sequential else None
 
-    def ticket(
-        self, plane: DataPlane, request: InferRequest, counters: _Counters, began: float, reply: Reply
-    ) -> Ticket:
+    def ticket(self, plane: DataPlane, request: InferRequest, counters: Counters, began: float, reply: Reply) -> Ticket:
         """Return a request of this route, before it is submitted to the model."""
         return Ticket(plane, request, self, counters, began, reply)
 
@@ -265,14 +268,14 @@ class Ticket:
     __slots__ = ("_began", "_counters", "_plane", "_reply", "_request", "_route", "pending")
 
     pending: Submitted
-    _route: _ModelRoute
+    _route: ModelRoute
 
     def __init__(
         self,
         plane: DataPlane,
         request: InferRequest,
-        route: _ModelRoute,
-        counters: _Counters,
+        route: ModelRoute,
+        counters: Counters,
         began: float,
         reply: Reply,
     ):
@@ -314,7 +317,7 @@ class Ticket:
             context.observer.answered(context, route.model.last_batch, failed=failed)
 
 
-class _DeliveryRoute(_ModelRoute):
+class _DeliveryRoute(ModelRoute):
     """The route of one request whose outputs are returned as classes or in shared memory."""
 
     __slots__ = ("deliveries",)
@@ -326,9 +329,7 @@ class _DeliveryRoute(_ModelRoute):
         self.deliveries, self.outputs, self.placed = found, found.outputs, found.placed
         self.texts = True
 
-    def ticket(
-        self, plane: DataPlane, request: InferRequest, counters: _Counters, began: float, reply: Reply
-    ) -> Ticket:
+    def ticket(self, plane: DataPlane, request: InferRequest, counters: Counters, began: float, reply: Reply) -> Ticket:
         return _DeliveryTicket(plane, request, self, counters, began, reply)
 
 
@@ -342,7 +343,7 @@ class _DeliveryTicket(Ticket):
         plane: DataPlane,
         request: InferRequest,
         route: _DeliveryRoute,
-        counters: _Counters,
+        counters: Counters,
         began: float,
         reply: Reply,
     ):
@@ -386,7 +387,7 @@ class _DeliveryTicket(Ticket):
             self._reply(InferResponse(self._route, self._request.id, outcome))
 
 
-class _Counters:
+class Counters:
     """The counters of one model's requests over one protocol."""
 
     def __init__(self, metrics: Metrics, model: ServedModel, protocol: str):
@@ -408,7 +409,7 @@ class _Counters:
         self._seconds.observe(time.perf_counter() - began)
 
 
-def _observe(request: InferRequest, began: float) -> None:
+def note(request: InferRequest, began: float) -> None:
     """Note what a request asks for, if it is observed; names that no model has are shortened: clients choose them."""
     context = request.context = request.context or CONTEXT.get()
     if context is None or context.observer is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.errors import Unavailable
-from ingot.protocol.documents import ModelMetadata, TensorMetadata
+from ingot.protocol.documents import DECOUPLED, ModelMetadata, TensorMetadata
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import ServedModel
@@ -43,6 +43,8 @@ def metadata(plane: DataPlane, name: str, version: str = "") -> ModelMetadata:
     properties = {**model.properties, **{f"values.{name}": str(bounds) for name, bounds in signature.values.items()}}
     if (steps := model.steps) is not None:
         properties |= steps.described
+    if model.decoupled:
+        properties |= {DECOUPLED: "true"}
     if properties:
         found["properties"] = properties
     if model.labels:
@@ -121,7 +123,7 @@ def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, A
         "input": [{**tensor, **_format(tensor)} for tensor in _tensors(signature.inputs, batched=batched)],
         "output": _tensors(signature.outputs, batched=batched),
         "instance_group": [{"name": model.name, "kind": _kind(described), "count": described["instances"]}],
-        "model_transaction_policy": {"decoupled": model.repeat is not None},
+        "model_transaction_policy": {"decoupled": model.decoupled},
     }
     if model.sequential:
         config["sequence_batching"] = {}

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ingot.errors import DeadlineExceeded, InvalidArgument, quoted
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unsupported, quoted
 from ingot.protocol.requests import InferRequest, InferResponse, Parameters, Template, step_of, timeout_of
+from ingot.runtime import Model, Request
+from ingot.runtime.dispatch.streams import AnswerStream
 from ingot.runtime.gpu.array import reachable
-from ingot.runtime.settings.repeat import Repeat
-from ingot.server.plane.dataplane import DataPlane
+from ingot.runtime.scheduling.entry import ignore
+from ingot.server.plane.dataplane import DataPlane, ModelRoute, note
 from ingot.tensors import Array
+
+T = TypeVar("T", int, float)
 
 # Parameters of the request as a whole, not of each call.
 _WHOLE = frozenset(("max_steps", "sequence_end", "sequence_start", "timeout", "triton_enable_empty_final_response"))
@@ -22,7 +29,7 @@ _WHOLE = frozenset(("max_steps", "sequence_end", "sequence_start", "timeout", "t
 async def answers(
     plane: DataPlane, request: InferRequest, protocol: str
 ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
-    """Yield each answer, and whether it is the last.
+    """Yield each answer, and whether it is known to be the last: code shows that it has no more when it is asked.
 
     Every call is scheduled like a separate request, so calls of different clients share batches. If the model has
     states, the calls are a sequence: the client's, if the request names one, or a new one that ends with the request.
@@ -38,11 +45,16 @@ async def answers(
     template = request.template
     model = plane.repository.get(template.model, template.version)
     repeat = model.repeat
+    if isinstance(model, Model) and model.streams is not None:
+        async with contextlib.aclosing(_of_code(plane, model, request, protocol)) as parts:
+            async for part in parts:
+                yield part
+        return
     if repeat is None:
         yield await plane.infer(request, protocol), True
         return
     parameters = dict(template.parameters)
-    steps = _steps(parameters, repeat)
+    steps = _steps(parameters, repeat.steps)
     timeout = timeout_of(parameters)
     limits = [seconds for seconds in (timeout, request.left) if seconds is not None]
     deadline = time.monotonic() + min(limits) if limits else None
@@ -70,16 +82,59 @@ async def answers(
             model.drop_sequence(step_of(common).owned_by(request.client))
 
 
+async def _of_code(
+    plane: DataPlane, model: Model, request: InferRequest, protocol: str
+) -> AsyncGenerator[tuple[InferResponse, bool], None]:
+    """Yield the answers of a model whose code yields them; all together count as one request."""
+    left = _steps(request.template.parameters, math.inf)
+    began, counters = time.perf_counter(), plane.counters(model, protocol)
+    if plane.observer is not None:
+        note(request, began)
+    stream, code = None, "cancelled"
+    try:
+        stream, route = _opened(model, request)
+        while (outputs := await stream.next()) is not None:
+            left -= 1
+            if last := not left:
+                code = "ok"
+            yield InferResponse(route, request.id, outputs), last
+            if last:
+                return
+        code = "ok"
+    except IngotError as error:
+        code = error.code.value
+        raise
+    finally:
+        if stream is not None:
+            stream.close()
+        counters.count(code, began)
+        if (context := request.context) is not None and context.observer is not None and code != "cancelled":
+            context.observer.answered(context, model.last_batch, failed=code != "ok")
+
+
+def _opened(model: Model, request: InferRequest) -> tuple[AnswerStream, ModelRoute]:
+    if request.template.deliveries:
+        raise Unsupported(f"model '{model.name}' answers in parts: they are not classified, or put into shared memory")
+    template = _template(request.template, request.template.parameters)
+    route = ModelRoute(model, template, request.inputs)
+    limits = [seconds for seconds in (route.timeout, request.left) if seconds is not None]
+    inputs = reachable(request.inputs, {})
+    made = Request(inputs, ignore, min(limits, default=None), route.priority, None, request.sticky or request.client)
+    return model.open_stream(made), route
+
+
 def _template(template: Template, parameters: Parameters) -> Template:
     made = Template(template.model, template.version, template.outputs, parameters, None, template.deliveries)
     made.repeated = True
     return made
 
 
-def _steps(parameters: Parameters, repeat: Repeat) -> int:
-    steps = parameters.get("max_steps", repeat.steps)
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 < steps <= repeat.steps:
-        raise InvalidArgument(
-            f"parameter 'max_steps' is {quoted(steps)}; it must be a whole number from 1 to {repeat.steps}"
-        )
+def _steps(parameters: Mapping[str, Any], most: T) -> int | T:
+    """Return the most answers that a request gets: the parameter, by default ``most``."""
+    if "max_steps" not in parameters:
+        return most
+    steps = parameters["max_steps"]
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 < steps <= most:
+        bounds = f"from 1 to {most}" if most < math.inf else "above 0"
+        raise InvalidArgument(f"parameter 'max_steps' is {quoted(steps)}; it must be a whole number {bounds}")
     return steps

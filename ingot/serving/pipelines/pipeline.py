@@ -17,6 +17,7 @@ from ingot.runtime import Limits, Metrics, Model, Outcome, Request, Settings, St
 from ingot.runtime.dispatch.pending import Expiry
 from ingot.runtime.dispatch.statistics import Duration, Statistics
 from ingot.runtime.dispatch.stepped import Aside, preparing
+from ingot.runtime.dispatch.streams import Streams
 from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.gpu.array import Direct
 from ingot.runtime.loading.decoders import processes_of
@@ -58,8 +59,9 @@ class Pipeline:
     device = "cpu"
     variant = digest = ""
     number = 0
-    sequential = False
+    sequential = decoupled = False
     repeat: Repeat | None = None
+    streams: Streams | None = None
     labels: tuple[str, ...] = ()
     direct = Direct()
     last_batch: BatchTimes | None = None

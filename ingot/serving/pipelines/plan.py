@@ -171,7 +171,7 @@ class _Planner:
             signature = model.signature
         except IngotError as error:
             raise self._fault(name, f"cannot use model '{node.model}': {error}") from error
-        if model.sequential or model.repeat is not None:
+        if model.sequential or model.decoupled:
             raise self._fault(name, f"cannot use model '{node.model}': it answers sequences, or several times")
         steps = model.steps_for(node.inputs)
         specs = {spec.name: spec for spec in (signature.inputs if steps is None else steps.inputs)}

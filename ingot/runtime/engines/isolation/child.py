@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,7 +32,7 @@ from ingot.ipc.records import decode_error, encode_error
 from ingot.runtime.engines.engine import Engine, lanes_of
 from ingot.runtime.engines.isolation import calls as other_models
 from ingot.runtime.engines.isolation import confinement, description
-from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link
+from ingot.runtime.engines.isolation.link import HEALTH, STREAMS, Kind, Link
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.runtime.engines.opening import open_engine
 from ingot.runtime.engines.ort import ort_arena
@@ -186,6 +187,8 @@ def _serve(links: Sequence[Link], control: socket.socket, parent: int, join: Joi
     # Where a process that follows another has fewer lanes, several connections share one.
     for other, lane in zip(links[1:], itertools.cycle([*lanes[1:], lanes[0]]), strict=False):
         threading.Thread(target=_serve_lane, args=(other, calls, lane), daemon=True).start()
+    if opened.capabilities.streams:
+        threading.Thread(target=_end_streams, args=(calls.over, lanes[0]), daemon=True).start()
     if opened.capabilities.reports_health:
         threading.Thread(target=_report_health, args=(control, lanes[0]), daemon=True).start()
     _answer_all(link, calls, lanes[0])
@@ -204,6 +207,14 @@ def _report_health(control: socket.socket, lane: _Lane) -> None:
         if found or reported:
             reported = found
             control.send(HEALTH + found[:_MOST_TEXT].encode())
+
+
+def _end_streams(over: SimpleQueue[list[int]], lane: _Lane) -> NoReturn:
+    """Let the engine forget streams that are over, between two calls: that runs code of the model."""
+    while True:
+        numbers = over.get()
+        with lane.running:
+            lane.engine.end_streams(numbers)
 
 
 def _serve_lane(link: Link, calls: _EngineCalls, lane: _Lane) -> None:
@@ -287,6 +298,7 @@ class _EngineCalls:
         self.sweeper = Sweeper(ort_arena.give_back, lambda _: None)
         self.log: _Kept | None = None
         self.growth: _Growth | None = None
+        self.over: SimpleQueue[list[int]] = SimpleQueue()  # numbers of streams
         self._callers: dict[Link, Caller] = {}
         self._limit = limit
         self._setting = "its engine process may have", "--engine-memory-mb"
@@ -310,7 +322,7 @@ class _EngineCalls:
             with caller.during_batch():
                 return engine.run(inputs)
         finally:
-            if self.growth is not None and (excess := self.growth.excess()):
+            if self.growth is not None and not engine.streams and (excess := self.growth.excess()):
                 link.send(Kind.RETIRE, excess.encode())
             if self.log is not None and (records := self.log.take()):
                 link.send(Kind.LOG, orjson.dumps(records))
@@ -366,13 +378,16 @@ def _caller(link: Link) -> Caller:
 
 
 def _obey(control: socket.socket, calls: _EngineCalls) -> None:
-    """Pass on the server's requests to end a call, each of which is a lane; end with the server, also during one."""
+    """Pass on the server's requests: streams that are over, or the lanes of calls to end; end with the server."""
     while True:
         try:
             if not (lanes := control.recv(4096)):
                 os._exit(0)
         except OSError:
             os._exit(0)
+        if lanes.startswith(STREAMS):
+            calls.over.put([number for (number,) in struct.iter_unpack("<q", lanes[1:])])
+            continue
         for lane in set(lanes):  # repeated requests mean the same call
             calls.terminate(lane)
 

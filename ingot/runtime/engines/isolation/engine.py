@@ -145,6 +145,9 @@ class ProcessEngine(BaseEngine):
     def terminate(self) -> None:
         self._supervisor.terminate(self._lane)
 
+    def end_streams(self, numbers: Sequence[int]) -> bool:
+        return self._supervisor.end_streams(numbers)
+
     def kill(self) -> None:
         """End the process, since its call does not end; another is started. Calls of other lanes end with it."""
         self._supervisor.kill(_LATE)

@@ -52,6 +52,8 @@ class Kind(IntEnum):
 
 HEALTH = b"\0"
 """What precedes the health of an engine, empty if it is good, on the socket of control."""
+STREAMS = b"\xff"
+"""What precedes the numbers of streams that are over, as 64-bit numbers, in the other direction: no lane has this."""
 
 
 def arena_size() -> int:

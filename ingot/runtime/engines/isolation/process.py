@@ -31,7 +31,7 @@ from ingot.model_store.blobs.folder import remove_with
 from ingot.runtime.engines.isolation import confinement
 from ingot.runtime.engines.isolation.calls import Ask, BatchCalls
 from ingot.runtime.engines.isolation.description import Description
-from ingot.runtime.engines.isolation.link import HEALTH, Kind, Link, arena_size
+from ingot.runtime.engines.isolation.link import HEALTH, STREAMS, Kind, Link, arena_size
 from ingot.runtime.engines.isolation.spec import ProcessSpec
 from ingot.tensors import Array
 
@@ -180,6 +180,16 @@ class EngineProcess:
         """Ask the engine to end its call in a lane."""
         with contextlib.suppress(OSError):  # a process that does not read has been asked before
             self._control.send(bytes([lane]), socket.MSG_DONTWAIT)
+
+    def end_streams(self, numbers: Sequence[int]) -> bool:
+        """Let the engine forget streams; return False if the process does not read."""
+        try:
+            self._control.send(STREAMS + struct.pack(f"<{len(numbers)}q", *numbers), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # it has ended, and its streams with it
+            pass
+        return True
 
     def kill(self, why: str) -> None:
         """End the process at once."""

@@ -10,7 +10,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -182,6 +182,11 @@ class Supervisor:
         ready = self._ready
         if ready is not None:
             ready.terminate(lane)
+
+    def end_streams(self, numbers: Sequence[int]) -> bool:
+        """Let the engine forget streams; see :meth:`EngineProcess.end_streams`."""
+        ready = self._ready
+        return ready is None or ready.end_streams(numbers)
 
     def kill(self, why: str) -> None:
         """End the process; if none is ready, fail the calls that wait. ``why`` completes "the process ..."."""

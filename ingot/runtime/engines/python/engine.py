@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ingot import foreign
 from ingot.errors import IngotError, InvalidArgument, ModelFailed, SamplesFailed
-from ingot.runtime.engines.engine import BaseEngine, Capabilities
+from ingot.runtime.engines.engine import MORE, STREAM, BaseEngine, Capabilities
 from ingot.runtime.engines.python import calls, files
 from ingot.runtime.engines.python.classes import load_class
+from ingot.runtime.engines.python.generators import Ended, Generators
 from ingot.runtime.engines.python.interface import interface_of
 from ingot.runtime.engines.python.torchserve.handler import HandlerModel
 from ingot.runtime.engines.python.torchserve.rows import PLATFORM
@@ -87,6 +90,7 @@ class PythonEngine(BaseEngine):
             context = Context(self._folder, self.device, settings or {})
             self._loading(lambda: load(context), "load")
         self._call: Callable[[Any], Any] = getattr(self._model, self._interface.method)
+        self._generators = Generators(self._begun, self._gathered)
         self._inputs = self._example()
 
     @property
@@ -100,7 +104,15 @@ class PythonEngine(BaseEngine):
     @property
     def capabilities(self) -> Capabilities:
         reports_health = callable(getattr(self._model, "health", None))
-        return Capabilities(accepts_zeros=False, reports_health=reports_health)
+        return Capabilities(accepts_zeros=False, reports_health=reports_health, streams=self._interface.yields)
+
+    @property
+    def streams(self) -> int:
+        return len(self._generators)
+
+    def end_streams(self, numbers: Sequence[int]) -> bool:
+        self._generators.end(numbers)
+        return True
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch.
@@ -114,6 +126,10 @@ class PythonEngine(BaseEngine):
         where = f"{self._name}.{self._interface.method}"
         call = self._each if self._interface.by_sample else self._batch
         outputs, failures = tensors_of(specs, call(inputs), count, where)
+        if STREAM in inputs:
+            over = [at for at, failure in failures.items() if isinstance(failure, Ended)]
+            outputs[MORE] = np.array([at not in over for at in range(count)])
+            failures = {at: failure for at, failure in failures.items() if at not in over}
         if failures:
             raise self._samples_failed(outputs, failures)
         return outputs
@@ -135,13 +151,16 @@ class PythonEngine(BaseEngine):
         batch = batch_of(self._interface, inputs)
         return self._result(lambda: self._call(batch))
 
-    def _each(self, inputs: Mapping[str, Array]) -> list[Any]:
+    def _each(self, inputs: Mapping[str, Array]) -> Sequence[Any]:
         """Return the result or the exception of each sample; coroutines run at the same time."""
-        samples = samples_of(self._interface, inputs)
-        found = [sample if isinstance(sample, Exception) else self._begun(sample) for sample in samples]
-        if any(inspect.isawaitable(each) for each in found):
-            return self._runner.run(_gathered(found))
-        return found
+        samples = samples_of(self._interface, {name: inputs[name] for name in inputs if name != STREAM})
+        if self._interface.yields:
+            handles = inputs.get(STREAM)
+            return self._generators.first(samples) if handles is None else self._generators.advance(handles, samples)
+        return self._gathered([sample if isinstance(sample, Exception) else self._begun(sample) for sample in samples])
+
+    def _gathered(self, found: Sequence[Any]) -> Sequence[Any]:
+        return self._runner.run(_gathered(found)) if any(map(inspect.isawaitable, found)) else found
 
     def _begun(self, sample: Any) -> Any:
         return foreign.outcome(lambda: self._call(sample))

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +32,7 @@ OUTPUT = "output"
 """The name of an output that is returned as such, not in a dict."""
 
 _SCALARS = {str: "str", bytes: "bytes", int: "int64", float: "float64", bool: "bool"}
+_GENERATORS = (Generator, Iterator, Iterable, AsyncGenerator, AsyncIterator, AsyncIterable)
 _EXAMPLE = "inputs = ['text:str[batch]'] and outputs = ['score:float32[batch]']"
 
 
@@ -36,6 +46,7 @@ class Interface:
         lists: inputs that ``predict`` gets as lists.
         texts: inputs whose elements are ``str``; those of other BYTES inputs are ``bytes``.
         bare: whether the only input is passed as such, not in a dict.
+        yields: whether ``predict_one`` returns a generator: a sample gets several answers.
     """
 
     signature: Signature
@@ -43,6 +54,7 @@ class Interface:
     lists: frozenset[str] = frozenset()
     texts: frozenset[str] = frozenset()
     bare: bool = False
+    yields: bool = False
 
     @property
     def by_sample(self) -> bool:
@@ -65,13 +77,14 @@ def interface_of(model: type) -> Interface:
 
     Raises:
         InvalidArgument: it has no method to call, or its signature is not known or cannot be served.
-        Unsupported: its method yields.
+        Unsupported: ``predict`` yields.
     """
     method = _method(model)
+    yields = _yields(model, method)
     if isinstance(declared := vars(model).get("signature"), Signature):
         _check_batched(model, (*declared.inputs, *declared.outputs))
         texts = (spec.name for spec in declared.inputs if spec.dtype is DType.BYTES)
-        return Interface(replace(declared, batch=BATCH), method, frozenset(texts))
+        return Interface(replace(declared, batch=BATCH), method, frozenset(texts), yields=yields)
     inputs, outputs = _sides(model, method)
     _check_batched(model, (*inputs.specs.values(), *outputs.specs.values()))
     signature = Signature(
@@ -79,7 +92,7 @@ def interface_of(model: type) -> Interface:
     )
     texts = (name for name, kind in inputs.kinds.items() if kind in ("str", "string", "text"))
     raw = {name for name, spec in inputs.specs.items() if spec.dtype is DType.BYTES}
-    return Interface(signature, method, inputs.lists | raw, frozenset(texts), inputs.bare)
+    return Interface(signature, method, inputs.lists | raw, frozenset(texts), inputs.bare, yields)
 
 
 def _method(model: type) -> str:
@@ -88,12 +101,32 @@ def _method(model: type) -> str:
         have = "both predict and predict_one" if found else "neither predict(self, batch) nor predict_one(self, sample)"
         hint = "; leave one out" if found else f"; define one. If it is a module of PyTorch, export {_path(model)}"
         raise InvalidArgument(f"class {model.__name__} has {have}{hint}")
-    function = getattr(model, found[0])
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise Unsupported(
-            f"{model.__name__}.{found[0]} yields, and answers in parts are not supported here; return the whole result"
-        )
     return found[0]
+
+
+def _yields(model: type, method: str) -> bool:
+    """Return whether a method is a generator, or its type hint says that it returns one."""
+    function = getattr(model, method)
+    hint = typing.get_origin(_hints(model, method).get("return"))
+    found = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function) or hint in _GENERATORS
+    if found and method == "predict":
+        raise Unsupported(
+            f"{model.__name__}.predict yields: only predict_one(self, sample) can answer in parts, since each request "
+            "of a batch has its own number of answers"
+        )
+    return found
+
+
+def _hints(model: type, method: str) -> dict[str, Any]:
+    """Return the type hints of a method.
+
+    Raises:
+        InvalidArgument: they cannot be read.
+    """
+    try:
+        return typing.get_type_hints(getattr(model, method), include_extras=True)
+    except Exception as error:  # hints are the user's expressions
+        raise InvalidArgument(f"the type hints of {model.__name__}.{method} cannot be read: {error}") from error
 
 
 def _path(model: type) -> str:
@@ -104,12 +137,8 @@ def _sides(model: type, method: str) -> tuple[_Side, _Side]:
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple):
         return _declared(inputs), _declared(outputs)
-    function = getattr(model, method)
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:  # hints are the user's expressions
-        raise InvalidArgument(f"the type hints of {model.__name__}.{method} cannot be read: {error}") from error
-    parameters = [*inspect.signature(function).parameters][1:]
+    hints = _hints(model, method)
+    parameters = [*inspect.signature(getattr(model, method)).parameters][1:]
     if len(parameters) != 1 or parameters[0] not in hints or "return" not in hints:
         raise InvalidArgument(
             f"the inputs and outputs of {model.__name__} are not known: declare them in the class, such as {_EXAMPLE}, "
@@ -118,8 +147,13 @@ def _sides(model: type, method: str) -> tuple[_Side, _Side]:
     where = f"{model.__name__}.{method}"
     return (
         _hinted(hints[parameters[0]], parameters[0], where, one=method == "predict_one"),
-        _hinted(hints["return"], OUTPUT, where, one=method == "predict_one"),
+        _hinted(_yielded(hints["return"]), OUTPUT, where, one=method == "predict_one"),
     )
+
+
+def _yielded(hint: Any) -> Any:
+    """Return the type of a generator's answers; any other hint as it is."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) in _GENERATORS else hint
 
 
 def _declared(texts: Sequence[str]) -> _Side:
