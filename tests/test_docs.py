@@ -318,7 +318,7 @@ def test_messages_that_the_faq_quotes_exist() -> None:
 
 
 def test_the_messages_of_a_refused_export_are_those_that_the_page_lists() -> None:
-    """Each is in the source as the page quotes it: whoever searches for a message finds it."""
+    """Each is in the source as the page quotes it, so that a search for a message finds it."""
     source = "\n".join(_literals())
     page = (ROOT / "docs" / "guides" / "make" / "debug-a-capture.md").read_text().partition("By message:")[2]
     quoted = [" ".join(found.split()) for found in re.findall(r"(?ms)^- \*\*(.+?)\*\*", page)]
