@@ -1,0 +1,141 @@
+"""Decoders behind the ports: requests of any length share steps, and none of them leaves a slot behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import ingot
+from ingot import RunningServer
+from ingot.errors import InvalidArgument
+from ingot.runtime.machine.memory import engine_processes
+from tests.runtime.generation import decoders
+from tests.server.outside import wait_until
+
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return decoders.archive(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[RunningServer]:
+    with ingot.serve(path, http_port=0, grpc_port=0, slots=4, context=CONTEXT) as running:
+        yield running
+
+
+def body(prompt: list[int], **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "prompt", "datatype": "INT64", "shape": [len(prompt)], "data": prompt}], **more}
+
+
+async def ask(client: httpx.AsyncClient, prompt: list[int], **more: Any) -> httpx.Response:
+    return await client.post("/v2/models/decoder/infer", json=body(prompt, **more))
+
+
+def tokens_of(answer: httpx.Response) -> list[int]:
+    (output,) = answer.json()["outputs"]
+    tokens: list[int] = output["data"]
+    return tokens
+
+
+def slots_in_use(server: RunningServer) -> float:
+    text = httpx.get(f"{server.http_url}/metrics", trust_env=False).text
+    (found,) = re.findall(r"^ingot_slots_in_use\{.*\} (\S+)$", text, re.MULTILINE)
+    return float(found)
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    drawn = random.Random(seed)
+    return [[drawn.randrange(2, decoders.VOCAB) for _ in range(drawn.randint(1, CONTEXT - 1))] for _ in range(count)]
+
+
+def greedy(prompt: list[int]) -> list[int]:
+    return decoders.greedy(prompt, CONTEXT - len(prompt), decoders.GENERATION.eos)
+
+
+async def test_requests_that_arrive_at_random_get_the_tokens_of_each_alone(server: RunningServer) -> None:
+    drawn = random.Random(1)
+    asked = prompts(64)
+
+    async def later(client: httpx.AsyncClient, prompt: list[int]) -> list[int]:
+        await asyncio.sleep(drawn.random() / 2)
+        return tokens_of(await ask(client, prompt))
+
+    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+        found = await asyncio.gather(*(later(client, prompt) for prompt in asked))
+    assert found == [greedy(prompt) for prompt in asked]
+
+
+async def test_clients_that_leave_and_deadlines_leave_no_slot_in_use(server: RunningServer) -> None:
+    drawn = random.Random(2)
+    asked = prompts(500, seed=3)
+    codes: list[int] = []
+
+    async def hurried(client: httpx.AsyncClient, prompt: list[int]) -> None:
+        await asyncio.sleep(drawn.random() * 3)
+        leaves = drawn.random() < 0.3
+        parameters = {"parameters": {"timeout": drawn.randrange(1, 400_000)}} if drawn.random() < 0.5 else {}
+        with contextlib.suppress(asyncio.TimeoutError):
+            answer = await asyncio.wait_for(ask(client, prompt, **parameters), drawn.random() / 5 if leaves else 60)
+            codes.append(answer.status_code)
+            if answer.status_code == 200:
+                assert tokens_of(answer) == greedy(prompt)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60, limits=limits) as client:
+        await asyncio.gather(*(hurried(client, prompt) for prompt in asked))
+        assert {*codes} <= {200, 504}
+        assert 50 < len(codes) < 500
+        assert tokens_of(await ask(client, asked[0])) == greedy(asked[0])
+    await asyncio.to_thread(wait_until, lambda: slots_in_use(server) == 0)
+
+
+async def test_the_end_of_an_engine_process_ends_each_answer_once(server: RunningServer) -> None:
+    prompt = [5, 6, 7]
+    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+        running = [asyncio.ensure_future(ask(client, [*prompt, place])) for place in range(2, 10)]
+        await asyncio.to_thread(wait_until, lambda: slots_in_use(server) > 0)
+        for process in engine_processes():
+            os.kill(int(process), signal.SIGKILL)
+        answers = await asyncio.gather(*running)
+        failed = [answer for answer in answers if answer.status_code != 200]
+        assert failed
+        assert all("the engine process of model 'decoder' ended by SIGKILL" in answer.text for answer in failed)
+
+        async def answered() -> bool:
+            again = await ask(client, prompt)
+            return again.status_code == 200 and tokens_of(again) == greedy(prompt)
+
+        for _ in range(200):
+            if await answered():
+                break
+            await asyncio.sleep(0.1)
+        assert await answered()
+    assert slots_in_use(server) == 0
+
+
+def test_what_does_not_fit_is_refused_with_the_remedy(server: RunningServer, path: Path) -> None:
+    with httpx.Client(base_url=server.http_url, trust_env=False) as client:
+        for prompt, message in (
+            ([1] * CONTEXT, f"together they may have {CONTEXT}"),
+            ([decoders.VOCAB], "the model knows those from 0 to 95"),
+            ([], "is 0, the model takes 1 or more"),
+        ):
+            answer = client.post("/v2/models/decoder/infer", json=body(prompt))
+            assert answer.status_code == 400
+            assert message in answer.text
+    with pytest.raises(InvalidArgument, match="--context 500 is more than the 128 positions"):
+        ingot.serve(path, http_port=0, grpc_port=0, context=500)
