@@ -329,7 +329,7 @@ class TestErrorsWithoutAnOperation:
             ("GET", "/v1/embeddings", 405),
             ("DELETE", "/v1/models/table", 405),
             ("GET", "/v1/files", 404),
-            ("POST", "/v1/chat/completions", 404),
+            ("POST", "/v1/responses", 404),
             ("POST", "/v1/embeddings", 400),
         ],
     )

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from ingot.protocol.context import RequestContext
+from ingot.protocol.requests import Cancellable
 from ingot.server.grpc.head import Head
 from ingot.server.grpc.messages import Messages
 from ingot.server.http2.stream import Stream
 from ingot.server.net.limits import BODY_BYTES, Share
-from ingot.server.plane.dataplane import Ticket
 
 CANCELLED = 1
 
@@ -51,7 +51,7 @@ class Call(Stream):
     method: Method | None = None
     messages: Messages | None = None
     working: deque[int] | None = None
-    ticket: Ticket | None = None
+    ticket: Cancellable | None = None
     share: Share | None = None  # of its client, while limits count the call
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None

@@ -22,6 +22,7 @@ from ingot.server.plane import generation
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.server.plane.operations import METHODS, Handler
+from ingot.server.plane.texts import text_decoder
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
@@ -150,8 +151,9 @@ class Service:
     def _repeats(self, request: pb.ModelInferRequest) -> bool:
         """Return whether the model of a request answers several times."""
         try:
-            return self._plane.repository.get(request.model_name, request.model_version).decoupled
-        except NotFound:
+            model = self._plane.repository.get(request.model_name, request.model_version)
+            return model.decoupled or text_decoder(model, [each.name for each in request.inputs]) is not None
+        except IngotError:
             return False
 
     async def _in_band(self, request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -28,11 +29,13 @@ from ingot.server.http.parser import InferHead
 from ingot.server.net import compression
 from ingot.server.net.limits import SMALL_BYTES, Budget, Reservation, bodies_budget, check_size
 from ingot.server.plane.dataplane import DataPlane
-from ingot.server.plane.handlers import Call
-from ingot.server.plane.operations import Handler, Operation
+from ingot.server.plane.handlers import Call, Events
+from ingot.server.plane.operations import Handler, Operation, Refusal
 
 if TYPE_CHECKING:
     from ingot.serving.control import Control
+
+T = TypeVar("T")
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -187,7 +190,28 @@ class _Endpoints:
                     content = await compression.run(partial(_decoded, body), in_thread=len(body) > json_large.AT_ONCE)
             path["query"] = request.url.query
             call = Call(self._plane, self._control, _sender(request), content, **path)
-            return _response(await _unless_gone(request, _answered(handler, call)))
+            found = await _unless_gone(request, _answered(handler, call))
+            if isinstance(found, Events):
+                return await self._stream(request, found, operation.refusal)
+            return _response(found)
+
+    async def _stream(self, request: Request, events: Events, form: Refusal | None) -> Response:
+        """Answer a request with server-sent events, each a JSON object."""
+        items = events.items
+        first = await _unless_gone(request, anext(items))  # an error before it has its own status
+
+        async def written() -> AsyncGenerator[bytes]:
+            async with contextlib.aclosing(items):
+                try:
+                    yield _event(first)
+                    async for item in items:
+                        yield _event(item)
+                except Exception as error:  # noqa: BLE001 - the boundary of one request
+                    yield _event(orjson.Fragment(responses.failure(self._plane, error, form).body))
+                else:
+                    yield events.end
+
+        return _events(written())
 
     async def infer(self, request: Request, model: str, version: str = "") -> Response:
         """Answer one request of inference."""
@@ -224,13 +248,13 @@ class _Endpoints:
         answers = generate.events(self._plane, decoded)
         first = await anext(answers, b"")  # an error before it has its own status
 
-        async def events() -> AsyncIterator[bytes]:
+        async def events() -> AsyncGenerator[bytes]:
             async with contextlib.aclosing(answers):
                 yield first
                 async for event in answers:
                     yield event
 
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return _events(events())
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus' text form."""
@@ -256,10 +280,18 @@ class _Endpoints:
         return b"".join(parts)
 
 
-async def _answered(handler: Handler, call: Call) -> responses.HttpResponse:
+def _event(content: Any) -> bytes:
+    return b"data: %b\n\n" % json_codec.dumps(content)
+
+
+def _events(written: AsyncGenerator[bytes]) -> Response:
+    return StreamingResponse(written, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _answered(handler: Handler, call: Call) -> responses.HttpResponse | Events:
     """Return the answer of another server's API, in JSON that a thread makes if it is long."""
     content = await handler(call)
-    if isinstance(content, responses.HttpResponse):
+    if isinstance(content, responses.HttpResponse | Events):
         return content
     lists = content.values() if isinstance(content, dict) else (content,)
     many = any(len(each) > _ITEMS_AT_ONCE for each in lists if isinstance(each, Sized) and not isinstance(each, str))
@@ -291,7 +323,7 @@ def _sender(request: Request) -> Hashable:
     return _client(request) or hash(request.client)
 
 
-async def _unless_gone(request: Request, work: Awaitable[responses.HttpResponse]) -> responses.HttpResponse:
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Await a response, but cancel it when the client closes the connection, so that the engine can skip it.
 
     Raises:

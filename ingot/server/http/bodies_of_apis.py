@@ -50,6 +50,92 @@ class Embeddings(BaseModel):
     usage: Usage
 
 
+class Generating(BaseModel):
+    """Fields that completions and chat completions share. A value of another field that changes nothing is accepted."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, bool] | None = None
+    user: str | None = None
+
+
+class CompletionsRequest(Generating):
+    """Body of /v1/completions; a prompt may be the ids of tokens."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+class ChatRequest(Generating):
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class GeneratingUsage(Usage):
+    """How many tokens prompts and answers have."""
+
+    completion_tokens: int
+
+
+class Completion(BaseModel):
+    """One answer, and why it ends."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: dict[str, Any] | None
+
+
+class Completions(BaseModel):
+    """Answer of /v1/completions; a stream has events with pieces instead."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Completion]
+    usage: GeneratingUsage
+
+
+class ChatChoice(BaseModel):
+    """One message, and why it ends."""
+
+    index: int
+    message: dict[str, Any]
+    finish_reason: Literal["stop", "length"]
+    logprobs: dict[str, Any] | None
+
+
+class Chat(BaseModel):
+    """Answer of /v1/chat/completions; a stream has events with pieces instead."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: GeneratingUsage
+
+
 class OpenAIModel(BaseModel):
     """Answer of /v1/models/{model}; when a model was made is not known, so ``created`` is 0."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from ingot.protocol.requests import InferRequest, InferResponse, Template, check
 from ingot.server.net import compression
 from ingot.server.plane import generation
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.texts import NAMES, text_decoder
 from ingot.tensors import Array, TensorSpec
 
 
@@ -39,7 +41,7 @@ def decode(plane: DataPlane, model: str, version: str, body: bytes, client: Hash
     """
     json_large.check(body)
     content = json_codec.decode_object(body)
-    specs = {spec.name: spec for spec in plane.signature(model, version).inputs}
+    specs = {spec.name: spec for spec in _inputs(plane, model, version)}
     inputs = {name: _array(specs[name], value) for name, value in content.items() if name in specs}
     given, identifier = content.get("parameters", {}), content.get("id", "")
     if not isinstance(given, dict) or not isinstance(identifier, str):
@@ -64,7 +66,9 @@ async def answer(plane: DataPlane, request: InferRequest) -> bytes:
     """
     template = request.template
     model = plane.repository.get(template.model, template.version)
-    if model.decoupled and template.parameters.get("max_steps") != 1:
+    if not model.decoupled:
+        return await _encoded(await plane.infer(request, "http"))
+    if template.parameters.get("max_steps") != 1:
         raise Unsupported(f"model '{template.model}' answers a request several times; ask .../generate_stream")
     async with contextlib.aclosing(generation.answers(plane, request, "http")) as answers:
         async for response, _ in answers:
@@ -90,6 +94,13 @@ async def events(plane: DataPlane, request: InferRequest) -> AsyncGenerator[byte
             public = public_error(error, "a request failed")
             plane.count_error("http", public)
             yield b"data: %b\n\n" % json_codec.dumps({"error": public_text(public)})
+
+
+def _inputs(plane: DataPlane, model: str, version: str) -> Sequence[TensorSpec]:
+    """Return the inputs of a model; a prompt may have Triton's name."""
+    found = plane.signature(model, version).inputs
+    texts = text_decoder(plane.repository.get(model, version), [spec.name for spec in found]) is not None
+    return [replace(found[0], name=name) for name in NAMES] if texts else found
 
 
 def _array(spec: TensorSpec, value: object) -> Array:

@@ -16,6 +16,7 @@ from ingot.model_store import Golden
 from ingot.protocol.context import CONTEXT
 from ingot.protocol.regions import OFF, Reader
 from ingot.protocol.requests import (
+    Cancellable,
     InferRequest,
     InferResponse,
     Route,
@@ -25,15 +26,16 @@ from ingot.protocol.requests import (
     step_of,
     timeout_of,
 )
-from ingot.runtime import Metrics, Submitted
-from ingot.runtime.counts import Count
+from ingot.runtime import Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.gpu.array import DeviceArray, Direct, TargetedInputs, reachable
 from ingot.runtime.machine import devices
 from ingot.runtime.scheduling.entry import Outcome, Request
 from ingot.server.net import compression
 from ingot.server.observation.observer import Observer
+from ingot.server.plane.counters import Counters
 from ingot.server.plane.recorder import Recorder
+from ingot.server.plane.texts import TextTicket, listed_signature, text_decoder
 from ingot.server.triton.logs import LogSettings
 from ingot.server.triton.outputs import AT_ONCE, Deliveries
 from ingot.server.triton.shared_memory import SharedMemory
@@ -107,13 +109,13 @@ class DataPlane:
         return self.repository.get(name, version).ready and not self.draining
 
     def signature(self, name: str, version: str = "") -> Signature:
-        """Return a model's inputs and outputs.
+        """Return a model's inputs and outputs as its metadata lists them; those of a model that writes text are texts.
 
         Raises:
             NotFound: no such model or version is served.
             Unavailable: it is still loading.
         """
-        return self.repository.get(name, version).signature
+        return listed_signature(self.repository.get(name, version))
 
     def count_error(self, protocol: str, error: IngotError) -> None:
         """Count an error response, and log it if it is internal; both protocols call this for every error."""
@@ -154,7 +156,7 @@ class DataPlane:
         """
         return await outcome_of(functools.partial(self.submit, request, protocol))
 
-    def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Ticket:
+    def submit(self, request: InferRequest, protocol: str, reply: Reply) -> Cancellable:
         """Submit a request, and return at once. Every inference request of this process goes through here.
 
         Args:
@@ -177,6 +179,8 @@ class DataPlane:
         try:
             route = template.route
             if not isinstance(route, ModelRoute) or route.model is not model:
+                if (decoder := text_decoder(model, request.inputs)) is not None:
+                    return TextTicket(decoder, request, counters, reply)
                 route = template.route = self._route(model, request)
             timeout = route.timeout
             if request.left is not None and (timeout is None or request.left < timeout):
@@ -385,28 +389,6 @@ class _DeliveryTicket(Ticket):
             self._counters.succeeded(self._began)
             self._observe()
             self._reply(InferResponse(self._route, self._request.id, outcome))
-
-
-class Counters:
-    """The counters of one model's requests over one protocol."""
-
-    def __init__(self, metrics: Metrics, model: ServedModel, protocol: str):
-        labels = (model.name, model.version, protocol)
-        self._seconds = metrics.request_seconds.labels(*labels)
-        self._labelled = functools.partial(metrics.requests.labels, *labels)
-        self._codes: dict[str, Count] = {}
-        self._ok: Count = self._labelled("ok")
-
-    def succeeded(self, began: float) -> None:
-        self._ok.value += 1
-        self._seconds.observe(_clock() - began)
-
-    def count(self, code: str, began: float) -> None:
-        count = self._codes.get(code)
-        if count is None:
-            count = self._codes[code] = self._labelled(code)
-        count.value += 1
-        self._seconds.observe(time.perf_counter() - began)
 
 
 def note(request: InferRequest, began: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ingot.errors import Unavailable
 from ingot.protocol.documents import DECOUPLED, ModelMetadata, TensorMetadata
 from ingot.runtime.dispatch.statistics import Duration, Stages, Statistics
+from ingot.runtime.model import Model
 from ingot.server.plane.dataplane import DataPlane
 from ingot.serving import ServedModel
 from ingot.tensors import DType, TensorSpec
@@ -32,7 +33,7 @@ def metadata(plane: DataPlane, name: str, version: str = "") -> ModelMetadata:
         Unavailable: it is still loading.
     """
     model = plane.repository.get(name, version)
-    signature = model.signature
+    signature = plane.signature(name, version)
     found: ModelMetadata = {
         "name": name,
         "versions": [model.version] if version else [*plane.repository.versions(name)],
@@ -45,6 +46,8 @@ def metadata(plane: DataPlane, name: str, version: str = "") -> ModelMetadata:
         properties |= steps.described
     if model.decoupled:
         properties |= {DECOUPLED: "true"}
+    if isinstance(model, Model) and model.generation is not None:
+        properties["task"] = "text-generation"
     if properties:
         found["properties"] = properties
     if model.labels:
@@ -110,7 +113,7 @@ def configuration(plane: DataPlane, name: str, version: str = "") -> dict[str, A
         Unavailable: it is still loading.
     """
     model = plane.repository.get(name, version)
-    signature, described = model.signature, model.statistics().described
+    signature, described = plane.signature(name, version), model.statistics().described
     if "batching" not in described:
         raise Unavailable(f"model '{model.name}' version {model.version} is {described['state']}")
     specs = (*signature.inputs, *signature.outputs)

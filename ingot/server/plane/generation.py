@@ -17,7 +17,9 @@ from ingot.runtime import Model, Request
 from ingot.runtime.dispatch.streams import AnswerStream
 from ingot.runtime.gpu.array import reachable
 from ingot.runtime.scheduling.entry import ignore
+from ingot.server.plane import texts
 from ingot.server.plane.dataplane import DataPlane, ModelRoute, note
+from ingot.server.plane.texts import text_decoder
 from ingot.tensors import Array
 
 T = TypeVar("T", int, float)
@@ -49,6 +51,11 @@ async def answers(
         async with contextlib.aclosing(_of_code(plane, model, request, protocol)) as parts:
             async for part in parts:
                 yield part
+        return
+    if (decoder := text_decoder(model, request.inputs)) is not None:
+        async with contextlib.aclosing(texts.answers(decoder, request, plane.counters(model, protocol))) as pieces:
+            async for piece in pieces:
+                yield piece
         return
     if repeat is None:
         yield await plane.infer(request, protocol), True

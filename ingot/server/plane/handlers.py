@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,19 @@ class Call:
         if not isinstance(parameters, dict):
             raise InvalidArgument("'parameters' must be an object")
         return parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The answer of an operation as server-sent events.
+
+    Attributes:
+        items: JSON objects, an event each. An error before the first has its own status; later it is an event.
+        end: the event behind the last one.
+    """
+
+    items: AsyncGenerator[Any]
+    end: bytes = b""
 
 
 async def live(call: Call) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ingot._version import __version__
 from ingot.errors import IngotError
 from ingot.server.access.gate import INFER, METRICS
 from ingot.server.plane import handlers
-from ingot.server.plane.apis import huggingface, openai, reranking, tei, tokens
+from ingot.server.plane.apis import chat, completions, huggingface, openai, reranking, tei, tokens
 from ingot.server.plane.dataplane import DataPlane
 from ingot.server.plane.handlers import Call
 from ingot.serving.control import Control
@@ -171,6 +171,22 @@ OPERATIONS = (
         refusal=openai.refusal,
         request="EmbeddingsRequest",
         response="Embeddings",
+    ),
+    Operation(
+        "completions",
+        ("POST /v1/completions",),
+        handler=completions.completions,
+        refusal=openai.refusal,
+        request="CompletionsRequest",
+        response="Completions",
+    ),
+    Operation(
+        "chat",
+        ("POST /v1/chat/completions",),
+        handler=chat.chat,
+        refusal=openai.refusal,
+        request="ChatRequest",
+        response="Chat",
     ),
     Operation(
         "openai_models", ("GET /v1/models",), handler=openai.models, refusal=openai.refusal, response="OpenAIModels"

@@ -37,6 +37,11 @@ class CompletionTexts:
         self._most = min(_MOST_CHARACTERS, loaded.most_characters)
         self._template = _template(template, special or {}) if template else None
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a prompt; ``special`` is whether those are added with which texts begin.
 
@@ -56,7 +61,7 @@ class CompletionTexts:
             Unsupported: the model has no template.
         """
         if self._template is None:
-            raise Unsupported("the model has no chat template: send its prompt as a text to /v1/completions")
+            raise Unsupported("the model has no chat template")
         return self.encode(self._template.render(messages, options), special=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,10 @@ def greedy(prompt: Sequence[int], count: int, stop: Sequence[int] = ()) -> list[
     return tokens[len(prompt) :]
 
 
-def archive(folder: Path, name: str = "decoder") -> Path:
-    """Write an archive of the decoder, with a golden case."""
+def archive(
+    folder: Path, name: str = "decoder", generation: Generation = GENERATION, files: Mapping[str, bytes] | None = None
+) -> Path:
+    """Write an archive of the decoder, with a golden case; ``files`` are those of its texts."""
     blobs = BlobFolder.scratch()
     graph = blobs.put(save(folder).read_bytes(), manifest.WEIGHT)
     prompt = np.array([5, 6, 7])
@@ -128,10 +130,10 @@ def archive(folder: Path, name: str = "decoder") -> Path:
         variant="fp32",
         format="onnx",
         precision="fp32",
-        signature=GENERATION.signature,
-        generation=GENERATION,
+        signature=generation.signature,
+        generation=generation,
         provenance=Provenance(source="by hand", created="2026-01-02T03:04:05Z"),
     )
     path = folder / f"{name}.ingot"
-    Archive.create(blobs, [add_variant(blobs, serving, graph, (), [golden])]).save(path)
+    Archive.create(blobs, [add_variant(blobs, serving, graph, (), [golden], None, files)]).save(path)
     return path

@@ -12,8 +12,8 @@ import numpy as np
 from ingot.errors import IngotError, InvalidField, NotFound, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.server.net import compression
-from ingot.server.plane.apis.fields import Place, in_fields, listed, single
 from ingot.server.plane.dataplane import DataPlane
+from ingot.server.plane.fields import Place, in_fields, listed, single
 from ingot.server.plane.handlers import Call
 from ingot.serving import ServedModel
 from ingot.steps import Steps

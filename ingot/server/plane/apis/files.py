@@ -13,7 +13,7 @@ from ingot.errors import IngotError, InvalidField, quoted
 from ingot.protocol.requests import InferRequest, Template
 from ingot.server.net import compression
 from ingot.server.plane.apis.asking import AT_ONCE, Served
-from ingot.server.plane.apis.fields import Fields, check_count, in_fields, listed, single
+from ingot.server.plane.fields import Fields, check_count, in_fields, listed, single
 from ingot.server.plane.handlers import Call
 from ingot.steps import ItemStep
 from ingot.steps.after.classify import FUNCTIONS

@@ -10,7 +10,7 @@ from ingot.errors import IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking, files, on_tokens, samples, tei
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, at_root, place_of, texts_of
+from ingot.server.plane.fields import Fields, at_root, place_of, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps.after.classify import FUNCTIONS
 from ingot.tasks import ON_TEXTS

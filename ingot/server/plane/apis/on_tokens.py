@@ -12,7 +12,7 @@ from ingot.errors import InvalidField, quoted
 from ingot.server.net import compression
 from ingot.server.plane.apis import asking, tokens
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, Place, at_root, check_count, listed, place_of, single, texts_of
+from ingot.server.plane.fields import Fields, Place, at_root, check_count, listed, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.steps.after import fill, span
 from ingot.steps.after.classify import softmax

@@ -10,7 +10,7 @@ import numpy as np
 from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
-from ingot.server.plane.apis.fields import Fields, place_of
+from ingot.server.plane.fields import Fields, place_of
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidField, quoted
 from ingot.server.plane.apis import asking, tei
-from ingot.server.plane.apis.fields import Fields, check_count
+from ingot.server.plane.fields import Fields, check_count
 from ingot.server.plane.handlers import Call
 
 

@@ -13,7 +13,7 @@ from ingot.protocol import json_data
 from ingot.protocol.requests import InferRequest, InferResponse, Template
 from ingot.server.net import compression
 from ingot.server.plane.apis.asking import AT_ONCE
-from ingot.server.plane.apis.fields import Fields, check_count
+from ingot.server.plane.fields import Fields, check_count
 from ingot.server.plane.handlers import Call
 from ingot.serving import ServedModel
 from ingot.tensors import Array, DType, Signature

@@ -9,7 +9,7 @@ from ingot.errors import Code, IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
 from ingot.server.plane.apis import asking
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, Place, check_count, place_of, single, texts_of
+from ingot.server.plane.fields import Fields, Place, check_count, place_of, single, texts_of
 from ingot.server.plane.handlers import Call
 from ingot.tensors import Array
 

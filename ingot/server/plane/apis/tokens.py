@@ -13,7 +13,7 @@ from ingot.protocol.requests import InferRequest, Template
 from ingot.server.net import compression
 from ingot.server.plane.apis import asking, tei
 from ingot.server.plane.apis.asking import Served
-from ingot.server.plane.apis.fields import Fields, check_count, in_fields, place_of, single
+from ingot.server.plane.fields import Fields, check_count, in_fields, place_of, single
 from ingot.server.plane.handlers import Call
 from ingot.steps import OpenedSteps, StepTime, Values
 from ingot.steps.after.pool import Pool

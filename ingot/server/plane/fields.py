@@ -131,6 +131,44 @@ class Fields:
             raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number {wanted}")
         return value
 
+    def number(self, name: str) -> float | None:
+        """Return a number; None if it is missing or null.
+
+        Raises:
+            InvalidField: it is something else.
+        """
+        value = self.any(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a number")
+        return value
+
+    def whole(self, name: str) -> int | None:
+        """Return a whole number of any sign; None if it is missing or null.
+
+        Raises:
+            InvalidField: it is something else.
+        """
+        value = self.any(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number")
+        return value
+
+    def neutral(self, accepted: Mapping[str, Sequence[Any]]) -> None:
+        """Accept the values of fields that change nothing, and no others.
+
+        Args:
+            accepted: the values of each field; null is accepted too.
+
+        Raises:
+            InvalidField: a field has another value.
+        """
+        for name, values in accepted.items():
+            value = self.any(name)
+            if value is not None and not any(type(value) is type(each) and value == each for each in values):
+                known = " or ".join(map(quoted, values)) or "null"
+                why = f"is {quoted(value)}; this server supports {known} only, so leave it out"
+                raise InvalidField(self._where + name, why)
+
     def texts(self, name: str, most: int) -> list[str]:
         """Return a list of texts, ``most`` at most; one text is a list of one.
 

@@ -1,0 +1,131 @@
+"""OpenAI's ``/v1/completions``: the continuation of a prompt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ingot.errors import InvalidField, quoted
+from ingot.runtime.generation.requests import Token
+from ingot.server.net import compression
+from ingot.server.plane.apis.completing import (
+    MOST_CHOICES,
+    Form,
+    Job,
+    answer,
+    answers_of,
+    check_ids,
+    ignored,
+    logprob,
+    named,
+    streams,
+)
+from ingot.server.plane.completion import AT_ONCE, Decoder, prompt_ids
+from ingot.server.plane.fields import Fields, check_count
+from ingot.server.plane.handlers import Call, Events
+from ingot.server.plane.sampling import choosing, top_count
+from ingot.steps.completion.detokenizer import TokenTexts
+
+# Tokens of an answer if the request does not say, as OpenAI has it.
+_TOKENS = 16
+
+
+async def completions(call: Call) -> dict[str, Any] | Events:
+    """Continue each prompt.
+
+    Raises:
+        InvalidField: a field is wrong, or asks for something that this server does not do.
+        IngotError: as for :func:`ingot.server.plane.completion.pieces`.
+    """
+    fields = Fields(call.content)
+    name = fields.text("model")
+    decoder = named(call, name)
+    given = fields.any("prompt")
+    prompts = _prompts(given)
+    answers = answers_of(fields, len(prompts))
+    if (best := fields.whole("best_of")) not in (None, answers):
+        raise InvalidField("best_of", f"is {best}, and n is {answers}; this server returns all answers: leave it out")
+    chosen = choosing(fields, decoder.generation)
+    max_tokens = fields.count("max_tokens", _TOKENS)
+    logprobs, echo, (stream, usage) = top_count(fields, "logprobs"), bool(fields.flag("echo")), streams(fields)
+    if echo and logprobs is not None:
+        raise InvalidField("logprobs", "with echo needs those of the prompt, which this server does not return")
+    fields.neutral({"suffix": ("",)})
+    ignored(fields)
+    fields.end()
+    encode = partial(_encoded, decoder, prompts)
+    ids = await compression.run(encode, in_thread=sum(map(len, prompts)) > AT_ONCE)
+    check_ids(ids, decoder.generation.vocab, "prompt")
+    job = Job(decoder, name, ids, answers, chosen, max_tokens, logprobs, stream, usage)
+    texts = decoder.texts.tokens
+    before = [prompt if isinstance(prompt, str) else texts.of(prompt) for prompt in prompts] if echo else []
+    form = _Texts(texts, logprobs=logprobs is not None)
+    form.before = [text for text in before for _ in range(answers)]
+    return await answer(call, job, form)
+
+
+class _Texts(Form):
+    kind = chunk = "text_completion"
+    prefix = "cmpl"
+    before: Sequence[str] = ()
+    """The text of each answer's prompt, if answers begin with it."""
+
+    def __init__(self, texts: TokenTexts, *, logprobs: bool):
+        super().__init__(texts, logprobs=logprobs)
+        self._places: dict[int, int] = defaultdict(int)
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return self._choice(index, self.before[index], ()) if self.before else None
+
+    def part(self, index: int, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
+        return self._choice(index, text, tokens)
+
+    def whole(self, index: int, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
+        return self._choice(index, self.before[index] + text if self.before else text, tokens)
+
+    def _choice(self, index: int, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": self._logprobs(index, tokens) if self.logprobs else None}
+
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        names = [self.texts.alone(token.id) for token in tokens]
+        places = []
+        for name in names:
+            places.append(self._places[index])
+            self._places[index] += len(name)
+        tops = [
+            {self.texts.alone(number): logprob(value) for number, value in (*token.top, (token.id, token.logprob))}
+            for token in tokens
+        ]
+        return {
+            "tokens": names,
+            "token_logprobs": [logprob(token.logprob) for token in tokens],
+            "top_logprobs": tops if any(token.top for token in tokens) else None,
+            "text_offset": places,
+        }
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    """Return the prompts: a text or a list of ids, or a list of either.
+
+    Raises:
+        InvalidField: they are something else.
+    """
+    if given is None:
+        raise InvalidField("prompt", "is missing")
+    rows = given if isinstance(given, list) and given and not _is_id(given[0]) else [given]
+    check_count("prompt", rows, MOST_CHOICES)
+    for index, row in enumerate(rows):
+        where = "prompt" if rows is not given else f"prompt[{index}]"
+        if not isinstance(row, str) and not (isinstance(row, list) and row and all(map(_is_id, row))):
+            raise InvalidField(where, f"is {quoted(row)}; it must be a text, a list of ids, or a list of either")
+    return rows
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int
+
+
+def _encoded(decoder: Decoder, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    return [prompt_ids(decoder, prompt, "prompt") if isinstance(prompt, str) else prompt for prompt in prompts]
