@@ -27,7 +27,8 @@ def probabilities(values: Array) -> Array:
 def drawn(values: Array, temperature: float, top_k: int, top_p: float, min_p: float, count: int = 4000) -> Array:
     """Return the share of each token among evenly spread numbers, which is its probability up to 1/count."""
     numbers = (np.arange(count) + 0.5) / count
-    tokens = [sampling.draw(values, temperature, top_k, top_p, min_p, number) for number in numbers]
+    scratch = np.empty((2, VOCAB), np.float32)
+    tokens = [sampling.draw(values, temperature, top_k, top_p, min_p, number, scratch) for number in numbers]
     found: Array = np.bincount(tokens, minlength=VOCAB) / count
     return found
 

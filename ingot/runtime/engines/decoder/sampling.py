@@ -1,8 +1,8 @@
-"""The choice of each row's token from its logits, in numpy: exact, without a sort of the vocabulary."""
+"""The choice of each row's token from its logits, in numpy: as transformers chooses it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from ingot.tensors import Array
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(len(KNOBS))
 # A vocabulary is searched by the largest logit of each of so many tokens.
 _BLOCK = 64
-# Candidates with which a nucleus is tried; each next try has so many times more.
-_NUCLEUS, _MORE = 64, 16
 
 History = Callable[[int], tuple[Array, int]]
 """Returns the tokens of a row, INT[length], and how many of them are the prompt's."""
@@ -39,9 +37,10 @@ def choose(logits: Array, inputs: Mapping[str, Array], history: History) -> dict
     drawn = np.flatnonzero(knobs[:, _TEMPERATURE] > 0).tolist()
     if drawn:
         numbers = uniform(inputs["seeds"], inputs["drawn"][:, 0]).tolist()
+        scratch = np.empty((2, logits.shape[1]), np.float32)
     for row in drawn:
         temperature, top_k, top_p, min_p = knobs[row, :_REPETITION].tolist()
-        tokens[row] = draw(logits[row], temperature, top_k, top_p, min_p, numbers[row])
+        tokens[row] = draw(logits[row], temperature, top_k, top_p, min_p, numbers[row], scratch)
     return {"tokens": tokens, **_logprobs(own, tokens, top)}
 
 
@@ -56,7 +55,9 @@ def _penalize(logits: Array, tokens: Array, prompt: int, repetition: float, pres
         logits[seen] -= (presence + frequency * counts).astype(np.float32)
 
 
-def draw(logits: Array, temperature: float, top_k: float, top_p: float, min_p: float, number: float) -> int:
+def draw(
+    logits: Array, temperature: float, top_k: float, top_p: float, min_p: float, number: float, scratch: Array
+) -> int:
     """Draw a token from a row's distribution.
 
     Candidates are in the order of their ids, so that the tiny differences that the size of a batch makes move the
@@ -69,39 +70,22 @@ def draw(logits: Array, temperature: float, top_k: float, top_p: float, min_p: f
         top_p: from 0 to 1; 1 for all.
         min_p: as a share of the largest probability.
         number: from 0 to 1, excluded: which part of the distribution is meant.
+        scratch: FP32[2, vocab], memory that is used again and again: new memory costs more than the computation.
     """
-    largest = logits.max()
     kept = largest_of(logits, int(top_k)) if 0 < top_k < logits.size else None
     found = logits if kept is None else logits[kept]
-    weights = np.exp((found - largest) * np.float32(1 / temperature))
-    if top_p < 1:
-        within = _nucleus(weights, top_p)
-        weights, kept = weights[within], within if kept is None else kept[within]
-    if min_p > 0:
-        within = np.flatnonzero(weights >= min_p)
-        weights, kept = weights[within], within if kept is None else kept[within]
+    weights, ordered = scratch[:, : found.size]
+    np.subtract(found, found.max(), out=weights)
+    np.exp(np.multiply(weights, np.float32(1 / temperature), out=weights), out=weights)
+    limit = min_p
+    if top_p < 1:  # of equal weights at the limit, all are kept
+        ordered[:] = weights
+        ordered.sort()
+        limit = max(limit, ordered[_place(ordered, 1 - top_p)])
+    if limit:
+        np.multiply(weights, weights >= limit, out=weights)
     place = _place(weights, number)
     return place if kept is None else int(kept[place])
-
-
-def _nucleus(weights: Array, share: float) -> Array:
-    """Return the fewest places whose weights sum to a share of all, ascending."""
-    limit = share * float(weights.sum(dtype=np.float64))
-    for places in _by_size(weights):
-        order = places[np.argsort(-weights[places], kind="stable")]
-        sums = np.cumsum(weights[order], dtype=np.float64)
-        if sums[-1] >= limit or order.size == weights.size:
-            break
-    return np.sort(order[: int(np.searchsorted(sums, limit)) + 1])
-
-
-def _by_size(weights: Array) -> Iterator[Array]:
-    """Yield the places of the largest weights, more each time, and all at last."""
-    count = _NUCLEUS
-    while count < weights.size:
-        yield largest_of(weights, count)
-        count *= _MORE
-    yield np.arange(weights.size)
 
 
 def largest_of(values: Array, count: int) -> Array:
@@ -121,15 +105,19 @@ def largest_of(values: Array, count: int) -> Array:
 
 
 def _place(weights: Array, number: float) -> int:
-    """Return the place at a share of the sum of weights."""
+    """Return the place at a share of the sum of weights, none of weight 0."""
     starts = np.arange(0, weights.size, _BLOCK)
     sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    wanted = number * sums[-1]
-    block = min(int(np.searchsorted(sums, wanted, side="right")), starts.size - 1)
-    before = sums[block - 1] if block else 0.0
+    block, before = _found(sums, number * sums[-1])
     start = block * _BLOCK
     within = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
-    return start + min(int(np.searchsorted(within, wanted - before, side="right")), within.size - 1)
+    return start + _found(within, number * sums[-1] - before)[0]
+
+
+def _found(sums: Array, wanted: float) -> tuple[int, float]:
+    """Return the place at which ascending sums exceed a value, or the last that adds to them, and the sum before."""
+    place = int(min(np.searchsorted(sums, wanted, side="right"), np.searchsorted(sums, sums[-1])))
+    return place, float(sums[place - 1]) if place else 0.0
 
 
 def uniform(seeds: Array, drawn: Array) -> Array:
