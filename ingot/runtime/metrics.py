@@ -485,6 +485,14 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.decoding_seconds = Histograms(
+            "ingot_decoding_seconds",
+            "The stages of a decoder's step: `read` (parts of prompts), `extend` (a token for each row that has read its "
+            "prompt) and `choose` (the tokens, of their probabilities)",
+            (*_MODEL, "stage"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.slots_in_use = Gauge(
             "ingot_slots_in_use",
             "Requests for tokens that a decoder answers now, of at most `slots`",

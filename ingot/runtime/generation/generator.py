@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ingot.model_store import Generation
 from ingot.runtime.dispatch.pending import Accepts, Expiry, Submitted
 from ingot.runtime.dispatch.statistics import Statistics
 from ingot.runtime.engines.decoder.options import DecoderOptions
-from ingot.runtime.engines.decoder.step import Chosen
+from ingot.runtime.engines.decoder.step import Chosen, Step
 from ingot.runtime.generation.policy import MOST_READ, Event, Policy, Row
 from ingot.runtime.generation.requests import (
     PROMPT,
@@ -83,6 +84,9 @@ class Generator:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet = asyncio.Event()
         self._read, self._made = (metrics.tokens.labels(name, version, kind) for kind in ("prompt", "answer"))
+        self._reading, self._extending, self._choosing = (
+            metrics.decoding_seconds.labels(name, version, stage) for stage in ("read", "extend", "choose")
+        )
         self._first, self._between = (
             each.labels(name, version) for each in (metrics.first_token, metrics.between_tokens)
         )
@@ -146,30 +150,36 @@ class Generator:
         if (step := self._policy.plan()) is None:
             return
         self._running = True
-        began, read = time.perf_counter(), sum(len(chunk.tokens) for chunk in step.chunks)
-
-        def stepped(outcome: Outcome) -> None:
-            self._stepped(outcome, began, read)
-
+        stepped = functools.partial(self._stepped, step)
         try:
             self._steps.submit(Request(step.arrays, stepped))
         except Exception as error:  # noqa: BLE001 - the boundary of a step: its requests get the error
             asyncio.get_running_loop().call_soon(stepped, public_error(error, self._failure))
 
-    def _stepped(self, outcome: Outcome, began: float, read: int) -> None:
+    def _stepped(self, step: Step, outcome: Outcome) -> None:
         """Pass on the tokens of a step, or its failure, and begin the next."""
         self._running = False
         if isinstance(outcome, IngotError):
             for row in self._policy.fail():
                 self._answers[row].fail(outcome)
         else:
-            self._read.inc(read)
-            chosen = Chosen(**outcome)
-            now = time.perf_counter()
+            chosen, now = Chosen(**outcome), time.perf_counter()
             for event in self._policy.finish(chosen):
                 self._answers[event.row].take(event, now)
-            self._learn(read, float(chosen.seconds[0]))
+            self._count(step, *chosen.seconds.tolist())
         self._pump()
+
+    def _count(self, step: Step, reading: float, extending: float, choosing: float) -> None:
+        """Observe the stages of a step."""
+        if step.chunks:
+            read = sum(chunk.tokens.size for chunk in step.chunks)
+            self._read.inc(read)
+            self._reading.observe(reading)
+            self._learn(read, reading)
+        if step.tokens.size:
+            self._extending.observe(extending)
+        if step.choices:
+            self._choosing.observe(choosing)
 
     def _learn(self, read: int, seconds: float) -> None:
         """Adapt how much of prompts a step reads to the speed of reading."""
