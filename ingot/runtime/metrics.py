@@ -487,8 +487,8 @@ class Metrics:
         )
         self.decoding_seconds = Histograms(
             "ingot_decoding_seconds",
-            "The stages of a decoder's step: `read` (parts of prompts), `extend` (a token for each row that has read its "
-            "prompt) and `choose` (the tokens, of their probabilities)",
+            "The stages of a decoder's step: `read` (parts of prompts), `extend` (a token for each answer that has "
+            "begun) and `choose` (the tokens, by their probabilities)",
             (*_MODEL, "stage"),
             buckets=_SECONDS,
             registry=registry,
