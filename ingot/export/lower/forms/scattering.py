@@ -10,7 +10,7 @@ import torch
 from onnxscript import ir, opset18
 from onnxscript.function_libs.torch_lib.ops import core
 
-from ingot.export.lower.forms.exact_math import ints, like
+from ingot.export.lower.forms.exact_math import floor_divide, ints, like
 
 aten = torch.ops.aten
 op: Any = opset18
@@ -54,21 +54,24 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
 def scatter_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True) -> Any:
     """Express ``aten.scatter_reduce.two``; the exporter ignores ``mean``: https://github.com/onnx/onnx/issues/5100.
 
-    It passes over NaN for extremes, and starts them at the extreme finite numbers without ``include_self``.
+    It passes over NaN for extremes, and starts them at the extreme finite numbers without ``include_self``. Means of
+    integers are rounded down.
     """
     if not x.shape:
         flat, places, values = (op.Reshape(value, ints(-1)) for value in (x, index, source))
         flat.dtype, flat.shape, places.shape, values.shape = x.dtype, ir.Shape([1]), ir.Shape([1]), ir.Shape([1])
         return op.Reshape(scatter_reduce(flat, 0, places, values, reduce, include_self), op.Shape(x))
     part = _cut(index, source)
-    if x.dtype.is_integer():
+    if x.dtype.is_integer() and reduce != "mean":
         return core.aten_scatter_reduce(x, dim, index, part, reduce, include_self)
     form, neutral = _REDUCTIONS[reduce]
     start = x if include_self else op.ScatterElements(x, index, _filled(neutral, index, x), axis=dim)
     found = op.ScatterElements(start, index, part, axis=dim, reduction=form)
     if reduce == "mean":
-        count = op.ScatterElements(_filled(0.0, x, x), index, _filled(1.0, index, x), axis=dim, reduction="add")
-        return op.Div(found, op.Add(count, like(1.0, x)) if include_self else op.Max(count, like(1.0, x)))
+        count = op.ScatterElements(_filled(0, x, x), index, _filled(1, index, x), axis=dim, reduction="add")
+        count = op.Add(count, like(1, x)) if include_self else op.Max(count, like(1, x))
+        count.dtype = found.dtype = x.dtype
+        return floor_divide(found, count) if x.dtype.is_integer() else op.Div(found, count)
     if reduce in ("amax", "amin"):
         unknown = (op.CastLike(op.IsNaN(value), x) for value in (start, part))
         count = op.ScatterElements(next(unknown), index, next(unknown), axis=dim, reduction="add")
@@ -86,7 +89,7 @@ def scatter_with_reduction(x: Any, dim: int, index: Any, source: Any, reduce: st
 
 _REDUCTIONS = {
     "sum": ("add", 0.0),
-    "mean": ("add", 0.0),
+    "mean": ("add", 0),
     "prod": ("mul", 1.0),
     "amax": ("max", -math.inf),
     "amin": ("min", math.inf),
