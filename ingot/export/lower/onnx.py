@@ -186,6 +186,7 @@ def _translate(
 def _prepare(decomposed: fx.GraphModule) -> None:
     exact_math.round_numbers(decomposed)
     exact_math.convert_operands(decomposed)
+    exact_math.unify_bounds(decomposed)
     size_arithmetic.split_by_places(decomposed)
 
 

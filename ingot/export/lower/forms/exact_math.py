@@ -103,8 +103,7 @@ def round_numbers(program: fx.GraphModule) -> None:
     It compares with numbers, or tensors without dimensions, in the tensor's datatype, where the exporter converts the
     tensor. It multiplies and divides by numbers of single precision, where the exporter rounds these to the datatype.
     """
-    graphs = [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]
-    for node in (node for graph in graphs for node in graph.nodes if node.target in (*_COMPARISONS, *_SCALED)):
+    for node in _calls(program, *_COMPARISONS, *_SCALED):
         values = [argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in node.args]
         kinds = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.dim()}
         if kinds in ({torch.float16}, {torch.bfloat16}):
@@ -113,10 +112,35 @@ def round_numbers(program: fx.GraphModule) -> None:
 
 def convert_operands(program: fx.GraphModule) -> None:
     """Convert the tensors of operators to the type of the result where the exporter does not, or fails."""
-    graphs = [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]
-    for node in (node for graph in graphs for node in graph.nodes if node.target in _UNCONVERTED):
+    for node in _calls(program, *_UNCONVERTED):
         for place in (0, 1):
             _cast(node, place, node.meta["val"].dtype)
+
+
+def unify_bounds(program: fx.GraphModule) -> None:
+    """Give both bounds of ``aten.clamp`` one type, or apply them one after the other if one depends on a size.
+
+    The exporter makes a tensor of a bound that has another type than the result, as 0 in ``x.clamp(0, 0.5)``, and finds
+    no overload for a tensor and a number.
+    """
+    for node in _calls(program, aten.clamp.default):
+        bounds: list[Any] = list(node.args[1:])
+        if len(bounds) < 2 or any(bound is None for bound in bounds):
+            continue
+        if not any(isinstance(bound, fx.Node) for bound in bounds):
+            if node.meta["val"].is_floating_point():
+                node.args = (node.args[0], *map(float, bounds))
+            continue
+        _cast(node, 0, node.meta["val"].dtype)
+        with node.graph.inserting_before(node):
+            least = node.graph.call_function(aten.clamp.default, node.args[:2])
+        least.meta = dict(node.meta)
+        node.args = (least, None, bounds[1])
+
+
+def _calls(program: fx.GraphModule, *targets: Any) -> list[fx.Node]:
+    graphs = [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]
+    return [node for graph in graphs for node in graph.nodes if node.target in targets]
 
 
 def _compare(node: fx.Node, values: Sequence[Any], kind: torch.dtype) -> None:
