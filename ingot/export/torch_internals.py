@@ -475,7 +475,13 @@ def precise_numbers(prepare: Callable[[fx.GraphModule], None]) -> Iterator[None]
 
     def prepared(module: fx.GraphModule) -> None:
         prepare(module)
+        named = list(module.graph.output_node().all_input_nodes)
+        names = [node.name for node in named]
         promote(module)
+        # An output is known by its name, which its conversion back to half precision lacks.
+        for before, name, after in zip(named, names, module.graph.output_node().all_input_nodes, strict=True):
+            if after is not before:
+                before.name, after.name = after.name, name
 
     types[torch.SymFloat], building._process_python_constants = torch.float64, precise_constants
     passes.insert_type_promotion_nodes = prepared

@@ -19,6 +19,8 @@ from tests.support import matrix
 INF, NAN = float("inf"), float("nan")
 
 UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "clamp from 0 to 0.5": lambda x: x.clamp(0, 0.5),
+    "clamp from 0.5 to a size": lambda x: x.clamp(0.5, x.shape[0]),
     "x // 0.1": lambda x: x // 0.1,
     "x // -3": lambda x: x // -3,
     "7 // x": lambda x: 7 // x,
@@ -106,6 +108,7 @@ BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "lerp to y by -1": lambda x, y: torch.lerp(x, y, -1.0),
 }
 INTEGER: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "clamp from a size to 2.5": lambda x, y: y.clamp(-x.shape[0], 2.5),
     "trunc of x / y": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "floor of x / y": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "fmax": torch.fmax,
@@ -192,6 +195,9 @@ HALVES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sign of a difference": lambda x: (x - 0.3).sign(),
     "product": lambda x: x * 3.3 > 0.99,
     "sinc": torch.sinc,
+    "clamp from 0 to 0.5": lambda x: x.clamp(0, 0.5),
+    "amax": lambda x: x[:, None].amax(1),
+    "amin": lambda x: x[:, None].amin(1),
 }
 VALUES = [0.0, -0.0, 1, -1, 0.3, 1.5, -2.5, 3, -3, 1e-8, -1e-5, 1e-3, -20, -100, 100, 1e10, 2**24 + 1, INF, -INF, NAN]
 ENDS = [0.0, -0.0, 1, -1, 0.3, -2.5, 3, 1e10, INF, -INF, NAN]
