@@ -240,8 +240,14 @@ def _placed(array: Array, places: Array, values: Sequence[float], rng: np.random
     rng.shuffle(free)
     most = len(free) if len(free) < 3 else max(len(free) * 3 // 4, 1)
     count = min(most, max(2 * len(values), len(free) // 2))
-    changed.reshape(-1)[free[:count]] = np.resize(np.array(values), count).astype(array.dtype)
+    changed.reshape(-1)[free[:count]] = _cast(np.resize(np.array(values), count), array)
     return changed
+
+
+def _cast(values: Array, like: Array) -> Array:
+    """Convert values to the datatype of an array; float16 makes large ones infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(like.dtype)
 
 
 def _small(examples: Examples, base: Mapping[str, Array], seen: Seen) -> Iterator[dict[str, Array]]:
@@ -354,12 +360,13 @@ def _families(examples: Examples) -> Iterator[tuple[_Family, Sequence[float]]]:
 
     def filled(names: Sequence[str]) -> _Family:
         return lambda level: examples.fitted(
-            {**base, **{name: (level * nearly[name]).astype(base[name].dtype) for name in names}}
+            {**base, **{name: _cast(level * nearly[name], base[name]) for name in names}}
         )
 
     def scaled(level: float) -> dict[str, Array]:
-        changed = {name: (base[name].astype(np.float64) * level).astype(base[name].dtype) for name in free}
-        return examples.fitted({**base, **changed})
+        return examples.fitted(
+            {**base, **{name: _cast(base[name].astype(np.float64) * level, base[name]) for name in free}}
+        )
 
     if free:
         yield filled(free), _LEVELS

@@ -107,6 +107,11 @@ def test_a_value_that_rounding_decides_does_not_refuse_an_export() -> None:
     assert export_model(Function(model), inputs="x:float32[batch,7]").variants
 
 
+@pytest.mark.matrix
+def test_values_that_half_precision_lacks_are_tried_without_a_warning() -> None:
+    assert export_model(Function(lambda x: torch.where(x > 60000, x, -x)), inputs="x:float16[batch,4]").variants
+
+
 def test_a_difference_at_an_infinity_is_noted_and_one_at_a_threshold_refused() -> None:
     signature = Signature((TensorSpec("x", DType.FP32, ("n",)),), (TensorSpec("y", DType.FP32, ("n",)),))
     x = np.array([1, np.inf], np.float32)
