@@ -99,11 +99,16 @@ class Context:
             self.journal.note(text)
 
     def record_rules(self, records: Sequence[PassRecord]) -> str:
-        """Add rewrite rules to the report, and return which of them changed the graph."""
+        """Add rewrite rules to the report, with their remarks, and return which of them changed the graph."""
+        remarks = {(rule.kind, rule.name): rule.remark for rule in self.options.fx_rules}
+        remarks |= {(rule.kind, rule.name): rule.remark for rule in self.options.onnx_rules}
         self.journal.rewrites.extend(Rewrite(**asdict(record)) for record in records)
         for record in records:
             if record.rejected:
                 self.journal.note(f"rule '{record.rule}' ({record.kind}) was left out: {record.rejected}")
+            elif record.matches and (remark := remarks[record.kind, record.rule]):
+                noun = "node" if record.matches == 1 else "nodes"
+                self.journal.note(f"rule '{record.rule}' changed {record.matches} {noun}: {remark}")
         return ", ".join(f"{item.rule} {item.matches}x" for item in records if item.matches and not item.rejected)
 
 

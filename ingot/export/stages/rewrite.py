@@ -84,11 +84,6 @@ def rewrite_onnx(context: Context, model: ir.Model, signature: Signature) -> ir.
         proof = partial(prove_onnx, context, signature, most=_EXAMPLES_PER_RULE)
         model, records = PassManager(context.options.onnx_rules, proof).run(model)
         stage.detail = context.record_rules(records)
-    remarks = {rule.name: rule.remark for rule in context.options.onnx_rules if rule.remark}
-    for record in records:
-        if record.rule in remarks and record.matches and not record.rejected:
-            noun = "node" if record.matches == 1 else "nodes"
-            journal.note(f"rule '{record.rule}' changed {record.matches} {noun}: {remarks[record.rule]}")
     if stage.detail:
         journal.graphs.append(onnx_graphs.of_model("ONNX graph rewritten", model))
     return model

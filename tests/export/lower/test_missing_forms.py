@@ -58,6 +58,25 @@ def test_attention_with_queries_of_any_rank(leading: tuple[int, ...]) -> None:
     check(attentions, f"x:float32[{dims}]", torch.randn(*leading, 6, 4), more)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.matrix
+def test_attention_of_a_query_whose_scores_are_all_minus_infinity_is_zero(dtype: str) -> None:
+    def model(x: Tensor) -> list[Tensor]:
+        keys, mask = x.abs().clamp(0.1, 9.0), x[..., 0] > -100
+        numbers = torch.zeros_like(x[:, :, 0]).masked_fill(~mask, -math.inf)
+        masks = (mask[:, None], numbers[:, None])
+        return [
+            SDPA(x, keys, keys),
+            SDPA(x, keys, keys, is_causal=True),
+            *(SDPA(x, keys, keys, item) for item in masks),
+        ]
+
+    x = torch.randn(2, 6, 4, dtype=getattr(torch, dtype))
+    x[0, 0, 0], x[0, 1, 0], x[1] = -math.inf, math.inf, x[1].abs()
+    x[1, :, 1] = -math.inf
+    check(model, f"x:{dtype}[batch,seq,4]", x)
+
+
 @pytest.mark.matrix
 def test_assignments_to_diagonals() -> None:
     def model(x: Tensor) -> list[Tensor]:
@@ -136,6 +155,8 @@ def losses(x: Tensor) -> tuple[Tensor, ...]:
         lambda x: torch.linalg.solve(x.T @ x + torch.eye(4), x, left=False),
         lambda x: x.scatter(1, torch.zeros_like(x[:, :1], dtype=torch.long), x + 1),
         lambda x: x.scatter(0, (x[1:] > 0).long(), x, reduce="add"),
+        lambda x: (x * 9).long().scatter_reduce(0, (x[1:] > 0).long(), (x * 9).long(), "mean"),
+        lambda x: (x * 9).int().index_reduce(1, torch.tensor([3, 0, 3]), x[:, 1:].int(), "mean", include_self=False),
         lambda x: x.scatter(0, (x[1:] > 0).long(), 1.5, reduce="multiply"),
         lambda x: x.scatter_add(1, torch.zeros_like(x[:, :2], dtype=torch.long), x),
         lambda x: x.scatter_reduce(0, (x[1:] > 0).long(), x, "mean"),
@@ -176,6 +197,8 @@ def losses(x: Tensor) -> tuple[Tensor, ...]:
         *(
             "scatter",
             "scatter-and-add",
+            "scatter-mean-integers",
+            "index-mean-integers",
             "scatter-and-multiply",
             "scatter-add",
             "scatter-mean",

@@ -41,13 +41,17 @@ WEIGHTS = Op(aten.softmax.int, MASKED, Dim(-1), ANY, name="softmax")
 class Attention(PatternPass):
     """Replaces ``softmax(q @ k.T * scale + mask) @ v`` over ``[batch, heads, sequence, size]``.
 
-    Of a row in which the mask is minus infinity everywhere, the formula returns NaN and the operator zeros, so a mask
-    must be finite where the graph chooses between two numbers, or constant with a finite number in each row. A mask
-    that replaces scores (``masked_fill``) also hides scores that are NaN, which a sum does not: it is left. So is the
-    formula if the model also returns the weights, or computes softmax in another datatype.
+    Of a row of scores that are all minus infinity, the formula returns NaN and the operator zeros. So a mask must be
+    finite where the graph chooses between two numbers, or constant with a finite number in each row; an infinite query
+    or key has no such remedy, and the rule runs only on request. In ONNX the operator costs more than the formula.
+
+    A mask that replaces scores (``masked_fill``) also hides scores that are NaN, which a sum does not: it is left. So
+    is the formula if the model also returns the weights, or computes softmax in another datatype.
     """
 
     name = "attention"
+    default = False
+    remark = "attention is zero where the scores of a query are all minus infinity, and the model returns NaN"
     pattern = Op(aten.matmul.default, WEIGHTS, Var("v"))
 
     def replace(self, root: fx.Node, match: Match, memory: Memory) -> fx.Node | None:

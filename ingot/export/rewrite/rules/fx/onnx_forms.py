@@ -30,8 +30,8 @@ def attention(
     """Express ``aten.scaled_dot_product_attention`` as two products and a softmax, of queries of any rank.
 
     The exporter's own form before opset 23 computes shapes to transpose the keys, which doubles the nodes; lets a row
-    in which a Boolean mask hides everything attend to all keys, and makes a row of NaN where a mask of numbers is -inf
-    everywhere, where PyTorch returns zeros; and supports 4-D queries only
+    in which a Boolean mask hides everything attend to all keys, and makes a row of NaN where all scores are -inf, by a
+    mask of numbers or an infinite query, where PyTorch returns zeros; and supports 4-D queries only
     (https://github.com/microsoft/onnxscript/pull/2558). It is still used for dropout.
     """
     if dropout_p:
@@ -45,16 +45,13 @@ def attention(
     scores = op.Mul(product, _scale(query, scale))
     if is_causal:
         attn_mask = _causal(query, key)
-    if attn_mask is None:
-        return op.MatMul(op.Softmax(scores, axis=-1), value)
     least, zero = (op.CastLike(op.Constant(value_float=number), query) for number in (-math.inf, 0.0))
-    if attn_mask.dtype is ir.DataType.BOOL:  # added as PyTorch does, so that a hidden NaN or infinity counts
-        attn_mask = op.Where(attn_mask, zero, least)
-    found = op.MatMul(op.Softmax(op.Add(scores, attn_mask), axis=-1), value)
-    if is_causal:  # each query has its own key
-        return found
-    hidden = op.Equal(op.ReduceMax(attn_mask, op.Constant(value_ints=[-1]), keepdims=1), least)
-    return op.Where(hidden, zero, found)
+    if attn_mask is not None:
+        if attn_mask.dtype is ir.DataType.BOOL:  # added as PyTorch does, so that a hidden NaN or infinity counts
+            attn_mask = op.Where(attn_mask, zero, least)
+        scores = op.Add(scores, attn_mask)
+    hidden = op.Equal(op.ReduceMax(scores, op.Constant(value_ints=[-1]), keepdims=1), least)
+    return op.Where(hidden, zero, op.MatMul(op.Softmax(scores, axis=-1), value))
 
 
 def _repeated(x: Any, query: Any) -> Any:
