@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,7 +94,7 @@ def import_model(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A .mar file of TorchServe, an .onnx file, or a Triton folder: a repository, a model or a version."
+            help="A .mar or .war file of TorchServe, an .onnx file, or a Triton folder: a repository, model or version."
         ),
     ],
     *,
@@ -116,6 +116,9 @@ def import_model(
     TorchServe's handlers image_classifier and image_segmenter become steps of the archive. Others are kept as they
     are: with --allow-code, the archive holds their code, which engine processes run. Server settings are not imported;
     notes list them.
+
+    A workflow of TorchServe (.war) and an ensemble of Triton become pipelines, whose lines for ingot.toml are printed.
+    The functions of a workflow become models.
 
     REFERENCE is the model's name in the store. Without it, or without a tag, the source's name and version are used, or
     the next version if the source has none. A single model whose version exists already is refused; of several models,
@@ -146,7 +149,14 @@ def import_model(
         described=bool(interface.inputs or interface.example),
         permissions=permissions.parsed(permission.permit),
     )
-    with candidates(source, consent) as found:
+    with candidates(source, consent) as listed:
+        pipelines = [item for item in listed if item.lines]
+        found = [item for item in listed if not item.lines]
+        if pipelines and (reference is not None or out is not None):
+            raise InvalidArgument(
+                f"{source} has a pipeline, whose lines are printed and name its models; leave out the reference and "
+                "--out"
+            )
         jobs, there = _plan(found, reference, out, kept)
         call = {
             "inputs": interface.inputs or (),
@@ -159,13 +169,16 @@ def import_model(
             if len(jobs) > 1:
                 note(f"{job.candidate.where}:")
             try:
-                done.append(_import(job, kept, out, call, limit, as_json))
+                done.append(_import(job, kept, out, call, limit, note if pipelines else say, as_json=as_json))
             except IngotError as error:
                 if len(jobs) == 1:
                     raise
                 failed.append(f"{job.candidate.where}: {error}")
+    lines = "\n".join(item.lines for item in pipelines)
     if as_json:
-        print_json({"imported": done, "skipped": there, "failed": failed})
+        print_json({"imported": done, "skipped": there, "failed": failed, "pipelines": lines})
+    elif lines and not failed:
+        print(lines)  # not through rich, which could break lines
     if failed:
         raise InvalidArgument(f"{len(failed)} of {len(jobs)} models were not imported. {' | '.join(failed)}")
 
@@ -257,7 +270,14 @@ def _example(text: str | None) -> Any:
 
 
 def _import(
-    job: _Job, store: Store, out: Path | None, call: dict[str, Any], limit: float, as_json: bool
+    job: _Job,
+    store: Store,
+    out: Path | None,
+    call: dict[str, Any],
+    limit: float,
+    tell: Callable[[str], None],
+    *,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Import one model and report it."""
     from ingot.importing import convert
@@ -283,7 +303,9 @@ def _import(
         for remark in notes:
             if not remark.startswith("captured by torch.export, torch"):
                 note(f"note: {remark}")
-        say(f"{job.target or out}  {archive.digest}" if out is None else f"{out}: {archive.name}, {size(variant.size)}")
+        tell(
+            f"{job.target or out}  {archive.digest}" if out is None else f"{out}: {archive.name}, {size(variant.size)}"
+        )
     return {
         "source": job.candidate.where,
         "reference": job.target,

@@ -20,8 +20,11 @@ from ingot.config.given import nearest
 STEP_INPUTS: Mapping[str, Mapping[str, str]] = {
     "crop": {"image": "bytes[items]", "box": "float32[items,4]", "polygon": "int32[items,4,2]"},
     "rotate": {"image": "bytes[items]"},
+    "row": {},
 }
-"""The built-in steps between models with their inputs. Each returns ``image``."""
+"""The built-in steps between models with their inputs; ``row`` has any, of BYTES."""
+STEP_OUTPUT = {"crop": "image", "rotate": "image", "row": "row"}
+"""What each of them returns, in BYTES."""
 
 _NAME = re.compile(r"[A-Za-z_][\w\-]*")
 
@@ -75,7 +78,7 @@ class Node(_Table):
     """A node of a pipeline."""
 
     model: Annotated[str, Field(description="A model of this server: NAME, or NAME:VERSION.")] = ""
-    step: Annotated[Literal["", "crop", "rotate"], Field(description="A built-in step instead of a model.")] = ""
+    step: Annotated[Literal["", "crop", "rotate", "row"], Field(description="A built-in step instead of a model.")] = ""
     inputs: Annotated[
         dict[str, _Source],
         Field(
@@ -224,6 +227,8 @@ def _node_problems(table: Table, name: str, node: Node) -> Iterator[str]:
 
 
 def _step_problems(node: Node) -> Iterator[str]:
+    if node.step == "row":
+        return
     known = STEP_INPUTS[node.step]
     if "image" not in node.inputs:
         yield f"runs step '{node.step}', which needs the input image"

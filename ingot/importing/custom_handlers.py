@@ -91,6 +91,27 @@ def _notes(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"the server's settings in the model's configuration are not imported; serve it with {' '.join(options)}"
 
 
+def mapping(text: str, called: str) -> dict[str, Any]:
+    """Return YAML.
+
+    Raises:
+        InvalidArgument: it is not a mapping of values that JSON has, or has aliases, which can fill the memory.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise missing_package("PyYAML", f"reading {called}", "deploy") from error
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError("it has aliases")
+        found = json.loads(json.dumps(yaml.safe_load(text) or {}))
+        if not isinstance(found, dict):
+            raise ValueError("it is not a mapping")
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{called} is not valid: {one_line(error)}") from error
+    return found
+
+
 class _Archive:
     """The files of an archive, of which only text is read.
 
@@ -159,19 +180,10 @@ class _Archive:
         """
         if not (text := self._text(self._model.config_file)):
             return {}
+        found = mapping(text, str(self._model.config_file))
         try:
-            import yaml
-        except ModuleNotFoundError as error:
-            raise missing_package("PyYAML", f"reading {self._model.config_file}", "deploy") from error
-        try:
-            if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-                raise ValueError("it has aliases")
-            found = yaml.safe_load(text) or {}
-            found = json.loads(json.dumps(found))
-            if not isinstance(found, dict):
-                raise ValueError("it is not a mapping")
             batch_size(found)
-        except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError) as error:
             raise InvalidArgument(f"{self._model.config_file} is not valid: {one_line(error)}") from error
         return found
 

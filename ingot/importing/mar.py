@@ -8,19 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from ingot.errors import InvalidArgument, NotFound, missing_package
-from ingot.importing import custom_handlers, formats, handlers
-from ingot.importing.mar_manifest import MarModel, Record
+from ingot.importing import custom_handlers, formats, handlers, workflows
+from ingot.importing.mar_manifest import MANIFEST, MarModel, Record, Workflow
 from ingot.importing.members import Members, documents
 from ingot.importing.record import Candidate, Consent, Imported, ModelFormat
 from ingot.model_store import ServingDefaults
 from ingot.model_store.references import name_from
 from ingot.runtime.settings.labels import parse_labels
 
-MANIFEST = "MAR-INF/MANIFEST.json"
 _MAX_MANIFEST = 1 << 20
 _LABELS = handlers.LABELS
 # Settings of the server in config files.
@@ -47,8 +47,15 @@ class _Manifest(Record):
     model: MarModel
 
 
-def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
-    """Return the model of an archive.
+class _WorkflowManifest(Record):
+    workflow: Workflow
+
+
+_M = TypeVar("_M", bound=Record)
+
+
+def candidates(members: Members, scratch: Path, consent: Consent) -> tuple[Candidate, ...]:
+    """Return the model of an archive, or the functions and the pipeline of a workflow.
 
     Args:
         members: its files.
@@ -59,10 +66,14 @@ def candidate(members: Members, scratch: Path, consent: Consent) -> Candidate:
         InvalidArgument: it has no valid manifest.
     """
     base = _base(members)
-    found = _manifest(members, base).model
+    raw = members.read(base + MANIFEST, _MAX_MANIFEST)
+    if members.path.suffix.lower() == ".war" or (b'"workflow"' in raw and b'"model"' not in raw):
+        workflow = _manifest(_WorkflowManifest, members, raw).workflow
+        return workflows.candidates(members, base, workflow, scratch, consent)
+    found = _manifest(_Manifest, members, raw).model
     version = None if found.model_version is None else str(found.model_version)
     reader = _Reader(members, base, found, scratch=scratch, consent=consent)
-    return Candidate(str(members.path), name_from(found.model_name), version, reader.read, called=found.model_name)
+    return (Candidate(str(members.path), name_from(found.model_name), version, reader.read, called=found.model_name),)
 
 
 def _base(members: Members) -> str:
@@ -79,10 +90,9 @@ def _base(members: Members) -> str:
     return shallow[0]
 
 
-def _manifest(members: Members, base: str) -> _Manifest:
-    raw = members.read(base + MANIFEST, _MAX_MANIFEST)
+def _manifest(kind: type[_M], members: Members, raw: bytes) -> _M:
     try:
-        return _Manifest.model_validate_json(raw)
+        return kind.model_validate_json(raw)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, fault["loc"]))

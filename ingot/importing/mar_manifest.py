@@ -12,6 +12,17 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, protected_namespaces=())
 
 
+MANIFEST = "MAR-INF/MANIFEST.json"
+
+
+class Workflow(Record):
+    """The workflow of a ``.war`` archive."""
+
+    workflow_name: str = Field(min_length=1, max_length=255)
+    spec_file: str = Field(min_length=1, max_length=255)
+    handler: str | None = None
+
+
 class MarModel(Record):
     """The model of an archive."""
 

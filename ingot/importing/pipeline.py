@@ -77,6 +77,8 @@ def import_model(
     """
     path = Path(source).expanduser()
     with candidates(path, Consent(allow_code, without_handler, bool(inputs) or example_inputs is not None)) as found:
+        if any(item.lines for item in found):
+            raise InvalidArgument(f"{path} holds a pipeline, whose lines for ingot.toml ingot import prints")
         if len(found) > 1:
             raise InvalidArgument(f"{path} holds {len(found)} models; import one at a time: {places(found)}")
         return convert(found[0], example_inputs, inputs=inputs, output_names=output_names, name=name, progress=progress)

@@ -115,6 +115,8 @@ class Imported:
 class Candidate:
     """A model that can be imported; ``called`` is its name in the source, ``version`` None if the source has none.
 
+    A pipeline, which is not a model, has its ``lines`` of ``ingot.toml``.
+
     ``read`` reads it, and raises ``InvalidArgument`` or ``NotFound`` if it is damaged or not supported. Its result
     is valid until the block of :func:`ingot.importing.candidates` ends.
     """
@@ -125,6 +127,7 @@ class Candidate:
     read: Callable[[], Imported]
     _: KW_ONLY
     called: str = ""
+    lines: str = ""
 
 
 def specs(declared: Iterable[Declared], known: Iterable[TensorSpec] = ()) -> tuple[TensorSpec, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound, write_error
 from ingot.importing import mar, triton
+from ingot.importing.mar_manifest import MANIFEST
 from ingot.importing.members import LIMITS, FolderMembers, Limits, Members, reading
 from ingot.importing.record import Candidate, Consent, Imported
 from ingot.importing.unpacking import TarMembers, ZipMembers
@@ -43,7 +44,7 @@ def candidates(path: Path, consent: Consent, limits: Limits = LIMITS) -> Iterato
     except OSError as error:
         raise write_error("cannot create a temporary folder", error, "; set TMPDIR to a writable folder") from error
     with folder as scratch, contextlib.closing(_members(path, Path(scratch), limits)) as members:
-        yield (_consenting(mar.candidate(members, Path(scratch), consent), consent),)
+        yield tuple(_consenting(each, consent) for each in mar.candidates(members, Path(scratch), consent))
 
 
 def _consenting(candidate: Candidate, consent: Consent) -> Candidate:
@@ -66,7 +67,7 @@ def _in_place(path: Path) -> tuple[Candidate, ...]:
     if not path.exists():
         raise NotFound(f"there is no file or folder {path}")
     if path.is_dir():
-        return () if (path / mar.MANIFEST).is_file() else triton.candidates(path)
+        return () if (path / MANIFEST).is_file() else triton.candidates(path)
     return (_graph(path),) if path.suffix.lower() == ".onnx" else ()
 
 
@@ -91,6 +92,6 @@ def _members(path: Path, scratch: Path, limits: Limits) -> Members:
         if head[:2] == b"\x1f\x8b" or head[_TAR_MAGIC] == b"ustar":
             return TarMembers(path, scratch, limits)
     raise InvalidArgument(
-        f"{path} cannot be imported: expected an .onnx file, a .mar file of TorchServe (zip or tar), or a "
+        f"{path} cannot be imported: expected an .onnx file, a .mar or .war file of TorchServe (zip or tar), or a "
         "folder of TorchServe or Triton"
     )

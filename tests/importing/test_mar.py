@@ -260,7 +260,7 @@ class TestWhatIsRefused:
         [
             ("a.ingot", b"", "already an Ingot archive; ingot copy stores it"),
             ("a.pt", b"PK", "a saved model without an archive: ingot export converts it"),
-            ("a.mar", b"text", "cannot be imported: expected an .onnx file, a .mar file of TorchServe"),
+            ("a.mar", b"text", "cannot be imported: expected an .onnx file, a .mar or .war file of TorchServe"),
             ("a.mar", b"", "cannot be imported: expected"),
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 
@@ -13,6 +14,7 @@ from ingot.errors import ModelFailed
 from ingot.protocol.requests import InferResponse
 from ingot.runtime.engines.python.torchserve.rows import BODY, HEAD, REQUEST, Part, packed
 from ingot.server.http.responses import HttpResponse
+from ingot.server.torchserve.errors import pretty
 from ingot.tensors import Array
 from ingot.tensors.arrays import as_bytes
 
@@ -33,6 +35,26 @@ def inputs(parts: Sequence[Part], headers: Mapping[str, str], query: str) -> dic
     parameters = [Part(name, value) for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True)]
     shown = {name: value for name, value in headers.items() if name not in _SECRET}
     return {REQUEST: as_bytes([packed([*parameters, *parts], shown)])}
+
+
+def answer(found: InferResponse) -> HttpResponse:
+    """Return the answer of a workflow: that of its last node, or an object with those of several.
+
+    Raises:
+        ModelFailed: a status or header is not valid.
+    """
+    if HEAD in found.arrays:
+        answered = response(found)
+        answered.media_type = answered.media_type or "application/json"
+        return answered
+    return HttpResponse(200, pretty({name: _parsed(array[0]) for name, array in found.arrays.items()}) + b"\n")
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace")
 
 
 def response(answer: InferResponse) -> HttpResponse:

@@ -32,11 +32,12 @@ from ingot.server.torchserve.bodies import Row, parts_of, row_of
 from ingot.server.torchserve.errors import pretty, refusal
 from ingot.server.torchserve.values import answer, inputs_of, joined, text
 from ingot.server.torchserve.versions import Versions
+from ingot.serving.pipelines.pipeline import Pipeline
 
 _ROUTE = re.compile(
     r"/(?P<api>predictions|explanations)/(?P<model>[^/]+)(?:/(?P<version>[^/]+)(?:/.*)?)?"
     r"|/(?P<invocations>invocations)|/models/(?P<invoked>[^/]+)/invoke"
-    r"|/v1/models/(?P<kserve>[^/:]+):(?P<verb>predict|explain)"
+    r"|/v1/models/(?P<kserve>[^/:]+):(?P<verb>predict|explain)|/wfpredict/(?P<workflow>[^/]+)"
 )
 _METHODS = (b"POST", b"PUT")  # curl -T sends the second
 # Values of an answer that the event loop writes itself; Python writes indented JSON at a million values in a second.
@@ -47,7 +48,8 @@ _INSTANCES, _NAME = "instances", "model_name"
 class _Detail(NamedTuple):
     """How a body is read: by its type, as a list of KServe's instances, and whether an explanation is asked for.
 
-    Handlers read the headers, too, and the parameters of the query of invocations.
+    A workflow is a pipeline, whose nodes are handlers. Handlers read the headers, too, and the parameters of the query
+    of invocations.
     """
 
     media_type: str
@@ -55,6 +57,7 @@ class _Detail(NamedTuple):
     explains: bool
     headers: Mapping[str, str]
     query: str
+    workflow: bool
 
 
 def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
@@ -65,10 +68,11 @@ def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
         return None
     first = parser.first_of(headers)
     named = urllib.parse.parse_qs(query).get("model_name", [""])[0] if route["invocations"] else ""
-    model = route["model"] or route["invoked"] or route["kserve"] or named
+    model = route["model"] or route["invoked"] or route["kserve"] or route["workflow"] or named
     explains = route["api"] == "explanations" or route["verb"] == "explain"
     read = query if route["invocations"] or route["invoked"] else ""  # TorchServe reads no others
-    detail = _Detail(first.get("content-type", ""), route["kserve"] is not None, explains, first, read)
+    media_type, workflow = first.get("content-type", ""), route["workflow"] is not None
+    detail = _Detail(media_type, route["kserve"] is not None, explains, first, read, workflow)
     return replace(InferHead.of(model, route["version"] or "", first), detail=detail)
 
 
@@ -76,7 +80,7 @@ class _Reading(NamedTuple):
     """A decoded request, and what its answer depends on."""
 
     request: InferRequest
-    model: Model
+    model: Model | Pipeline
     alone: bool
     instances: bool
 
@@ -193,6 +197,8 @@ class Predictions:
         Raises:
             IngotError: as for :meth:`begin`.
         """
+        if detail is not None and detail.workflow:
+            return _workflow(self._versions.workflow(name), parts, detail)
         model = self._versions.model(name, version)
         template = Template(model.name, model.version)
         if model.platform == PLATFORM:
@@ -222,6 +228,11 @@ class Predictions:
                 yield (await compression.run(partial(_encoded, reading, response), in_thread=many)).body
 
 
+def _workflow(pipeline: Pipeline, parts: Sequence[Part], detail: _Detail) -> _Reading:
+    request = InferRequest(Template(pipeline.name, pipeline.version), handlers.inputs(parts, detail.headers, ""))
+    return _Reading(request, pipeline, True, False)
+
+
 def _detail(head: InferHead) -> _Detail:
     assert isinstance(head.detail, _Detail)  # noqa: S101 - of infers()
     return head.detail
@@ -242,6 +253,8 @@ def _instances(row: Row) -> list[Any]:
 def _encoded(reading: _Reading, response: InferResponse) -> HttpResponse:
     if reading.model.platform == PLATFORM:
         return handlers.response(response)
+    if isinstance(reading.model, Pipeline):
+        return handlers.answer(response)
     steps = reading.model.steps_for(reading.request.inputs)
     found = answer(response, reading.model, steps, alone=reading.alone)
     return HttpResponse(200, pretty({"predictions": found} if reading.instances else found))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ingot.errors import ModelNotFound, Unavailable, VersionNotFound
+from ingot.errors import InvalidArgument, ModelNotFound, Unavailable, VersionNotFound
 from ingot.runtime import Model
+from ingot.runtime.engines.python.torchserve.rows import REQUEST
 from ingot.serving import Repository
 from ingot.serving.deployment import Deployment
+from ingot.serving.pipelines.pipeline import Pipeline
+from ingot.tensors import DType
+
+_ROW = [(REQUEST, DType.BYTES)]
 
 
 class Versions:
@@ -65,6 +70,22 @@ class Versions:
                 f"workers: PUT /models/{name}?min_worker=1"
             )
         return deployment.current
+
+    def workflow(self, name: str) -> Pipeline:
+        """Return the pipeline that a workflow has become: one whose only input is that of handlers.
+
+        Raises:
+            ModelNotFound: there is none.
+            InvalidArgument: it has other inputs.
+        """
+        for model in self._repository:
+            if isinstance(model, Pipeline) and model.name == name:
+                if [(spec.name, spec.dtype) for spec in model.signature.inputs] == _ROW:
+                    return model
+                raise InvalidArgument(
+                    f"'{name}' is a pipeline of other inputs than a workflow's: POST /v2/models/{name}/infer"
+                )
+        raise ModelNotFound(f"Workflow not found: {name}")
 
     def defaults(self) -> list[Deployment]:
         """Return the default version of each model, by name."""

@@ -122,17 +122,17 @@ class ModelCall:
 
 
 class StepCall:
-    """A step that runs in a thread."""
+    """A step that runs in a thread; ``output`` is the name of what it returns."""
 
     __slots__ = ("done",)
 
-    def __init__(self, pipeline: str, work: Work, inputs: Mapping[str, Array], settle: Settle):
+    def __init__(self, pipeline: str, work: Work, output: str, inputs: Mapping[str, Array], settle: Settle):
         self.done = False
         failure = f"a step of pipeline '{pipeline}' failed"
 
         def run() -> Mapping[str, Array] | IngotError:
             # A request that is over while it waits is not run.
-            return {} if self.done else attempt(failure, lambda: {"image": work(inputs)})
+            return {} if self.done else attempt(failure, lambda: {output: work(inputs)})
 
         def finished(outcome: Mapping[str, Array] | IngotError) -> None:
             if not self.done:

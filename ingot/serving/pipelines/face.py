@@ -39,7 +39,7 @@ def _readers(plan: Plan) -> Iterator[Step]:
         names = {key: ref.name for key, refs in node.node.sources.items() for ref in refs if not ref.node}
         if node.level:
             continue
-        if node.model is None and "image" in names:
+        if node.node.step in ("crop", "rotate") and "image" in names:
             yield _renamed(DECODER, "image", names["image"])
         for step in () if node.steps is None else node.steps.before:
             read = [name for name in step.reads if name in names]

@@ -1,4 +1,4 @@
-"""The built-in steps between models: parts of pictures, and turned ones, as uncompressed files of pictures."""
+"""The built-in steps between models: parts of pictures, and turned ones, as uncompressed files, and rows of values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 from ingot.config.pipelines import Node
 from ingot.errors import TooLarge, missing_package
 from ingot.report import units
+from ingot.runtime.engines.python.torchserve.rows import Part, packed
 from ingot.steps import Apply
 from ingot.steps.images.image import Image
 from ingot.tensors import Array
+from ingot.tensors.arrays import as_bytes
 
 # Bytes of the pictures that one node makes for one request: boxes may overlap, and models name many.
 _MOST_BYTES = 256 << 20
@@ -22,7 +24,7 @@ _MOST_BYTES = 256 << 20
 _UPRIGHT = 1.5
 
 Work = Callable[[Mapping[str, Array]], Array]
-"""Returns a picture for each item, BYTES[items], from the inputs of a step."""
+"""Returns a picture or a row for each item, BYTES[items], from the inputs of a step."""
 
 
 def opened(node: Node, decode: Apply) -> Work:
@@ -35,6 +37,8 @@ def opened(node: Node, decode: Apply) -> Work:
     Raises:
         Unsupported: a package is missing.
     """
+    if node.step == "row":
+        return _rows
     if node.step == "rotate":
         turns = -node.degrees // 90
         return lambda values: _each(values, decode, lambda pixels, index: np.rot90(pixels, turns))
@@ -45,6 +49,12 @@ def opened(node: Node, decode: Apply) -> Work:
     except ModuleNotFoundError as error:
         raise missing_package("opencv-python-headless", "cutting out polygons", "ocr") from error
     return lambda values: _each(values, decode, lambda pixels, index: _polygon(cv2, pixels, values["polygon"][index]))
+
+
+def _rows(values: Mapping[str, Array]) -> Array:
+    """Return the request to a handler of TorchServe that has the values of each item by their names."""
+    items = zip(*(values[name].tolist() for name in values), strict=True)
+    return as_bytes([packed([*map(Part, values, item)], {}) for item in items])
 
 
 def _each(values: Mapping[str, Array], decode: Apply, work: Callable[[Array, int], Array]) -> Array:

@@ -97,7 +97,7 @@ class Pipeline:
         if not nodes:
             return {}
         decode: Apply
-        if settings.isolate == "none":
+        if settings.isolate == "none" or all(node.step == "row" for node in nodes.values()):
             decode = pictures.DECODER.open(lambda name: b"")
         else:
             self._decoding = processes_of(pictures.DECODER, settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ingot.config.given import nearest
-from ingot.config.pipelines import STEP_INPUTS, Condition, Node, PipelineConfig, Ref, Refs
+from ingot.config.pipelines import STEP_INPUTS, STEP_OUTPUT, Condition, Node, PipelineConfig, Ref, Refs
 from ingot.errors import IngotError, InvalidConfig
 from ingot.runtime import Model
 from ingot.steps import Steps
@@ -163,9 +163,9 @@ class _Planner:
     def _interface(self, name: str, node: Node) -> tuple[Model | None, dict[str, TensorSpec], tuple[TensorSpec, ...]]:
         """Return the model of a node, and what it reads and returns."""
         if node.step:
-            texts = STEP_INPUTS[node.step]
+            texts = STEP_INPUTS[node.step] or dict.fromkeys(node.inputs, "bytes[items]")
             specs = {key: parse_spec(f"{key}:{text}")[0] for key, text in texts.items()}
-            return None, specs, (specs["image"],)
+            return None, specs, (TensorSpec(STEP_OUTPUT[node.step], DType.BYTES, ("items",)),)
         try:
             model = self.find(*node.address)
             signature = model.signature

@@ -127,7 +127,8 @@ class Run:
         if not count:
             asyncio.get_running_loop().call_soon(settle, _nothing(node))
         elif node.model is None:
-            self._calls[node.name] = StepCall(self._owner.name, self._owner.work_of(node), inputs, settle)
+            work, output = self._owner.work_of(node), node.outputs[0].name
+            self._calls[node.name] = StepCall(self._owner.name, work, output, inputs, settle)
         else:
             inner = Request(inputs, ignore, None, self.request.priority, None, self.client)
             requests = count if node.separate else 1
