@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +18,14 @@ from ingot.cli.output import note, print_json, stdout
 from ingot.client.access import MAX_RESPONSE_MB
 from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
 from ingot.protocol.documents import DECOUPLED
+from ingot.tasks import Generating
 
 if TYPE_CHECKING:
     from ingot.client.blocking import Client
     from ingot.tensors import Array
+
+
+_WRITING: Generating = "text-generation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,12 @@ def infer(
     ):
         version, wanted = request.version, request.output_names or ()
         arrays = _inputs(client, model, version, request.inputs)
+        if out is None and not as_json and _writes_text(client, model, version, arrays):
+            for answer in client.stream(model, arrays, version=version, outputs=wanted, parameters=chosen):
+                [piece] = _plain(answer["text"]).reshape(-1).tolist()
+                stdout().print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+            stdout().print()
+            return
         try:
             outputs = client.infer(model, arrays, version=version, outputs=wanted, parameters=chosen)
         except Unsupported:
@@ -112,6 +123,11 @@ def infer(
         note(f"wrote {out}")
     else:
         _show(outputs, as_json=as_json)
+
+
+def _writes_text(client: Client, model: str, version: str, arrays: Mapping[str, Array]) -> bool:
+    """Return whether a request is a prompt of a model that writes text, which comes in pieces."""
+    return [*arrays] == ["text"] and client.metadata(model, version).get("properties", {}).get("task") == _WRITING
 
 
 def _show(outputs: dict[str, Array], *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
@@ -180,6 +181,9 @@ def curl(url: str, model: Any) -> str:
     place = f"{url}/v2/models/{name}/infer"
     if model.decoupled or model.sequential or not url.startswith("http:"):
         return ""
+    if getattr(model, "texts", None) is not None:
+        body = json.dumps({"model": model.name, "prompt": "The film was"})
+        return f"curl -s {url}/v1/completions -d {shlex.quote(body)}"
     if model.steps is not None:
         from ingot.cli.steps import command
 

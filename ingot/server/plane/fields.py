@@ -73,11 +73,15 @@ class Fields:
 
     def __init__(self, content: Mapping[str, Any], where: str = ""):
         self._left = dict(content)
-        self._where = f"{where}." if where else ""
+        self.where = f"{where}." if where else ""
 
     def any(self, name: str) -> Any:
         """Return a field; None if it is missing or null."""
         return self._left.pop(name, None)
+
+    def rest(self) -> dict[str, Any]:
+        """Return the fields that were not read."""
+        return dict(self._left)
 
     def nested(self, name: str) -> Fields:
         """Return the fields of an object; none if it is missing or null."""
@@ -85,7 +89,7 @@ class Fields:
         if value is None:
             return Fields({}, name)
         if not isinstance(value, dict):
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be an object")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be an object")
         return Fields(value, name)
 
     def text(self, name: str, default: str | None = None, among: Sequence[str] = ()) -> str:
@@ -101,9 +105,9 @@ class Fields:
         """
         value = self._value(name, default)
         if not isinstance(value, str):
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a text")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be a text")
         if among and value not in among:
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be one of: {', '.join(among)}")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be one of: {', '.join(among)}")
         return value
 
     def flag(self, name: str) -> bool | None:
@@ -114,7 +118,7 @@ class Fields:
         """
         value = self.any(name)
         if value is not None and not isinstance(value, bool):
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be true or false")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be true or false")
         return value
 
     def count(self, name: str, default: int = 0, most: int | None = None) -> int:
@@ -128,7 +132,7 @@ class Fields:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most is not None and value > most):
             wanted = "of 1 or more" if most is None else f"from 1 to {most}"
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number {wanted}")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be a whole number {wanted}")
         return value
 
     def number(self, name: str) -> float | None:
@@ -139,7 +143,7 @@ class Fields:
         """
         value = self.any(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a number")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be a number")
         return value
 
     def whole(self, name: str) -> int | None:
@@ -150,7 +154,7 @@ class Fields:
         """
         value = self.any(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InvalidField(self._where + name, f"is {quoted(value)}; it must be a whole number")
+            raise InvalidField(self.where + name, f"is {quoted(value)}; it must be a whole number")
         return value
 
     def neutral(self, accepted: Mapping[str, Sequence[Any]]) -> None:
@@ -167,7 +171,7 @@ class Fields:
             if value is not None and not any(type(value) is type(each) and value == each for each in values):
                 known = " or ".join(map(quoted, values)) or "null"
                 why = f"is {quoted(value)}; this server supports {known} only, so leave it out"
-                raise InvalidField(self._where + name, why)
+                raise InvalidField(self.where + name, why)
 
     def texts(self, name: str, most: int) -> list[str]:
         """Return a list of texts, ``most`` at most; one text is a list of one.
@@ -175,7 +179,7 @@ class Fields:
         Raises:
             InvalidField: it is missing, empty or too long, or has something else than texts.
         """
-        return texts_of(self._where + name, self._value(name, None), most)
+        return texts_of(self.where + name, self._value(name, None), most)
 
     def end(self) -> None:
         """Refuse fields that were not read.
@@ -184,13 +188,13 @@ class Fields:
             InvalidField: there is one.
         """
         for name in self._left:
-            raise InvalidField(self._where + name, "is not a field that this server knows; leave it out")
+            raise InvalidField(self.where + name, "is not a field that this server knows; leave it out")
 
     def _value(self, name: str, default: object) -> Any:
         value = self.any(name)
         value = default if value is None else value
         if value is None:
-            raise InvalidField(self._where + name, "is missing")
+            raise InvalidField(self.where + name, "is missing")
         return value
 
 

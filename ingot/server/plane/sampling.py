@@ -51,10 +51,10 @@ def _sampling(fields: Fields, generation: Generation) -> Sampling:
     values: dict[str, Any] = {"repetition_penalty": own.repetition_penalty}
     if samples:
         values |= {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p}
-    return checked({**values, **given, "seed": None if seed is None else seed % _SEEDS})
+    return _checked({**values, **given, "seed": None if seed is None else seed % _SEEDS}, fields.where)
 
 
-def checked(values: Mapping[str, Any], where: str = "") -> Sampling:
+def _checked(values: Mapping[str, Any], where: str) -> Sampling:
     """Return the choice of tokens with these values.
 
     Raises:
@@ -71,16 +71,18 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     given = fields.any("stop")
     if given is None or given == []:
         return ()
-    stops = texts_of("stop", given, _MOST_STOPS)
+    stops = texts_of(f"{fields.where}stop", given, _MOST_STOPS)
     if not all(0 < len(stop) <= _LONGEST_STOP for stop in stops):
-        raise InvalidField("stop", f"must have texts of 1 to {_LONGEST_STOP} characters")
+        raise InvalidField(f"{fields.where}stop", f"must have texts of 1 to {_LONGEST_STOP} characters")
     return tuple(stops)
 
 
 def _stop_ids(fields: Fields, generation: Generation) -> frozenset[int]:
     given, ignored = fields.any("stop_token_ids") or [], fields.flag("ignore_eos")
     if not isinstance(given, list) or len(given) > _MOST_IDS or not all(type(number) is int for number in given):
-        raise InvalidField("stop_token_ids", f"is {quoted(given)}; it must be a list of at most {_MOST_IDS} ids")
+        raise InvalidField(
+            f"{fields.where}stop_token_ids", f"is {quoted(given)}; it must be a list of at most {_MOST_IDS} ids"
+        )
     return frozenset(given) | frozenset(() if ignored else generation.eos)
 
 

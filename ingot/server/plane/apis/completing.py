@@ -176,15 +176,17 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab: int, field: str) -> None:
             raise InvalidField(field, f"has token {wrong}; the model has the tokens 0 to {vocab - 1}")
 
 
-def answers_of(fields: Fields, prompts: int = 1) -> int:
+def answers_of(fields: Fields, prompts: int = 1, name: str = "n") -> int:
     """Read how many answers each prompt gets.
 
     Raises:
         InvalidField: there are too many in all.
     """
-    count = fields.count("n", 1)
+    count = fields.count(name, 1)
     if count * prompts > MOST_CHOICES:
-        raise InvalidField("n", f"makes {count * prompts} answers; the most of one request are {MOST_CHOICES}")
+        raise InvalidField(
+            fields.where + name, f"makes {count * prompts} answers; the most of one request are {MOST_CHOICES}"
+        )
     return count
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ingot.errors import IngotError, InvalidField, public_text
 from ingot.protocol.json_codec import STATUS
-from ingot.server.plane.apis import asking, files, on_tokens, samples, tei
+from ingot.runtime.model import Model
+from ingot.server.plane.apis import asking, files, on_tokens, samples, tei, text_generation
 from ingot.server.plane.apis.asking import Served
 from ingot.server.plane.fields import Fields, at_root, place_of, texts_of
 from ingot.server.plane.handlers import Call
@@ -24,7 +25,10 @@ async def answer(call: Call) -> Any:
         IngotError: as for :meth:`DataPlane.infer`.
     """
     name, _, version = call.model.partition(":")
-    if (model := call.plane.repository.get(name, version)).steps is None:
+    model = call.plane.repository.get(name, version)
+    if isinstance(model, Model) and model.generation is not None and model.texts is not None:
+        return await text_generation.answer(call, model)
+    if model.steps is None:
         return await samples.answer(call, model)
     if files.takes_files(asked := asking.with_steps(call.plane, call.model)):
         return await files.answer(call, asked)
