@@ -17,7 +17,7 @@ from ingot.runtime import Model
 from ingot.runtime.settings.settings import Settings
 from ingot.serving import Repository, ServedModel
 from ingot.serving.aliases import POLL_SECONDS, follow
-from ingot.serving.canaries import Canaries
+from ingot.serving.canary_decisions import Canaries
 from ingot.serving.deployment import CHANGES, Deployment, Event, Result
 from ingot.serving.loading import Tasks, in_thread
 from ingot.serving.residency import Residency, sweep

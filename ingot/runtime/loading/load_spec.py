@@ -34,7 +34,7 @@ from ingot.runtime.engines.opening import ENGINES
 from ingot.runtime.engines.python.requirements import prepared
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.runtime.generation import offline
-from ingot.runtime.loading import decoders, warmup
+from ingot.runtime.loading import item_processes, warmup
 from ingot.runtime.loading.engine_swap import EngineSwap
 from ingot.runtime.loading.placement import Need, Placement, place
 from ingot.runtime.loading.prepacked import Prepacked
@@ -172,7 +172,7 @@ class LoadSpec:
         risk = risk_of(settings, form, bounds)
         isolation = isolation_of(settings, form, risk, planned=bool(plan))
         goldens = variant.goldens()
-        steps, decoding = decoders.confined(variant, settings)
+        steps, decoding = item_processes.confined(variant, settings)
         generation = variant.serving.generation
         decoder = None if generation is None else options_of(generation, settings.slots, settings.context)
 

@@ -13,8 +13,8 @@ from ingot.server.http import responses
 from ingot.server.http.asgi import AsgiExchange
 from ingot.server.http.disconnect import DisconnectProbe
 from ingot.server.http.exchange import ConnectionApi, Exchange, HttpState, PendingBody
-from ingot.server.http.over_limit import RefusedConnection
 from ingot.server.http.parser import Event, Parser, RequestHead, Signal
+from ingot.server.http.refused_connection import RefusedConnection
 from ingot.server.http.timeouts import Timeouts
 
 _HEAD_END: Final = b"\r\n\r\n"

@@ -20,7 +20,7 @@ from ingot.runtime.dispatch.stepped import Aside, preparing
 from ingot.runtime.dispatch.streams import Streams
 from ingot.runtime.engines.isolation.step_processes import StepProcesses
 from ingot.runtime.gpu.array import Direct
-from ingot.runtime.loading.decoders import processes_of
+from ingot.runtime.loading.item_processes import processes_of
 from ingot.runtime.scheduling.entry import size_of
 from ingot.runtime.scheduling.queue import check_room
 from ingot.runtime.settings.repeat import Repeat

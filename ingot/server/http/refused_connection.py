@@ -1,4 +1,4 @@
-"""A connection over the limit of connections."""
+"""A connection that is refused, as there are too many: it gets an answer and is closed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ingot import RunningServer
 from ingot.errors import InvalidArgument, Unavailable
 from ingot.model_store import Archive, Store
 from ingot.runtime.settings.canary import Plan
-from ingot.serving.canaries import changed
+from ingot.serving.canary_decisions import changed
 from ingot.serving.comparison import Side, at_least, error_of
 from tests import onnx_models
 from tests.server.outside import wait_until
