@@ -35,12 +35,30 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class EnsembleStep:
+    """A step of an ensemble.
+
+    Attributes:
+        model: the name of its model.
+        version: of the model; -1 for the highest.
+        inputs: the ensemble's tensor that each input of the model reads.
+        outputs: the ensemble's tensor that each output of the model is.
+    """
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A model's configuration; ``backend`` is empty if the model's file name decides.
 
     ``states`` has an output or a control for each input that the server fills in; see
-    :class:`ingot.runtime.dispatch.states.Control`. ``labels`` is the name of the file with the names of classes.
+    :class:`ingot.runtime.dispatch.states.Control`. ``labels`` is the name of the file with the names of classes,
+    and ``steps`` are those of an ensemble.
     """
 
     backend: str = ""
@@ -49,6 +67,7 @@ class Config:
     outputs: tuple[Declared, ...] = ()
     states: Mapping[str, str] = field(default_factory=dict)
     labels: str = ""
+    steps: tuple[EnsembleStep, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -113,6 +132,10 @@ def _config(message: ModelConfig, where: str) -> Config:
         ),
         states=states,
         labels=next(iter(files), ""),
+        steps=tuple(
+            EnsembleStep(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
+            for step in message.ensemble_scheduling.step[:_MAX_TENSORS]
+        ),
         notes=(*triton_settings.notes(message), *left),
     )
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ingot.errors import InvalidArgument, NotFound
-from ingot.importing import formats
+from ingot.importing import ensembles, formats
 from ingot.importing.members import FolderMembers, documents, inside, reading
 from ingot.importing.pbtxt import CONFIG, Config, read_config
 from ingot.importing.record import Candidate, Imported, ModelFormat
@@ -31,7 +31,7 @@ _BACKENDS: dict[str, tuple[ModelFormat, str]] = {
 }
 _SOURCE = "import or export its source model, as .onnx or with ingot export"
 _OTHERS = {
-    "ensemble": "it combines other models; import those, and write a pipeline of them into ingot.toml",
+    ensembles.BACKEND: "it combines other models; import those, and write a pipeline of them into ingot.toml",
     "python": "it is Python code, which Ingot does not run; export the model in it with ingot export",
     "tensorrt": _SOURCE,
     "tensorrt_plan": _SOURCE,
@@ -61,14 +61,15 @@ def candidates(path: Path) -> tuple[Candidate, ...]:
     if _VERSION.fullmatch(root.name) and _is_model(root.parent):
         return (_candidate(root.parent, path.parent if path.name == root.name else root.parent, root.name),)
     if _is_model(root):
-        return tuple(_versions(root, path))
+        return tuple(_versions(root, path, frozenset()))
     models = [item for item in _folders(path) if _is_model(item)]
     if not models:
         raise InvalidArgument(
             f"the folder {path} holds no model: neither MAR-INF/MANIFEST.json of TorchServe, nor {CONFIG} or a "
             "version folder such as 1/model.onnx of Triton, nor folders with these"
         )
-    return tuple(itertools.chain.from_iterable(_versions(root, model) for model in models))
+    combined = frozenset(model.name for model in models if _ensemble(root, model) is not None)
+    return tuple(itertools.chain.from_iterable(_versions(root, model, combined) for model in models))
 
 
 def _is_model(path: Path) -> bool:
@@ -81,7 +82,20 @@ def _folders(path: Path) -> list[Path]:
     return sorted(item for item in itertools.islice(path.iterdir(), _MAX_FOLDERS) if item.is_dir())
 
 
-def _versions(root: Path, model: Path) -> Iterator[Candidate]:
+def _ensemble(root: Path, model: Path) -> Config | None:
+    """Return the configuration of an ensemble with steps; None for another model, or one that cannot be read."""
+    try:
+        with reading(model):
+            config = read_config(root, model)
+    except InvalidArgument:  # reported when the model is read
+        return None
+    return config if config.backend in ("", ensembles.BACKEND) and config.steps else None
+
+
+def _versions(root: Path, model: Path, others: frozenset[str]) -> Iterator[Candidate]:
+    if (config := _ensemble(root, model)) is not None:
+        yield ensembles.candidate(model, config, others)
+        return
     numbers = sorted((item.name for item in _folders(model) if _VERSION.fullmatch(item.name)), key=int)
     if not numbers:
         yield Candidate(str(model), name_from(model.resolve().name), None, partial(_nothing, root, model))

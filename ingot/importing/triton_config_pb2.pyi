@@ -181,6 +181,39 @@ class ModelSequenceBatching(_message.Message):
     state: _containers.RepeatedCompositeFieldContainer[ModelSequenceBatching.State]
     def __init__(self, max_sequence_idle_microseconds: _Optional[int] = ..., control_input: _Optional[_Iterable[_Union[ModelSequenceBatching.ControlInput, _Mapping]]] = ..., direct: _Optional[_Union[Setting, _Mapping]] = ..., oldest: _Optional[_Union[Setting, _Mapping]] = ..., state: _Optional[_Iterable[_Union[ModelSequenceBatching.State, _Mapping]]] = ...) -> None: ...
 
+class ModelEnsembling(_message.Message):
+    __slots__ = ("step",)
+    class Step(_message.Message):
+        __slots__ = ("model_name", "model_version", "input_map", "output_map", "model_namespace")
+        class InputMapEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        class OutputMapEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+        MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+        INPUT_MAP_FIELD_NUMBER: _ClassVar[int]
+        OUTPUT_MAP_FIELD_NUMBER: _ClassVar[int]
+        MODEL_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+        model_name: str
+        model_version: int
+        input_map: _containers.ScalarMap[str, str]
+        output_map: _containers.ScalarMap[str, str]
+        model_namespace: str
+        def __init__(self, model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., input_map: _Optional[_Mapping[str, str]] = ..., output_map: _Optional[_Mapping[str, str]] = ..., model_namespace: _Optional[str] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: _containers.RepeatedCompositeFieldContainer[ModelEnsembling.Step]
+    def __init__(self, step: _Optional[_Iterable[_Union[ModelEnsembling.Step, _Mapping]]] = ...) -> None: ...
+
 class ModelConfig(_message.Message):
     __slots__ = ("platform", "version_policy", "max_batch_size", "input", "output", "instance_group", "default_model_filename", "dynamic_batching", "optimization", "sequence_batching", "parameters", "ensemble_scheduling", "model_warmup", "backend", "model_operations", "model_transaction_policy", "response_cache")
     class ParametersEntry(_message.Message):
@@ -218,10 +251,10 @@ class ModelConfig(_message.Message):
     optimization: Setting
     sequence_batching: ModelSequenceBatching
     parameters: _containers.MessageMap[str, Setting]
-    ensemble_scheduling: Setting
+    ensemble_scheduling: ModelEnsembling
     model_warmup: _containers.RepeatedCompositeFieldContainer[Setting]
     backend: str
     model_operations: Setting
     model_transaction_policy: Setting
     response_cache: Setting
-    def __init__(self, platform: _Optional[str] = ..., version_policy: _Optional[_Union[Setting, _Mapping]] = ..., max_batch_size: _Optional[int] = ..., input: _Optional[_Iterable[_Union[ModelInput, _Mapping]]] = ..., output: _Optional[_Iterable[_Union[ModelOutput, _Mapping]]] = ..., instance_group: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., default_model_filename: _Optional[str] = ..., dynamic_batching: _Optional[_Union[ModelDynamicBatching, _Mapping]] = ..., optimization: _Optional[_Union[Setting, _Mapping]] = ..., sequence_batching: _Optional[_Union[ModelSequenceBatching, _Mapping]] = ..., parameters: _Optional[_Mapping[str, Setting]] = ..., ensemble_scheduling: _Optional[_Union[Setting, _Mapping]] = ..., model_warmup: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., backend: _Optional[str] = ..., model_operations: _Optional[_Union[Setting, _Mapping]] = ..., model_transaction_policy: _Optional[_Union[Setting, _Mapping]] = ..., response_cache: _Optional[_Union[Setting, _Mapping]] = ...) -> None: ...
+    def __init__(self, platform: _Optional[str] = ..., version_policy: _Optional[_Union[Setting, _Mapping]] = ..., max_batch_size: _Optional[int] = ..., input: _Optional[_Iterable[_Union[ModelInput, _Mapping]]] = ..., output: _Optional[_Iterable[_Union[ModelOutput, _Mapping]]] = ..., instance_group: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., default_model_filename: _Optional[str] = ..., dynamic_batching: _Optional[_Union[ModelDynamicBatching, _Mapping]] = ..., optimization: _Optional[_Union[Setting, _Mapping]] = ..., sequence_batching: _Optional[_Union[ModelSequenceBatching, _Mapping]] = ..., parameters: _Optional[_Mapping[str, Setting]] = ..., ensemble_scheduling: _Optional[_Union[ModelEnsembling, _Mapping]] = ..., model_warmup: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., backend: _Optional[str] = ..., model_operations: _Optional[_Union[Setting, _Mapping]] = ..., model_transaction_policy: _Optional[_Union[Setting, _Mapping]] = ..., response_cache: _Optional[_Union[Setting, _Mapping]] = ...) -> None: ...

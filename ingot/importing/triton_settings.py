@@ -15,7 +15,7 @@ _SERVING = {
     "response_cache": "see --cache of ingot serve",
     "model_transaction_policy": "each request has one response; see --repeat of ingot serve for several",
     "model_operations": "see --ort-library of ingot serve for libraries of custom operators",
-    "ensemble_scheduling": "write a pipeline of the models into ingot.toml",
+    "ensemble_scheduling": "it belongs to ensembles",
 }
 _DYNAMIC = {
     "preferred_batch_size": "the size of batches follows from measured times; see --max-batch for the largest",

@@ -148,7 +148,12 @@ def test_tritons_repository_becomes_tags(here: Path, module: Net, script: bytes)
 
     again = imported("repo/affine", "--json")
     assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout) == {"imported": [], "skipped": ["affine:1", "affine:3"], "failed": []}
+    assert json.loads(again.stdout) == {
+        "imported": [],
+        "skipped": ["affine:1", "affine:3"],
+        "failed": [],
+        "pipelines": "",
+    }
     one = imported("repo/affine/3", "team/affine:prod")
     assert one.exit_code == 0, one.output
     assert store.get("team/affine:prod").name == "team/affine"
