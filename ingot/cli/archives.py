@@ -254,8 +254,9 @@ def _print(archive: Archive, *, verbose: bool) -> None:
     if plan is not None:
         kind = "class" if plan.interface == "class" else "handler"
         say(f"{kind:>7}  {plan.attribute} of {plan.file}, with {units.counted(len(plan.files), 'file')}")
+        held = f" (one of {units.counted(len(plan.wheels), 'wheel')} in the archive)" if plan.wheels else ""
         for requirement in plan.requirements:
-            say(f"  needs  {requirement}")
+            say(f"  needs  {requirement}{held}")
         for permission in plan.permissions:
             say(f"  needs  the permission {permission} (--permit)")
     for line in _paddings(archive):

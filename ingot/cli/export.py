@@ -34,9 +34,9 @@ _CAPTURE = "Capture route: auto, export, strict, inferred, deferred, oblivious, 
 # The oldest that ONNX Runtime runs.
 _OLDEST_OPSET = 7
 _NOT_CAPTURED = (
-    "{source} is a class in Python, which is run as it is: its export takes --out, --name, --requirements, --include, "
-    "--permit and --load-timeout. If it is a module of PyTorch to be captured as a graph, write its import path: "
-    "{stem}:{name}"
+    "{source} is a class in Python, which is run as it is: its export takes --out, --name, --requirements, --wheels, "
+    "--include, --permit and --load-timeout. If it is a module of PyTorch to be captured as a graph, write its import "
+    "path: {stem}:{name}"
 )
 _RULES = "Rewrite rule, or default, all or none; repeatable."
 
@@ -241,6 +241,12 @@ class Code:
         Path | None,
         typer.Option(help="For a class in Python: a file with the versions of packages that it needs, name==version."),
     ] = None
+    wheels: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a class in Python: a folder with the wheels of --requirements, which the archive holds."
+        ),
+    ] = None
     permit: Annotated[
         str | None,
         typer.Option(
@@ -324,7 +330,7 @@ def export(
         _export_class(source, out, interface.name, code, diagnosis, as_json=as_json)
         return
     if code != Code():
-        options = "--requirements, --include and --permit"
+        options = "--requirements, --wheels, --include and --permit"
         raise InvalidArgument(f"{options} are for a class in Python (model.py:Model), not for {source}")
     inputs, opset, batch_dim = original.inputs or (), conversion.opset, interface.batch_dim
     with progress("Importing PyTorch", timed=True) as step, limited_load(limit, source, step) as limited:
@@ -407,6 +413,7 @@ def _export_class(
             source,
             name=name or _name(source),
             requirements=code.requirements,
+            wheels=code.wheels,
             include=code.include or (),
             permissions=permissions.parsed(code.permit),
             load_timeout=limit or None,

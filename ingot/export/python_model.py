@@ -22,7 +22,7 @@ from ingot.model_store.places import python_class
 from ingot.runtime.engines.engine import MORE, STREAM, Engine
 from ingot.runtime.engines.isolation.engine import Isolation
 from ingot.runtime.engines.loader import load_engine
-from ingot.runtime.engines.python.requirements import pinned
+from ingot.runtime.engines.python.requirements import hashes_of, pinned, wheels_of
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.tensors import Array, Signature, arrays
 
@@ -50,6 +50,7 @@ def export_class(
     *,
     name: str,
     requirements: Path | None = None,
+    wheels: Path | None = None,
     include: Sequence[Path] = (),
     permissions: tuple[str, ...] = (),
     load_timeout: float | None = None,
@@ -61,7 +62,8 @@ def export_class(
     Args:
         source: ``model.py:Model``.
         name: of the archive.
-        requirements: a file with lines ``name==version``.
+        requirements: a file with lines ``name==version``, with hashes if they are to be checked.
+        wheels: a folder with the wheels of the requirements, for the archive to hold; None for none.
         include: further files and folders, next to the class's file or below its folder.
         permissions: what the model may do besides computing; see
             :mod:`~ingot.permissions`.
@@ -77,9 +79,18 @@ def export_class(
     if found is None or not found[0].is_file():
         raise NotFound(f"there is no file {source if found is None else found[0]}")
     file, attribute = found[0].expanduser(), found[1]
-    pins = () if requirements is None else pinned(_text(requirements), str(requirements))
+    text = "" if requirements is None else _text(requirements)
+    pins, hashes = pinned(text, str(requirements)), hashes_of(text, str(requirements))
     original = _answers(Path(f"{file}:{attribute}"), permissions, load_timeout)
-    packed = _Packed.of(file, include, attribute=attribute, requirements=pins, permissions=permissions)
+    packed = _Packed.of(
+        file,
+        include,
+        [] if wheels is None else wheels_of(pins, wheels),
+        attribute=attribute,
+        requirements=pins,
+        hashes=hashes,
+        permissions=permissions,
+    )
     try:
         archived = packed.answers(load_timeout)
     except InvalidArgument as error:
@@ -133,17 +144,22 @@ class _Packed:
     blobs: BlobFolder
     plan: PythonPlan
     graph: Descriptor
-    files: Mapping[str, Descriptor]
+    files: Sequence[Descriptor]
 
     @classmethod
-    def of(cls, file: Path, include: Sequence[Path], **plan: object) -> _Packed:
+    def of(cls, file: Path, include: Sequence[Path], wheels: Sequence[Path] = (), **plan: object) -> _Packed:
         blobs = BlobFolder.scratch()
         files = _put(blobs, file, include)
-        blobs_of_files = {path: blob.hex for path, blob in files.items()}
-        python = platform.python_version()
-        made = PythonPlan.model_validate({"file": file.name, "files": blobs_of_files, "python": python, **plan})
+        packages = {path.name: _blob(blobs, path, f"wheels/{path.name}") for path in wheels}
+        found = {
+            "file": file.name,
+            "files": {path: blob.hex for path, blob in files.items()},
+            "wheels": {name: blob.hex for name, blob in packages.items()},
+            "python": platform.python_version(),
+        }
+        made = PythonPlan.model_validate({**found, **plan})
         graph = blobs.put(manifest.encode(made), manifest.WEIGHT, {manifest.FILEPATH: "python.json"})
-        return cls(blobs, made, graph, files)
+        return cls(blobs, made, graph, [*files.values(), *packages.values()])
 
     def answers(self, load_timeout: float | None) -> _Answers:
         return _answers(self.blobs.path(self.graph), self.plan.permissions, load_timeout)
@@ -162,7 +178,7 @@ class _Packed:
             evidence=Evidence(parity=proof),
         )
         golden = [Golden({**original.inputs}, {**original.outputs})] if original.inputs else []
-        distinct = {blob.digest: blob for blob in self.files.values()}
+        distinct = {blob.digest: blob for blob in self.files}
         return Archive.create(self.blobs, [add_variant(self.blobs, serving, self.graph, [*distinct.values()], golden)])
 
 
@@ -220,11 +236,13 @@ def _put(blobs: BlobFolder, file: Path, include: Sequence[Path]) -> dict[str, De
         for each in sorted(path.resolve().rglob("*")) if path.is_dir() else [path.resolve()]:
             name = each.relative_to(folder)
             if each.is_file() and "__pycache__" not in name.parts:
-                annotations = {manifest.FILEPATH: name.as_posix()}
-                with each.open("rb") as stream:
-                    chunks = iter(partial(stream.read, CHUNK_BYTES), b"")
-                    found[name.as_posix()] = blobs.put(chunks, manifest.WEIGHT, annotations)
+                found[name.as_posix()] = _blob(blobs, each, name.as_posix())
     return found
+
+
+def _blob(blobs: BlobFolder, file: Path, name: str) -> Descriptor:
+    with file.open("rb") as stream:
+        return blobs.put(iter(partial(stream.read, CHUNK_BYTES), b""), manifest.WEIGHT, {manifest.FILEPATH: name})
 
 
 def _text(path: Path) -> str:

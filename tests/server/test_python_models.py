@@ -196,7 +196,7 @@ def source_of(folder: Path, content: str, name: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(*sources: str, **settings: Any) -> Iterator[RunningServer]:
+def serving(*sources: str | ingot.Archive, **settings: Any) -> Iterator[RunningServer]:
     with ingot.serve(*sources, http_port=0, grpc_port=0, device="cpu", **settings) as server:
         yield server
 
@@ -718,12 +718,12 @@ def test_a_server_that_ends_while_it_loads_leaves_no_folders(tmp_path: Path, sig
     assert [*scratch.glob("ingot-engine-*")] == []
 
 
-def wheel(folder: Path, name: str, version: str) -> None:
-    """Write a wheel with one module that has the version."""
+def wheel(folder: Path, name: str, version: str, shown: str = "") -> None:
+    """Write a wheel with one module that has the version, or another text."""
     folder.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{name}.py", f"VERSION = {version!r}")
+        file.writestr(f"{name}.py", f"VERSION = {(shown or version)!r}")
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{info}/RECORD", "")
@@ -763,7 +763,7 @@ def test_packages_are_installed_for_a_model_alone(tmp_path: Path, monkeypatch: p
         ):
             for name, expected in (("m1", b"1.0"), ("m2", b"2.0")):
                 assert client.infer(name, {"x": np.array([b""], object)})["output"].tolist() == [expected]
-    assert len([*(tmp_path / "cache" / "ingot" / "packages").iterdir()]) == 2
+    assert len([each for each in (tmp_path / "cache/ingot/packages").iterdir() if each.is_dir()]) == 2
     for file in (tmp_path / "wheels").iterdir():
         file.unlink()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))

@@ -79,6 +79,8 @@ class PythonPlan(_Record):
         attribute: the name of the class, or of the handler's function, which it may lack.
         files: the blob of each file by its path, relative to the folder of ``file``.
         requirements: versions of packages, each as ``name==version``.
+        hashes: of the files that may be installed for a requirement, each as ``sha256:`` and hexadecimal digits.
+        wheels: the blob of each wheel that the archive holds, by the name of its file.
         permissions: what the model does besides computing, which its server must permit.
         python: the version of the interpreter that made the archive.
     """
@@ -89,6 +91,8 @@ class PythonPlan(_Record):
     attribute: str = Field(pattern=r"^[A-Za-z_]\w*$")
     files: dict[str, _Blob] = Field(min_length=1, max_length=10_000)
     requirements: tuple[str, ...] = Field((), max_length=1000)
+    hashes: dict[str, tuple[Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")], ...]] = {}
+    wheels: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!\-]*\.whl$", max_length=255)], _Blob] = {}
     permissions: tuple[Permission, ...] = ()
     python: str = ""
 
@@ -99,6 +103,12 @@ class PythonPlan(_Record):
             if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*==[\w.+!\-]+", requirement):
                 raise ValueError(f"'{requirement}' is not of the form name==version")
         return requirements
+
+    @model_validator(mode="after")
+    def _hashed(self) -> PythonPlan:
+        if self.hashes and {*self.hashes} != {*self.requirements}:
+            raise ValueError("its hashes are not those of its requirements")
+        return self
 
     @model_validator(mode="after")
     def _relative(self) -> PythonPlan:

@@ -208,13 +208,14 @@ class LoadSpec:
             decoder=decoder,
         )
         code = variant.python_plan()
-        required = code.requirements if code is not None and settings.allow_code else ()
         needed_permissions = code.permissions if code is not None else ()
 
         def open_on(device: str, threads: int) -> Engine:
             if settings.allow_code:
                 permissions.check(needed_permissions, settings.permissions)
-            packages = prepared(required, install=settings.install_requirements)
+            packages = None
+            if code is not None and settings.allow_code:
+                packages = prepared(code, variant.path().parent, install=settings.install_requirements)
             return load_engine(
                 replace(spec, device=device, threads=threads, packages=packages, permissions=needed_permissions),
                 isolation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from ingot.errors import InvalidArgument, Unsupported, write_error
+from ingot.errors import InvalidArgument, NotFound, Unsupported, write_error
+from ingot.model_store.format.partition import PythonPlan
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ _PIP = (
     ":all:",
     "--no-input",
     "--disable-pip-version-check",
-    "-q",
+    "--progress-bar",
+    "off",
 )
 
 
@@ -59,6 +62,47 @@ def parsed(text: str) -> tuple[tuple[str, ...], dict[int, str]]:
     return tuple(pins), others
 
 
+def hashes_of(text: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Return the hashes that a requirements file states for each requirement; empty if it has none.
+
+    Raises:
+        InvalidArgument: some requirements have none, or one is not a SHA-256.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for line in text.replace("\\\n", " ").splitlines():
+        if match := _PIN.match(line.strip()):
+            found[f"{match['name']}=={match['version']}"] = tuple(re.findall(r"--hash=(\S+)", line))
+    if not any(found.values()):
+        return {}
+    for pin, hashes in found.items():
+        if not hashes or not all(re.fullmatch("sha256:[0-9a-f]{64}", each) for each in hashes):
+            raise InvalidArgument(f"{where}: '{pin}' needs a hash, --hash=sha256:..., since others have one")
+    return found
+
+
+def wheels_of(requirements: Sequence[str], folder: Path) -> list[Path]:
+    """Return the wheels in a folder that requirements need: for each, those of all platforms.
+
+    Raises:
+        NotFound: one has none; the message has the command that downloads them.
+    """
+    by_name: dict[tuple[str, str], list[Path]] = {}
+    for path in sorted(folder.glob("*.whl")):
+        name, version, *_ = path.name.split("-")
+        by_name.setdefault((_normal(name), version), []).append(path)
+    pins = [tuple(requirement.split("==")) for requirement in requirements]
+    if missing := [f"{name}=={version}" for name, version in pins if (_normal(name), version) not in by_name]:
+        raise NotFound(
+            f"{folder} has no wheel of {', '.join(missing)}: pip download --no-deps --only-binary :all: "
+            f"-d {folder} {' '.join(missing)}"
+        )
+    return [path for name, version in pins for path in by_name[_normal(name), version]]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def check(requirements: Sequence[str]) -> None:
     """Check that the required versions of packages are installed.
 
@@ -72,47 +116,71 @@ def check(requirements: Sequence[str]) -> None:
         )
 
 
-def prepared(requirements: Sequence[str], *, install: bool) -> Path | None:
+def prepared(plan: PythonPlan, blobs: Path, *, install: bool) -> Path | None:
     """Return a folder with the required packages that this environment lacks; None if it lacks none.
 
-    Models with the same requirements share a folder. Only wheels are installed, whose code does not run here.
+    Models with the same requirements share a folder, unless their archives hold other wheels. Only wheels are
+    installed, whose code does not run here.
 
     Args:
-        requirements: each as ``name==version``; all that the model needs, since those of packages are not followed.
+        plan: the model's; it lists all requirements, since those of packages are not followed.
+        blobs: the folder of its wheels.
         install: install what is missing.
 
     Raises:
         Unsupported: packages are missing and are not to be installed, or pip cannot install them.
         InvalidArgument: the folder cannot be written.
     """
-    if not (unmet := _unmet(requirements)):
+    if not (unmet := _unmet(plan.requirements)):
         return None
     if not install:
-        check(requirements)
-    key = hashlib.sha256("\n".join([sys.version, platform.machine(), *sorted(unmet)]).encode()).hexdigest()
-    folder = _root() / key[:32]
-    if not folder.is_dir():
-        _install([*unmet], folder)
+        check(plan.requirements)
+    lines = [" ".join((pin, *(f"--hash={each}" for each in plan.hashes.get(pin, ())))) for pin in sorted(unmet)]
+    parts = [sys.version, platform.machine(), *lines, *sorted(plan.wheels.values())]
+    folder = _root() / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Another server may be installing the same.
+        with folder.with_suffix(".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.is_dir():
+                wheels = {name: blobs / blob for name, blob in plan.wheels.items()}
+                _install(lines, wheels, Path(scratch)).rename(folder)
+    except OSError as error:
+        raise write_error(f"packages cannot be installed into {folder}", error) from error
     return folder
 
 
-def _install(requirements: Sequence[str], folder: Path) -> None:
-    log.warning("installing %s into %s", ", ".join(requirements), folder)
-    began = time.monotonic()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch, "packages")
-            command = [sys.executable, *_PIP, "--target", str(made), *requirements]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-            if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
-                raise Unsupported(f"pip cannot install {', '.join(requirements)}: {lines[-1][:500]}")
-            if not folder.is_dir():  # another server may have been faster
-                made.rename(folder)
-    except OSError as error:
-        raise write_error(f"packages cannot be installed into {folder}", error) from error
-    log.warning("installed %s (%.1f s)", ", ".join(requirements), time.monotonic() - began)
+def _install(lines: Sequence[str], wheels: Mapping[str, Path], scratch: Path) -> Path:
+    """Install requirements into a new folder below ``scratch``, from the wheels if there are any."""
+    named, began = ", ".join(line.partition(" ")[0] for line in lines), time.monotonic()
+    log.warning("installing %s", named)
+    (listed := scratch / "requirements.txt").write_text("\n".join(lines))
+    command = [sys.executable, *_PIP, "--target", str(made := scratch / "packages"), "-r", str(listed)]
+    if wheels:
+        command += ["--isolated", "--no-index", "--find-links", str(links := scratch / "wheels")]
+        links.mkdir()
+        for name, path in wheels.items():
+            (links / name).symlink_to(path.resolve())
+    failure = _run(command)
+    if failure:
+        raise Unsupported(f"pip cannot install {named}: {failure}")
+    log.warning("installed %s (%.1f s)", named, time.monotonic() - began)
+    return made
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run pip, and log its downloads as they begin; return why it failed, empty if it did not."""
+    said = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL
+    ) as process:
+        for line in process.stdout or ():
+            if line.strip().startswith("Downloading"):
+                log.warning("%s", line.strip()[:200])
+            elif line.strip() and (line.startswith("ERROR") or not said.startswith("ERROR")):
+                said = line.strip()[:500]
+    return said if process.returncode else ""
 
 
 def _unmet(requirements: Sequence[str]) -> dict[str, str]:
