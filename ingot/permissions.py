@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from ingot.errors import InvalidArgument, Unsupported
 
-Permission = Literal["network", "network-at-load", "programs"]
+Permission = Literal["network", "network-at-load", "programs", "write"]
 PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
-NETWORK, NETWORK_AT_LOAD, PROGRAMS = PERMISSIONS
+NETWORK, NETWORK_AT_LOAD, PROGRAMS, WRITE = PERMISSIONS
 NAMES = ", ".join(PERMISSIONS)
 """For messages and help."""
 

@@ -37,6 +37,7 @@ from ingot.export.python_model import export_class
 from ingot.model_store import BlobFolder
 from ingot.model_store.format import manifest
 from ingot.runtime.engines.opening import open_engine
+from ingot.runtime.engines.python import files
 from ingot.runtime.engines.spec import EngineSpec
 from ingot.server.main import RunningServer
 from tests import onnx_models
@@ -826,7 +827,7 @@ def test_permissions_allow_what_they_name(tmp_path: Path, permit: str, allowed: 
 def test_an_archive_needs_the_permissions_that_it_names(tmp_path: Path, run_ingot: RunIngot) -> None:
     source, out = source_of(tmp_path, TALKS, "M"), tmp_path / "m.ingot"
     found = refused(run_ingot("export", source, "--permit", "disk", "-o", out))
-    assert "'disk' is not a permission; there are network, network-at-load, programs" in found
+    assert "'disk' is not a permission; there are network, network-at-load, programs, write" in found
     assert "exclude each other" in refused(
         run_ingot("export", source, "--permit", "programs,network-at-load", "-o", out)
     )
@@ -845,6 +846,57 @@ def test_an_archive_needs_the_permissions_that_it_names(tmp_path: Path, run_ingo
         assert client.infer("m", do("program"))["output"].tolist() == [b"hi\n"]
         with pytest.raises(InternalError, match="PermissionError"):  # permitted, but not asked for
             client.infer("m", do("new"))
+
+
+WRITES = """
+class M:
+    def load(self, context):
+        self.large, self.small = context.files / "large.bin", context.files / "sub" / "small.txt"
+
+    def predict_one(self, do: str) -> str:
+        with getattr(self, do).open("r+") as file:
+            file.write("changed")
+        (self.small.parent / "made.txt").write_text("made")
+        return getattr(self, do).read_text()[:8]
+"""
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_model_that_may_write_has_its_own_files(tmp_path: Path, run_ingot: RunIngot, archived: bool) -> None:
+    source = source_of(tmp_path / "model", WRITES, "M")
+    large = write(tmp_path, "model/large.bin", "x" * (17 << 20))
+    write(tmp_path, "model/sub/small.txt", "xxxxxxxx")
+    write(tmp_path, "model/.hidden/file", "x")
+    out, writing = tmp_path / "m.ingot", tmp_path / "w.ingot"
+    included = ["--include", large, "--include", large.parent / "sub"]
+    succeeded(run_ingot("export", source, *included, "-o", out))
+    succeeded(run_ingot("export", source, *included, "--permit", "write", "-o", writing))
+    assert "needs  the permission write (--permit)" in succeeded(run_ingot("inspect", writing))
+    with (
+        pytest.raises(Unsupported, match=r"needs the permission write.*--permit write"),
+        serving(str(writing), allow_code=True),
+    ):
+        pass
+    for permit in (None, "write"):
+        served = source if not archived else str(writing if permit else out)
+        with serving(served, allow_code=True, permit=permit) as server, ingot.Client(server.http_url) as client:
+            [model] = server._server.repository
+            for file in ("large", "small"):
+                refusal = pytest.raises(InternalError, match=r"(Permission|OS)Error.*(temporary|Read-only|Permission)")
+                with refusal if not permit and (file == "large" or not archived) else contextlib.nullcontext():
+                    assert client.infer(model.name, do(file))["output"].tolist() == [b"changedx"]
+    assert large.read_text()[:8] == "xxxxxxxx"
+    assert not (tmp_path / "model" / "sub" / "made.txt").exists()
+
+
+def test_a_large_folder_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a/model.py", "x" * 10)
+    write(tmp_path, ".git/large", "x" * 100)
+    monkeypatch.setattr(files, "_MOST_COPIED", 10)
+    assert [each.name for each in files.copied(tmp_path).rglob("*")] == ["a", "model.py"]
+    write(tmp_path, "a/more.py", "x")
+    with pytest.raises(InvalidArgument, match="move the class and its files into a folder that has nothing else"):
+        files.copied(tmp_path)
 
 
 def test_settings_and_missing_files(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def _open(spec: EngineSpec, *, confined: bool) -> Engine:
             raise InternalError("a model in Python runs in an engine process only")
         from ingot.runtime.engines.python.engine import PythonEngine
 
-        return PythonEngine(path, device=device, settings=spec.settings)
+        return PythonEngine(path, device=device, settings=spec.settings, permissions=spec.permissions)
     if plugin is not None:
         return plugin(path, device=device, threads=threads)
     if spec.format == "partitioned":

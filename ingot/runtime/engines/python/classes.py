@@ -6,12 +6,14 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.errors import NotFound, shortened
 from ingot.model_store.format import manifest
 from ingot.model_store.format.partition import PythonPlan
 from ingot.model_store.places import python_class
+from ingot.permissions import WRITE
 from ingot.runtime.engines.python import files, requirements
 from ingot.runtime.engines.python.torchserve.handler import handler_class
 
@@ -20,11 +22,12 @@ log = logging.getLogger(__name__)
 _REMEDY = "install the package, or add the file to the archive with --include"
 
 
-def load_class(path: Path) -> tuple[type, Path]:
+def load_class(path: Path, permissions: Sequence[str] = ()) -> tuple[type, Path]:
     """Return the class that a path names, and the folder of its files, which becomes the current one.
 
     Args:
         path: ``model.py:Model``, or the plan of an archive.
+        permissions: of the model; with that to write, the folder of a user's file is copied.
 
     Raises:
         NotFound: there is no such file or class.
@@ -33,7 +36,10 @@ def load_class(path: Path) -> tuple[type, Path]:
     """
     sys.dont_write_bytecode = True
     if (named := python_class(str(path))) is not None:
-        return _imported(*named)
+        file, attribute = named
+        if WRITE in permissions and file.is_file():
+            file = files.copied(file.resolve().parent) / file.name
+        return _imported(file, attribute)
     plan = manifest.decode(PythonPlan, path.read_bytes(), "the plan")
     requirements.check(plan.requirements)
     _compare_python(plan.python)

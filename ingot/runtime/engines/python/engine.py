@@ -68,6 +68,7 @@ class PythonEngine(BaseEngine):
         path: ``model.py:Model``, or the plan of an archive.
         device: as for :class:`~ingot.runtime.engines.spec.EngineSpec`.
         settings: for the model.
+        permissions: of the model; see :mod:`~ingot.permissions`.
 
     Raises:
         InvalidArgument: the class cannot be served, or its ``load`` fails.
@@ -76,10 +77,17 @@ class PythonEngine(BaseEngine):
 
     platform = "python"
 
-    def __init__(self, path: Path, *, device: str = "auto", settings: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str = "auto",
+        settings: Mapping[str, str] | None = None,
+        permissions: Sequence[str] = (),
+    ):
         self.device = _device(device)
         self.settings: Mapping[str, str] = {}
-        model, self._folder = load_class(path)
+        model, self._folder = load_class(path, permissions)
         if issubclass(model, HandlerModel):
             self.platform = PLATFORM
         self._interface = interface_of(model)
@@ -251,6 +259,7 @@ def _device(device: str) -> str:
 def _hint(error: BaseException | None) -> str:
     if isinstance(error, PermissionError):
         return (
-            "; an engine process has no network, starts no programs (--permit), and writes only to its temporary folder"
+            "; an engine process has no network, starts no programs, and writes only to its temporary folder; "
+            "--permit allows more"
         )
     return _hint(error.__cause__ or error.__context__) if error else ""  # clients of HTTP wrap it

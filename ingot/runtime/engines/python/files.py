@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -13,9 +14,12 @@ from types import ModuleType
 from ingot import foreign
 from ingot.errors import IngotError, InvalidArgument
 from ingot.model_store.format.partition import PythonPlan
+from ingot.permissions import WRITE
 
 # Larger files are linked. Smaller ones are copied, since code finds its folder by Path(__file__).resolve().
 _COPIED = 16 << 20
+# Most bytes of a user's folder that is copied.
+_MOST_COPIED = 1 << 30
 
 
 def place(error: BaseException, folder: Path) -> str:
@@ -34,16 +38,47 @@ def describe(error: Exception, folder: Path) -> str:
 
 
 def unpack(plan: PythonPlan, blobs: Path) -> Path:
-    """Make the model's folder in the temporary one of this process, which is removed with it."""
-    folder = Path(tempfile.mkdtemp(prefix="model-")).resolve()
+    """Make the model's folder in the temporary one of this process, which is removed with it.
+
+    Large files are links to the archive's, unless the model has the permission to write.
+    """
+    folder, own = _private_folder(), WRITE in plan.permissions
     for name, blob in plan.files.items():
         source, target = blobs / blob, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.stat().st_size > _COPIED:
+        if source.stat().st_size > _COPIED and not own:
             target.symlink_to(source)
         else:
             shutil.copyfile(source, target)
     return folder
+
+
+def copied(folder: Path) -> Path:
+    """Copy a user's folder into the temporary one of this process, without hidden files.
+
+    Raises:
+        InvalidArgument: it is large, or cannot be read.
+    """
+    target, left = _private_folder(), _MOST_COPIED
+    with foreign.reported_as(InvalidArgument, f"{folder} cannot be copied (--permit write)", keep=IngotError):
+        for place, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+            (here := target / Path(place).relative_to(folder)).mkdir(exist_ok=True)
+            for name in names:
+                source = Path(place, name)
+                if name.startswith(".") or not source.is_file():
+                    continue
+                if (left := left - source.stat().st_size) < 0:
+                    raise InvalidArgument(
+                        f"{folder} has more than {_MOST_COPIED >> 20} MiB, and --permit write copies it; move the "
+                        "class and its files into a folder that has nothing else"
+                    )
+                shutil.copyfile(source, here / name)  # not its mode, which the process may not change
+    return target
+
+
+def _private_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="model-")).resolve()
 
 
 def imported(file: Path, remedy: str) -> ModuleType:
