@@ -84,6 +84,8 @@ def reported_as(
     kind: type[Exception],
     message: str | Callable[[Exception], str],
     keep: type[Exception] | tuple[type[Exception], ...] = (),
+    *,
+    cancels: bool = False,
 ) -> Iterator[None]:
     """Raise any error of the block as ``kind``, and that of a full disk as ``StorageFull``.
 
@@ -91,13 +93,14 @@ def reported_as(
         kind: the type to raise.
         message: the new message, from the error, or as a text that the error's type and message are appended to.
         keep: the types of errors that pass as they are.
+        cancels: as for :func:`contained`.
     """
     try:
         yield
     except keep:
         raise
     except BaseException as raised:  # such code raises errors of any type
-        error = contained(raised)
+        error = contained(raised, cancels=cancels)
         text = f"{message}: {typed(error)}" if isinstance(message, str) else message(error)
         full = isinstance(error, OSError) and error.errno in FULL_DISK
         raise (StorageFull if full else kind)(text) from raised

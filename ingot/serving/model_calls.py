@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from ingot.errors import CLASSES, IngotError, InvalidArgument, Unavailable, Unsu
 from ingot.faults import attempt
 from ingot.runtime import Model, Outcome, Request
 from ingot.runtime.dispatch.batch_run import BATCH, Batch
+from ingot.runtime.dispatch.pending import Submitted
 from ingot.runtime.scheduling.entry import Reply
 from ingot.serving.pipelines.pipeline import Pipeline
 from ingot.tensors import Array, Signature
@@ -38,6 +40,7 @@ class ModelCalls:
     def __init__(self, find: Callable[[str, str], ServedModel]):
         self.loop: asyncio.AbstractEventLoop | None = None
         self._find = find
+        self._numbers = itertools.count()
         self._called: WeakKeyDictionary[ServedModel, dict[str, None]] = WeakKeyDictionary()
 
     def _ask(self, caller: Model, name: str, inputs: Mapping[str, Array], timeout: float, reply: Reply) -> None:
@@ -69,30 +72,40 @@ class ModelCalls:
     def _submit(
         self, caller: Model, name: str, inputs: Mapping[str, Array], timeout: float, batch: Batch, reply: Reply
     ) -> None:
-        began = time.perf_counter()
+        began, number = time.perf_counter(), next(self._numbers)
 
         def settle(outcome: Outcome) -> None:
+            batch.timings.open.pop(number, None)
             batch.timings.models += ((name, began, time.perf_counter()),)
             if isinstance(outcome, IngotError):
                 outcome = CLASSES[outcome.code](f"model '{name}', which '{caller.name}' calls: {outcome}")
             reply(outcome)
 
-        error = attempt(f"a call of model '{caller.name}' failed", self._begin, caller, name, inputs, timeout, batch,
+        found = attempt(f"a call of model '{caller.name}' failed", self._begin, caller, name, inputs, timeout, batch,
                         settle)  # fmt: skip
-        if error is not None:
-            settle(error)
+        if isinstance(found, IngotError):
+            settle(found)
+            return
+
+        def cancel() -> None:
+            found.cancel()
+            settle(Unavailable("the clients that waited for the call have left"))
+
+        batch.timings.open[number] = cancel
 
     def _begin(
         self, caller: Model, name: str, inputs: Mapping[str, Array], timeout: float, batch: Batch, reply: Reply
-    ) -> None:
+    ) -> Submitted:
         base, _, version = name.partition(":")
         model = self._find(base, version)
         self._check_circle(caller, model)
         if model.sequential or model.decoupled:
             raise Unsupported("it keeps states of sequences, or answers several times, which calls cannot use")
+        if all(entry.done for entry in batch.entries):
+            raise Unavailable("the clients that wait for the batch have left")
         left = min(timeout, max(entry.deadline for entry in batch.entries) - time.perf_counter())
         clients = {entry.client for entry in batch.entries}
-        model.acceptor.accepting.submit(
+        return model.acceptor.accepting.submit(
             Request(
                 _declared(model.signature, inputs),
                 reply,

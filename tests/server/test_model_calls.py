@@ -237,7 +237,16 @@ def test_calls_in_flight_are_answered_before_the_server_ends(tmp_path: Path) -> 
         assert asking.result(60)["answer"].tolist() == [b"late"]
 
 
-def test_calls_outside_of_a_batch_are_refused(tmp_path: Path) -> None:
+def test_a_client_that_leaves_cancels_the_calls_of_its_batch(server: RunningServer, client: ingot.Client) -> None:
+    body = {"inputs": [{"name": "model", "datatype": "BYTES", "shape": [1], "data": ["slow"]}]}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.http_url}/v2/models/chosen/infer", json=body, timeout=0.4, trust_env=False)
+    [last] = client.infer("chosen", named("last"))["answer"].tolist()
+    assert last == b"model 'slow', which 'chosen' calls: the clients that waited for the call have left"
+    assert client.infer("slow", named("x"))["answer"].tolist() == [b"late"]
+
+
+def test_calls_outside_of_a_batch_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "early_models.py"
     file.write_text(
         CODE
@@ -255,3 +264,10 @@ class Example(Plain):
         ingot.serve(f"{file}:Early", http_port=0, grpc_port=0, device="cpu")
     with pytest.raises(Unavailable, match=r"once the model is loaded: not for example\(\)"):
         export_class(f"{file}:Example", name="example")
+    affine = str(onnx_models.affine(tmp_path))
+    with (
+        ingot.serve(affine, f"{file}:Example", http_port=0, grpc_port=0, device="cpu") as server,
+        ingot.Client(server.http_url) as client,
+    ):
+        assert client.infer("example", {"x": X})["y"].tolist() == [[4, 6, 8]]
+    assert "model example: its example is not run before it is ready, nor batches timed: " in caplog.text

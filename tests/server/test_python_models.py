@@ -449,6 +449,25 @@ def test_a_killed_process_costs_its_batch_only(faulty: RunningServer) -> None:
             "import sys\nclass M:\n    def load(self, c): sys.exit(1)\n    def predict_one(self, x: str) -> str: ...\n",
             "M.load raised ExitRequested: the code ends the process (SystemExit: 1)",
         ),
+        (
+            "import asyncio\nclass M:\n    def load(self, c): raise asyncio.CancelledError\n"
+            "    def predict_one(self, x: str) -> str: ...\n",
+            "M.load raised BaseRaised: the code raised CancelledError",
+        ),
+        (
+            "import asyncio\nclass M:\n    async def example(self): raise asyncio.CancelledError\n"
+            "    def predict_one(self, x: str) -> str: ...\n",
+            "M.example raised BaseRaised: the code raised CancelledError",
+        ),
+        ("import asyncio\nraise asyncio.CancelledError\n", "m_model.py cannot be imported: BaseRaised"),
+        (
+            "class M:\n    def example(self): return 'a'\n    def predict_one(self, x: str) -> str: raise KeyError\n",
+            "the example of model 'm' fails: sample 0: the model failed: KeyError: ; change or remove it",
+        ),
+        (
+            "class M:\n    def example(self): return ['a']\n    def predict(self, x: list[str]) -> list[str]: 1 / 0\n",
+            "the example of model 'm' fails: the model failed: ZeroDivisionError: division by zero",
+        ),
         ("class M:\n    def predict(self, x: list[str]) -> list[str]: yield 'a'\n", "M.predict yields: only"),
         ("class M:\n    inputs = ['x:float32[4]']\n    outputs = ['y:int64[batch]']\n    def predict(self, b): ...\n",
          "must have 'batch' as its first dimension"),
@@ -868,7 +887,7 @@ def test_a_model_that_may_write_has_its_own_files(tmp_path: Path, run_ingot: Run
     write(tmp_path, "model/sub/small.txt", "xxxxxxxx")
     write(tmp_path, "model/.hidden/file", "x")
     out, writing = tmp_path / "m.ingot", tmp_path / "w.ingot"
-    included = ["--include", large, "--include", large.parent / "sub"]
+    included: list[str | Path] = ["--include", large, "--include", large.parent / "sub"]
     succeeded(run_ingot("export", source, *included, "-o", out))
     succeeded(run_ingot("export", source, *included, "--permit", "write", "-o", writing))
     assert "needs  the permission write (--permit)" in succeeded(run_ingot("inspect", writing))

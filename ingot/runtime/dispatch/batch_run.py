@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
@@ -63,11 +63,12 @@ class AnswerLimit:
 class BatchTimings:
     """Cost of one batch: seconds by stage, engine calls, and input elements before and after padding.
 
-    ``models`` are the calls of the model's code to others: the name of each, and when it began and ended.
+    ``models`` are the calls of the model's code to others: the name of each, and when it began and ended; ``open`` are
+    what cancels those that wait.
     ``unfit`` is the number of samples of the smallest call for several requests for which there was too little memory.
     """
 
-    __slots__ = ("calls", "elements", "joining", "models", "padded", "running", "splitting", "unfit")
+    __slots__ = ("calls", "elements", "joining", "models", "open", "padded", "running", "splitting", "unfit")
 
     def __init__(self) -> None:
         self.joining = self.running = self.splitting = 0.0
@@ -75,6 +76,7 @@ class BatchTimings:
         self.elements = self.padded = 0
         self.unfit = 0
         self.models: tuple[tuple[str, float, float], ...] = ()
+        self.open: dict[int, Callable[[], None]] = {}
 
 
 class Batch(NamedTuple):

@@ -313,6 +313,9 @@ class Dispatcher(Owner):
             else:
                 self._answered += 1
                 self._answered_seconds += seconds
+        elif self._isolated and isinstance(pending, Single):
+            for worker in self._instances:
+                worker.drop_calls(pending)
         self.in_flight -= 1
         if not self.in_flight:
             self._quiet.set()

@@ -80,6 +80,13 @@ class Worker:
             self._ending = call, error
             self._engine.terminate()
 
+    def drop_calls(self, left: Entry) -> None:
+        """Cancel the calls of the running batch to other models, if the client that left was its last."""
+        running = self.running
+        if running is not None and left in running and all(entry.done for entry in running):
+            for cancel in [*self._runner.spent.open.values()]:
+                cancel()
+
     @property
     def down(self) -> bool:
         """Whether the engine's process has ended and another is not ready yet."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ingot import tensors
+from ingot.errors import EngineLost, IngotError, InvalidArgument, SamplesFailed, Unavailable
 from ingot.runtime.dispatch import padding
 from ingot.runtime.dispatch.padding import PaddingPolicy
 from ingot.runtime.engines.engine import Engine, lanes_of
@@ -145,10 +146,32 @@ class EngineLoader:
 
         Raises:
             InternalError: the outputs differ.
+            InvalidArgument: the model's own example fails.
         """
         for engine in self.engines:
             if engine is not self._choice.engine or not self._choice.tested:
                 self._spec.test(engine, self._name)
+        if not self._spec.goldens and self._examples:
+            self._run_example(self._examples[0])
+
+    def _run_example(self, example: Mapping[str, Array]) -> None:
+        """Run the example that a model's code gives; one that calls other models has to wait until they are loaded.
+
+        Raises:
+            InvalidArgument: it fails.
+        """
+        try:
+            self.engines[0].run(example)
+        except EngineLost:
+            raise
+        except IngotError as error:
+            errors = error.errors.values() if isinstance(error, SamplesFailed) else [error]
+            if not all(isinstance(each, Unavailable) for each in errors):
+                raise InvalidArgument(
+                    f"the example of model '{self._name}' fails: {error}; change or remove it"
+                ) from error
+            log.warning("model %s: its example is not run before it is ready, nor batches timed: %s", self._name, error)
+            self._examples = []
 
     def warm(self, max_batch: int, sizes: Sequence[int], swapped: Callable[[str], None]) -> Latency:
         """Time the engines, and run sizes that are slow the first time.

@@ -216,7 +216,7 @@ class PythonEngine(BaseEngine):
         def failure(error: Exception) -> str:
             return f"{self._name}.{method} raised {files.describe(error, self._folder)}{_hint(error)}"
 
-        with foreign.reported_as(InvalidArgument, failure, keep=(IngotError, MemoryError)):
+        with foreign.reported_as(InvalidArgument, failure, keep=(IngotError, MemoryError), cancels=True):
             return self._awaited(call())
 
     def _example(self) -> dict[str, Array]:

@@ -105,6 +105,6 @@ def imported(file: Path, remedy: str) -> ModuleType:
             hint = f"; {remedy}"
         return f"{file.name} cannot be imported: {describe(error, file.parent)}{hint}"
 
-    with foreign.reported_as(InvalidArgument, failure, keep=IngotError):
+    with foreign.reported_as(InvalidArgument, failure, keep=IngotError, cancels=True):
         spec.loader.exec_module(module)
     return module
