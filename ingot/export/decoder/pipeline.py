@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import onnx_ir as ir
 
 from ingot import foreign
 from ingot.errors import InvalidArgument, Unsupported
@@ -21,15 +20,20 @@ from ingot.model_store import (
     BlobFolder,
     Evidence,
     Generation,
+    ParityEvidence,
     Provenance,
     Serving,
     add_variant,
 )
 from ingot.model_store.blobs.descriptor import Descriptor
 from ingot.model_store.format import onnx_graph
+from ingot.model_store.format.evidence import TokensEvidence
 from ingot.model_store.references import name_from, stored_name
+from ingot.runtime.engines.decoder.options import options_of
 from ingot.runtime.engines.loader import load_engine
 from ingot.runtime.engines.spec import EngineSpec
+from ingot.runtime.generation import offline
+from ingot.runtime.generation.requests import GenerationRequest
 
 _PRECISION = "fp32"
 _PACKAGES = ("torch", "transformers", "onnx-ir", "onnxscript")
@@ -75,32 +79,35 @@ def export_decoder(
     """
     folder, journal, blobs = Path(folder), Journal(progress), BlobFolder.scratch()
     with journal.stage("read", "Loading the model"):
-        read = _read(folder, journal, allow_code=allow_code)
+        source = _read(folder, journal, allow_code=allow_code)
+    generation, files = source.generation, source.files
     with journal.stage("capture", "Capturing the graph with its cache"):
-        model = graph.make(read.model, read.generation.signature)
+        model = graph.make(source.model, generation.signature)
     opset = str(model.opset_imports.get("", 0))
-    packed, weights = _packed(model, blobs, journal)
+    journal.graphs.append(onnx_graphs.of_model("ONNX graph", model))
+    with journal.stage("pack", "Storing the weights"):
+        packed, weights = onnx_graph.pack(model, blobs)
+    with journal.stage("generate", "Generating tokens with transformers"):
+        answers = proof.generated(source.model, generation, source.shapes, source.tokenizer)
+    del source, model  # their weights need as much memory as the engines
     with journal.stage("prove", "Comparing tokens with generate()") as stage:
-        engine = load_engine(EngineSpec(blobs.path(packed), device="cpu"))
-        with contextlib.closing(engine):
-            prompts = proof.prompts(read.generation, read.shapes, read.tokenizer)
-            proved = proof.prove(engine, read.model, read.generation, prompts)
-        stage.detail, stage.parity = _equal(proved), (proved.logits,)
-    journal.note(*(f"near tie: {tie}" for tie in proved.tokens.ties))
+        logits, tokens = _proved(blobs.path(packed), generation, answers)
+        stage.detail, stage.parity = f"{tokens.tokens} tokens of {tokens.prompts} prompts are equal", (logits,)
+    journal.note(*(f"near tie: {tie}" for tie in tokens.ties))
     serving = Serving(
         name=stored_name(name or name_from(folder.name)),
         variant=_PRECISION,
         format="onnx",
         precision=_PRECISION,
-        signature=read.generation.signature,
+        signature=generation.signature,
         requires={"engine": "onnxruntime", "opset": opset},
         batchable=False,
-        generation=read.generation,
+        generation=generation,
         provenance=Provenance.of(str(folder), _PACKAGES, journal.notes),
-        evidence=Evidence(parity=(proved.logits,), tokens=proved.tokens),
+        evidence=Evidence(parity=(logits,), tokens=tokens),
     )
     documents = _documents(journal, serving, packed, weights)
-    variant = add_variant(blobs, serving, packed, weights, proved.goldens, documents, read.files)
+    variant = add_variant(blobs, serving, packed, weights, proof.goldens(answers), documents, files)
     return Archive.create(blobs, [variant])
 
 
@@ -123,14 +130,23 @@ def _read(folder: Path, journal: Journal, *, allow_code: bool) -> _Source:
     return _Source(model, tokenizer, shapes, generation, files)
 
 
-def _packed(model: ir.Model, blobs: BlobFolder, journal: Journal) -> tuple[Descriptor, tuple[Descriptor, ...]]:
-    journal.graphs.append(onnx_graphs.of_model("ONNX graph", model))
-    return onnx_graph.pack(model, blobs)
+def _proved(
+    path: Path, generation: Generation, answers: Sequence[proof.Answer]
+) -> tuple[ParityEvidence, TokensEvidence]:
+    """Compare the logits of the graph, and the tokens of the engine that servers use, in which all prompts run at once.
 
-
-def _equal(proved: proof.Proof) -> str:
-    tokens = proved.tokens
-    return f"{tokens.tokens} tokens of {tokens.prompts} prompts"
+    Raises:
+        ParityError: they differ.
+    """
+    spec = EngineSpec(path, device="cpu")
+    with contextlib.closing(load_engine(spec)) as engine:
+        logits, apart = proof.measured(engine, generation, answers)
+    longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
+    options = options_of(generation, len(answers), min(longest + 1, generation.max_length))
+    requests = [GenerationRequest(prompt=answer.prompt, max_tokens=len(answer.tokens)) for answer in answers]
+    with contextlib.closing(load_engine(replace(spec, decoder=options))) as engine:
+        served = offline.answers(engine.run, options, requests)
+    return logits, proof.compared(answers, served, apart)
 
 
 def _documents(

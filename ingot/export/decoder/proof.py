@@ -20,8 +20,10 @@ from ingot.model_store.format.evidence import TokensEvidence
 from ingot.steps.samples import texts
 from ingot.tensors import Array, DType, arrays
 
-# Prompts, and tokens of each answer.
-_PROMPTS, _NEW = 16, 32
+# Prompts, and tokens of each answer; of large models fewer, as each token reads all weights.
+_USUAL, _FEW = (16, 32), (8, 16)
+# Weights, and logits, of a large model.
+_LARGE, _LARGE_VOCAB = 400_000_000, 100_000
 # Tokens of the longest prompt, unless a window is longer: then the prompt exceeds the window, up to the second number.
 _LONGEST, _LONGEST_WINDOW = 96, 2048
 _GOLDENS = 3
@@ -51,70 +53,90 @@ class Answer:
         return max(float(np.abs(self.logits).max()), arrays.SCALE_FLOOR)
 
 
-@dataclass(frozen=True)
-class Proof:
-    """The evidence of a decoder, and the goldens that servers replay."""
+def generated(model: Any, generation: Generation, shapes: Sequence[Shape], tokenizer: Any) -> list[Answer]:
+    """Return the answers of the original to prompts of several lengths: every other one is of text, if it can be.
 
-    tokens: TokensEvidence
-    logits: ParityEvidence
-    goldens: tuple[Golden, ...]
+    Args:
+        model: the original.
+        generation: its declaration.
+        shapes: its caches.
+        tokenizer: None if there is none.
+
+    Raises:
+        ExportError: ``generate()`` fails.
+    """
+    large = sum(weight.numel() for weight in model.parameters()) > _LARGE or generation.vocab > _LARGE_VOCAB
+    count, new = _FEW if large else _USUAL
+    with _greedy(model, generation, new):
+        return [_generated(model, prompt) for prompt in _prompts(generation, shapes, tokenizer, count, new)]
 
 
-def prompts(generation: Generation, shapes: Sequence[Shape], tokenizer: Any) -> list[Array]:
-    """Return prompts of several lengths, int64[n] each: every other one is of text, if there is a tokenizer."""
+def _prompts(generation: Generation, shapes: Sequence[Shape], tokenizer: Any, count: int, new: int) -> Iterator[Array]:
     generator = np.random.default_rng(0)
-    most = max(1, generation.max_length - _NEW)
-    lengths = np.geomspace(1, min(_LONGEST, most), _PROMPTS).round().astype(int)
+    most = max(1, generation.max_length - new)
+    lengths = np.geomspace(1, min(_LONGEST, most), count).round().astype(int)
     windows = [shape.window for shape in shapes if 0 < shape.window <= _LONGEST_WINDOW]
     lengths[-1] = min(max([lengths[-1], *(window + 8 for window in windows)]), most)
     known = np.array([token for token in range(generation.vocab) if token not in generation.eos])
-    made = [generator.choice(known, length) for length in lengths]
+    written = known
     if tokenizer is not None:
         written = np.array([token for text in texts.samples() for token in tokenizer(text)["input_ids"]], np.int64)
-        made[::2] = [np.resize(written[index:], length) for index, length in enumerate(lengths[::2])]
-    return made
+    for index, length in enumerate(lengths):
+        yield generator.choice(known, length) if index % 2 else np.resize(written[index:], length)
 
 
-def prove(run: Runner, model: Any, generation: Generation, given: Sequence[Array]) -> Proof:
-    """Compare a graph with its original.
+def measured(run: Runner, generation: Generation, answers: Sequence[Answer]) -> tuple[ParityEvidence, float]:
+    """Return the proof of the logits, and by how much those of rows in a batch depart from those of rows alone.
 
     Args:
         run: the graph.
-        model: the original.
         generation: its declaration.
-        given: the prompts.
+        answers: the original's.
 
     Raises:
-        ParityError: a token differs, and not by a near tie; logits differ by more than rounding; or a row in a batch
-            differs from the row alone.
-        ExportError: ``generate()`` fails.
+        ParityError: logits depart by more than rounding.
     """
-    with _greedy(model, generation):
-        answers = [_generated(model, prompt) for prompt in given]
     rows = Rows(run, generation, max(len(answer.prompt) + len(answer.tokens) for answer in answers))
     alone = [rows.alone(answer, parts=1 + index % 2) for index, answer in enumerate(answers)]
-    error = max(_departure(answer, logits) for answer, logits in zip(answers, alone, strict=True))
+    error = max(arrays.departure(answer.logits, own) for answer, own in zip(answers, alone, strict=True))
+    _check("the logits depart from the original's", error)
+    apart = max(arrays.departure(own, row) for own, row in zip(alone, rows.together(answers), strict=True))
+    _check("rows of a batch depart from rows alone", apart)
+    tokens = sum(len(answer.tokens) for answer in answers)
+    return ParityEvidence(tensor="logits", error=error, tolerance=_TOLERANCE, cases=tokens), apart
+
+
+def _check(what: str, error: float) -> None:
     if error > _TOLERANCE:
-        raise ParityError(f"the logits depart from the original's by {error:.1e}, tolerance {_TOLERANCE:.0e}")
-    together = rows.together(answers)
-    rows_error = max(
-        _departure(Answer(a.prompt, a.tokens, one), many) for a, one, many in zip(answers, alone, together, strict=True)
-    )
-    if rows_error > _TOLERANCE:
-        raise ParityError(f"rows of a batch depart from rows alone by {rows_error:.1e}, tolerance {_TOLERANCE:.0e}")
-    tokens = TokensEvidence(
+        raise ParityError(f"{what} by {error:.1e}, tolerance {_TOLERANCE:.0e}")
+
+
+def compared(answers: Sequence[Answer], served: Sequence[Sequence[int]], apart: float) -> TokensEvidence:
+    """Return the proof of tokens that a server's engine chose.
+
+    Args:
+        answers: the original's.
+        served: the engine's tokens of each.
+        apart: as :func:`measured` returns.
+
+    Raises:
+        ParityError: a token is another one, and not because two are almost equally likely.
+    """
+    equal, ties = 0, list[str]()
+    for answer, tokens in zip(answers, served, strict=True):
+        differing = np.flatnonzero(answer.tokens != tokens)
+        equal += int(differing[0]) if differing.size else len(answer.tokens)
+        if differing.size:  # what follows has another prompt
+            ties.append(_tie(answer, int(differing[0]), tokens))
+    return TokensEvidence(
         reference=f"transformers {_version()}",
         prompts=len(answers),
         longest=max(len(answer.prompt) for answer in answers),
-        tokens=sum(len(answer.tokens) for answer in answers),
+        tokens=equal,
         gap=min(float(answer.gaps.min()) for answer in answers),
-        ties=tuple(tie for answer, logits in zip(answers, alone, strict=True) for tie in _ties(answer, logits)),
+        ties=tuple(ties),
         rows=len(answers),
-        rows_error=rows_error,
-    )
-    cases = tokens.tokens
-    return Proof(
-        tokens, ParityEvidence(tensor="logits", error=error, tolerance=_TOLERANCE, cases=cases), _goldens(answers)
+        rows_error=apart,
     )
 
 
@@ -124,22 +146,23 @@ def _version() -> str:
     return transformers.__version__
 
 
-def _departure(answer: Answer, logits: Array) -> float:
-    return arrays.departure(answer.logits, logits)
+def _tie(answer: Answer, place: int, tokens: Sequence[int]) -> str:
+    """Return the description of a near tie.
+
+    Raises:
+        ParityError: the two tokens are farther apart than two logits within the tolerance can move.
+    """
+    gap = float(answer.gaps[place])
+    shown = (
+        f"token {place} after a prompt of {len(answer.prompt)} is {tokens[place]}, and {answer.tokens[place]} by "
+        f"generate(), whose logit is larger than any other by {gap:.1e}"
+    )
+    if gap > 2 * _TOLERANCE * answer.scale:
+        raise ParityError(shown)
+    return shown
 
 
-def _ties(answer: Answer, logits: Array) -> Iterator[str]:
-    """Yield the tokens that differ; logits within the tolerance differ in the largest one only if two are close."""
-    chosen = logits.argmax(1)
-    for index in np.flatnonzero(chosen != answer.tokens):
-        gap = answer.gaps[index]
-        yield (
-            f"token {index} after a prompt of {len(answer.prompt)}: {answer.tokens[index]} and {chosen[index]} are "
-            f"{gap:.1e} apart in logits"
-        )
-
-
-def _goldens(answers: Sequence[Answer]) -> tuple[Golden, ...]:
+def goldens(answers: Sequence[Answer]) -> tuple[Golden, ...]:
     """Return prompts of several lengths with their tokens, as far as no other machine's rounding changes them."""
     found = []
     for answer in answers[:: -max(1, len(answers) // _GOLDENS)]:
@@ -150,7 +173,7 @@ def _goldens(answers: Sequence[Answer]) -> tuple[Golden, ...]:
 
 
 @contextlib.contextmanager
-def _greedy(model: Any, generation: Generation) -> Iterator[None]:
+def _greedy(model: Any, generation: Generation, new: int) -> Iterator[None]:
     """Let ``generate()`` choose the most likely token, without the model's own settings, in the block."""
     import transformers
 
@@ -158,7 +181,7 @@ def _greedy(model: Any, generation: Generation) -> Iterator[None]:
     before = model.generation_config
     model.generation_config = config(
         do_sample=False,
-        max_new_tokens=_NEW,
+        max_new_tokens=new,
         eos_token_id=[*generation.eos] or None,
         pad_token_id=(*generation.eos, 0)[0],
         return_dict_in_generate=True,
