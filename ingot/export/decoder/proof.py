@@ -126,7 +126,7 @@ def compared(answers: Sequence[Answer], served: Sequence[Sequence[int]], apart: 
     for answer, tokens in zip(answers, served, strict=True):
         differing = np.flatnonzero(answer.tokens != tokens)
         equal += int(differing[0]) if differing.size else len(answer.tokens)
-        if differing.size:  # what follows has another prompt
+        if differing.size:  # later tokens follow another text
             ties.append(_tie(answer, int(differing[0]), tokens))
     return TokensEvidence(
         reference=f"transformers {_version()}",

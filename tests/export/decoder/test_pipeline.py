@@ -107,8 +107,9 @@ def test_a_graph_with_another_attention_is_refused(wrong: str, tmp_path: Path, m
     right = Slots.attend
 
     def attend(self: Slots, q: Any, k: Any, v: Any, scale: float, softcap: float, window: int) -> Any:
-        off = {"scale": scale * 1.01, "softcap": softcap * 1.1, "window": window + 1 if window else 0}
-        return right(self, q, k, v, **{"scale": scale, "softcap": softcap, "window": window, wrong: off[wrong]})
+        scale *= 1.01 if wrong == "scale" else 1
+        softcap *= 1.1 if wrong == "softcap" else 1
+        return right(self, q, k, v, scale, softcap, window + 1 if window and wrong == "window" else window)
 
     monkeypatch.setattr(Slots, "attend", attend)
     with pytest.raises(ParityError, match="the logits depart from the original's by"):
