@@ -21,6 +21,7 @@ from ingot.errors import InvalidArgument
 from ingot.runtime.machine.memory import engine_processes
 from tests.runtime.generation import decoders
 from tests.server.outside import wait_until
+from tests.support import matrix
 
 CONTEXT = 64
 
@@ -42,6 +43,18 @@ def body(prompt: list[int], **more: Any) -> dict[str, Any]:
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], **more: Any) -> httpx.Response:
     return await client.post("/v2/models/decoder/infer", json=body(prompt, **more))
+
+
+async def ask_all(server: RunningServer, asked: list[list[int]], seconds: float) -> list[list[int]]:
+    """Return the answers to prompts that are sent at random within some seconds."""
+    drawn = random.Random(1)
+
+    async def later(client: httpx.AsyncClient, prompt: list[int]) -> list[int]:
+        await asyncio.sleep(drawn.random() * seconds)
+        return tokens_of(await ask(client, prompt))
+
+    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
+        return await asyncio.gather(*(later(client, prompt) for prompt in asked))
 
 
 def tokens_of(answer: httpx.Response) -> list[int]:
@@ -66,16 +79,34 @@ def greedy(prompt: list[int]) -> list[int]:
 
 
 async def test_requests_that_arrive_at_random_get_the_tokens_of_each_alone(server: RunningServer) -> None:
-    drawn = random.Random(1)
     asked = prompts(64)
+    assert await ask_all(server, asked, 0.5) == [greedy(prompt) for prompt in asked]
 
-    async def later(client: httpx.AsyncClient, prompt: list[int]) -> list[int]:
-        await asyncio.sleep(drawn.random() / 2)
-        return tokens_of(await ask(client, prompt))
 
-    async with httpx.AsyncClient(base_url=server.http_url, trust_env=False, timeout=60) as client:
-        found = await asyncio.gather(*(later(client, prompt) for prompt in asked))
-    assert found == [greedy(prompt) for prompt in asked]
+@pytest.mark.parametrize("family", matrix("llama", "gpt2", "qwen2", "mistral", "gpt_neox"))
+def test_the_tokens_are_those_of_generate(tmp_path: Path, family: str) -> None:
+    import torch
+
+    from ingot.export.decoder.pipeline import export_decoder
+    from tests.export.decoder import tiny
+
+    model = tiny.save(tmp_path / "original", family)
+    path = tmp_path / "decoder.ingot"
+    export_decoder(tmp_path / "original", name="decoder").save(path)
+    asked = prompts(64, seed=5)
+    with ingot.serve(path, http_port=0, grpc_port=0, slots=16, context=CONTEXT) as server:
+        found = asyncio.run(ask_all(server, asked, 1))
+    for prompt, tokens in zip(asked, found, strict=True):
+        ids = torch.tensor([prompt])
+        answer = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=CONTEXT - len(prompt),
+            do_sample=False,
+            pad_token_id=0,
+        )
+        expected = answer[0, len(prompt) :].tolist()
+        assert tokens == (expected[:-1] if expected[-1] == model.generation_config.eos_token_id else expected)
 
 
 async def test_clients_that_leave_and_deadlines_leave_no_slot_in_use(server: RunningServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,7 @@ def test_tokens_are_drawn_from_the_distribution_of_transformers(
 
     values = logits(1)
     scores = torch.from_numpy(values)[None]
-    chain = [processors.TemperatureLogitsWarper(float(temperature))]
+    chain: list[Any] = [processors.TemperatureLogitsWarper(float(temperature))]
     chain += [processors.TopKLogitsWarper(top_k)] if top_k else []
     chain += [processors.TopPLogitsWarper(top_p)] if top_p < 1 else []
     chain += [processors.MinPLogitsWarper(min_p)] if min_p else []
@@ -78,7 +80,7 @@ def step_inputs(choices: list[Choice], top: int = -1) -> dict[str, Array]:
     return Step(choices=choices, top=top).arrays
 
 
-def choice(seed: int = 0, drawn: int = 0, prompt: int = 0, **knobs: float) -> Choice:
+def choice(seed: int = 0, drawn: int = 0, *, prompt: int = 0, **knobs: float) -> Choice:
     values = vars(Sampling()) | knobs
     return Choice(tuple(float(values[name]) for name in KNOBS), seed, drawn, prompt)
 
@@ -129,8 +131,9 @@ def test_presence_and_frequency_count_the_answer_alone() -> None:
     values[[10, 11, 12]] = 5, 4.5, 3
     history = [10, 10, 11, 11, 11]
 
-    def best(prompt: int, **knobs: float) -> int:
-        return int(chosen([values], [choice(prompt=prompt, **knobs)], [history])["tokens"][0])
+    def best(prompt: int, presence_penalty: float = 0, frequency_penalty: float = 0) -> int:
+        given = choice(prompt=prompt, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
+        return int(chosen([values], [given], [history])["tokens"][0])
 
     assert best(5, presence_penalty=2) == 10
     assert best(2, presence_penalty=2) == 10

@@ -1,0 +1,1 @@
+"""Tokens of a decoder: this server, and the ways of transformers."""

@@ -1,0 +1,77 @@
+"""Tokens per second of a decoder of GPT-2's size: ``python -m benchmarks.generation``.
+
+A GPT-2 of random weights, 124 million, answers the same requests of mixed lengths in four ways, in turn and each alone:
+``generate()`` of transformers, one request at a time and in batches of as many as there are clients;
+``generate_batch()`` of transformers, which batches continuously; and the archive of the model behind
+``/v1/completions``, by clients that each send the next request when the one before is answered. All use the same number
+of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.generation import served
+from benchmarks.generation.load import asked
+from benchmarks.generation.original import WAYS, Original, save
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.generation")
+    parser.add_argument("--ways", default=",".join((*WAYS, "ingot")), help="separated by commas")
+    parser.add_argument("--clients", default="16", help="numbers of clients, separated by commas")
+    parser.add_argument("--requests", type=int, default=32, help="of each run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--build", type=Path, default=Path("build/generation"))
+    options = parser.parse_args()
+    folder, archive = made(options.build.absolute())
+    work = asked(options.requests)
+    print(f"{len(work)} requests, {sum(each.tokens for each in work)} tokens of answers")
+    for clients in map(int, options.clients.split(",")):
+        found: dict[str, list[float]] = defaultdict(list)
+        runs: list[served.Run] = []
+        for _ in range(options.rounds):
+            for way in options.ways.split(","):
+                if way == "ingot":
+                    runs.append(served.run(archive, work, clients, options.threads))
+                    found[way].append(runs[-1].rate)
+                else:
+                    found[way].append(Original(folder, options.threads).rate(way, work, clients))
+                print(f"{way}: {found[way][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+        print(f"\n{clients} clients, tokens/s (median of {options.rounds} rounds)\n")
+        print(table(found))
+        if runs:
+            print(served.described(runs))
+
+
+def made(build: Path) -> tuple[Path, Path]:
+    """Return the model's folder and its archive, which the first run makes."""
+    folder, archive = build / "gpt2", build / "gpt2.ingot"
+    build.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.json").exists():
+        save(folder)
+    if not archive.exists():
+        subprocess.run([sys.executable, "-m", "ingot", "export", str(folder), "-o", str(archive)], check=True)
+    return folder, archive
+
+
+def table(found: Mapping[str, Sequence[float]]) -> str:
+    """Return the rates as a table, with this server's over each."""
+    rates = {way: statistics.median(each) for way, each in found.items()}
+    rows = ["| way | tokens/s | ingot's share |", "|---|---|---|"]
+    for way, rate in rates.items():
+        share = f"{rates['ingot'] / rate:.2f}" if "ingot" in rates and rate else "-"
+        rows.append(f"| {way} | {rate:.0f} | {share} |" if rate else f"| {way} | did not run | - |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

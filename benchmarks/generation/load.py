@@ -1,0 +1,27 @@
+"""The requests of the benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+VOCAB = 50257
+_PROMPT, _ANSWER = (16, 129), (8, 49)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and the number of tokens of its answer."""
+
+    prompt: list[int]
+    tokens: int
+
+
+def asked(count: int) -> list[Asked]:
+    """Return requests of mixed lengths, the same in every run."""
+    random = np.random.default_rng(0)
+    return [
+        Asked(random.integers(300, VOCAB, random.integers(*_PROMPT)).tolist(), int(random.integers(*_ANSWER)))
+        for _ in range(count)
+    ]

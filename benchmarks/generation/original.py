@@ -1,0 +1,91 @@
+"""The model in transformers: its folder, and its own ways to answer requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.generation.load import VOCAB, Asked
+
+
+def save(folder: Path) -> None:
+    """Write a GPT-2 of random weights, and a tokenizer in which every token has a text."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    model, config = _typed(transformers.GPT2LMHeadModel), _typed(transformers.GenerationConfig)
+    model = model(transformers.GPT2Config())
+    model.generation_config = config(pad_token_id=0)  # without a token that ends answers
+    model.save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    texts = [*alphabet, *(f"w{number}" for number in range(VOCAB - len(alphabet)))]
+    tokenizer: Any = Tokenizer(models.BPE({text: number for number, text in enumerate(texts)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    _typed(transformers.PreTrainedTokenizerFast)(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def _typed(found: object) -> Any:
+    """Return a class of transformers, whose functions lack types."""
+    return found
+
+
+class Original:
+    """The model in this process; it is loaded for each run, so that it takes no memory from others."""
+
+    def __init__(self, folder: Path, threads: int):
+        import transformers
+
+        torch.set_num_threads(threads)
+        self._model = _typed(transformers.AutoModelForCausalLM).from_pretrained(folder).eval()
+        self._config = _typed(transformers.GenerationConfig)
+
+    def rate(self, way: str, work: Sequence[Asked], clients: int) -> float:
+        """Return the tokens per second that were asked for; 0 if this way does not run here."""
+        with torch.no_grad():
+            self._generate([work[0].prompt], 4)
+            began = time.perf_counter()
+            try:
+                WAYS[way](self, work, clients)
+            except Exception as error:  # noqa: BLE001 - whatever a release of transformers raises
+                print(f"{way} does not run here: {type(error).__name__}: {error}")
+                return 0.0
+        return sum(each.tokens for each in work) / (time.perf_counter() - began)
+
+    def alone(self, work: Sequence[Asked], clients: int) -> None:
+        """Answer one request at a time, whatever the number of clients."""
+        for each in work:
+            self._generate([each.prompt], each.tokens)
+
+    def batches(self, work: Sequence[Asked], clients: int) -> None:
+        """Answer as many requests at a time as there are clients: each batch runs to its longest answer."""
+        for start in range(0, len(work), clients):
+            batch = work[start : start + clients]
+            self._generate([each.prompt for each in batch], max(each.tokens for each in batch))
+
+    def continuous(self, work: Sequence[Asked], clients: int) -> None:
+        """Answer all requests by ``generate_batch``, whose answers have one length: that of each group."""
+        for tokens in sorted({each.tokens for each in work}):
+            prompts = [each.prompt for each in work if each.tokens == tokens]
+            config = self._config(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+            found = self._model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+            if len(found) != len(prompts):
+                raise RuntimeError(f"{len(found)} of {len(prompts)} requests were answered")
+
+    def _generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        self._model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+
+
+WAYS: dict[str, Callable[[Original, Sequence[Asked], int], None]] = {
+    "one at a time": Original.alone,
+    "batches": Original.batches,
+    "generate_batch": Original.continuous,
+}

@@ -1,0 +1,110 @@
+"""The archive of the model behind a server, asked by clients that read streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+import ingot
+from benchmarks.generation.load import Asked
+
+_CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        rate: tokens per second.
+        first: seconds to the first token of each request.
+        between: seconds between tokens.
+        stages: mean seconds of each stage of a step.
+        alone: seconds to the first token of a request while the server does nothing else.
+    """
+
+    rate: float
+    first: list[float]
+    between: list[float]
+    stages: dict[str, float]
+    alone: float
+
+
+def run(archive: Path, work: Sequence[Asked], clients: int, threads: int) -> Run:
+    """Start a server, and measure it with some clients."""
+    with ingot.serve(archive, http_port=0, grpc_port=0, slots=clients, context=_CONTEXT, threads=threads) as server:
+        return asyncio.run(_measured(server.http_url, work, clients))
+
+
+async def _measured(url: str, work: Sequence[Asked], clients: int) -> Run:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=600, limits=limits) as client:
+        alone = statistics.median([(await _times(client, work[0]))[0] for _ in range(3)])
+        before = await _stages(client)
+        left = iter(work)
+        began = time.perf_counter()
+        times: list[list[float]] = []
+
+        async def ask() -> None:
+            for each in left:
+                times.append(await _times(client, each))
+
+        await asyncio.gather(*(ask() for _ in range(clients)))
+        seconds = time.perf_counter() - began
+        after = await _stages(client)
+    stages = {
+        name: (total - before[name][0]) / max(count - before[name][1], 1) for name, (total, count) in after.items()
+    }
+    between = [later - earlier for each in times for earlier, later in itertools.pairwise(each)]
+    return Run(sum(map(len, times)) / seconds, [each[0] for each in times], between, stages, alone)
+
+
+async def _times(client: httpx.AsyncClient, each: Asked) -> list[float]:
+    """Return the seconds from a request to each of its tokens."""
+    body = {"model": "gpt2", "prompt": each.prompt, "max_tokens": each.tokens, "temperature": 0, "stream": True}
+    began, found = time.perf_counter(), []
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                found.append(time.perf_counter() - began)
+    if len(found) != each.tokens:
+        raise SystemExit(f"{len(found)} of {each.tokens} tokens came: {answer.status_code}")
+    return found
+
+
+async def _stages(client: httpx.AsyncClient) -> dict[str, tuple[float, float]]:
+    """Return the seconds and the count of each stage so far."""
+    text = (await client.get("/metrics")).text
+    found = dict.fromkeys(("read", "extend", "choose"), (0.0, 0.0))
+    for name in found:
+        label = f'stage="{name}"'
+        line = r"^ingot_decoding_seconds_{}\{{.*{}.*\}} (\S+)$"
+        values = [re.search(line.format(kind, label), text, re.MULTILINE) for kind in ("sum", "count")]
+        if values[0] and values[1]:
+            found[name] = float(values[0][1]), float(values[1][1])
+    return found
+
+
+def described(runs: Sequence[Run]) -> str:
+    """Return the times of runs, in milliseconds."""
+    first = [each for run in runs for each in run.first]
+    between = [each for run in runs for each in run.between]
+    stages = {name: statistics.median(run.stages[name] for run in runs) for name in runs[0].stages}
+    lines = {
+        "first token, alone": statistics.median(run.alone for run in runs),
+        "first token, p50": statistics.median(first),
+        "between tokens, p50": statistics.median(between),
+        "between tokens, p99": statistics.quantiles(between, n=100)[98],
+        **{f"stage {name}, mean": seconds for name, seconds in stages.items()},
+    }
+    table = "".join(f"| {name} | {1000 * seconds:.1f} |\n" for name, seconds in lines.items())
+    return f"\n| ingot | ms |\n|---|---|\n{table}"

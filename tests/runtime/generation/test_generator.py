@@ -1,0 +1,150 @@
+"""A decoder as a model that is loaded: streams, their ends, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.errors import DeadlineExceeded, IngotError, InvalidArgument, Unavailable, Unsupported
+from ingot.model_store import Archive
+from ingot.runtime import Model, Settings
+from ingot.runtime.generation.requests import Finished, GenerationRequest, Sampling, Stream, Token
+from ingot.runtime.loading.source import ModelSource
+from ingot.runtime.loading.trust_check import ServingTerms
+from ingot.runtime.machine import memory
+from tests.runtime.generation import decoders
+
+PROMPT = np.array([5, 6, 7])
+
+
+def made(folder: Path, **settings: object) -> Model:
+    chosen = Settings(isolate="none", **settings)  # type: ignore[arg-type]
+    archive = Archive.open(decoders.archive(folder)).unpacked()
+    return Model("decoder", "1", ModelSource.of_archive(archive, chosen, "decoder"), ServingTerms(chosen))
+
+
+@contextlib.asynccontextmanager
+async def loaded(folder: Path, **settings: object) -> AsyncIterator[Model]:
+    model = made(folder, **settings)
+    model.load()
+    try:
+        yield model
+    finally:
+        await model.drain()
+        model.close()
+
+
+async def read(stream: Stream) -> tuple[list[int], Finished]:
+    *tokens, last = [item async for item in stream]
+    assert isinstance(last, Finished)
+    return [token.id for token in tokens if isinstance(token, Token)], last
+
+
+async def test_a_stream_has_each_token_and_then_its_end(tmp_path: Path) -> None:
+    expected = decoders.greedy(PROMPT.tolist(), 12)
+    async with loaded(tmp_path) as model:
+        tokens, end = await read(model.generate(GenerationRequest(prompt=PROMPT, max_tokens=12)))
+        assert (tokens, end) == (expected, Finished("length", 3, 12))
+        stop = frozenset(expected[5:6])
+        tokens, end = await read(model.generate(GenerationRequest(prompt=PROMPT, max_tokens=12, stop_ids=stop)))
+        assert (tokens, end.reason) == (expected[: expected.index(expected[5])], "stop")
+        found = await model.infer({"prompt": PROMPT})
+        assert found["tokens"].tolist()[:12] == decoders.greedy(PROMPT.tolist(), 12, (1,))
+        assert (model.in_flight, model.slots_in_use) == (0, 0)
+
+
+async def test_a_seed_gives_the_same_tokens_whatever_else_runs(tmp_path: Path) -> None:
+    sampling = Sampling(temperature=30, top_p=0.99, seed=7)
+    request = GenerationRequest(prompt=PROMPT, max_tokens=20, sampling=sampling)
+    other = GenerationRequest(prompt=PROMPT, max_tokens=40, sampling=Sampling(temperature=30))
+    async with loaded(tmp_path) as model:
+        alone, _ = await read(model.generate(request))
+        others = [model.generate(other) for _ in range(3)]
+        again, _ = await read(model.generate(request))
+        assert again == alone
+        different = {tuple((await read(stream))[0]) for stream in others}
+        assert len(different) == 3
+
+
+async def test_a_client_that_leaves_frees_its_row(tmp_path: Path) -> None:
+    async with loaded(tmp_path, slots=1) as model:
+        stream = model.generate(GenerationRequest(prompt=PROMPT))
+        await anext(stream)
+        waiting = model.generate(GenerationRequest(prompt=PROMPT, max_tokens=2))
+        assert model.waiting == 1
+        await stream.aclose()
+        assert not any(isinstance(item, Finished) for item in [item async for item in stream])
+        assert (await read(waiting))[1] == Finished("length", 3, 2)
+
+
+async def test_a_deadline_ends_a_stream_with_one_error(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as model:
+        stream = model.generate(GenerationRequest(prompt=PROMPT, timeout=0.005))
+        with pytest.raises(DeadlineExceeded, match="did not answer within"):
+            await read(stream)
+        assert [item async for item in stream] == []
+
+
+async def test_a_model_that_is_unloaded_finishes_its_streams_first(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as model:
+        stream = model.generate(GenerationRequest(prompt=PROMPT, max_tokens=30))
+        await anext(stream)
+        drained = asyncio.ensure_future(model.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="draining"):
+            model.generate(GenerationRequest(prompt=PROMPT))
+        tokens, end = await read(stream)
+        assert (len(tokens), end.completion_tokens) == (29, 30)
+        await drained
+
+
+async def test_a_model_that_is_closed_ends_its_streams_with_one_error(tmp_path: Path) -> None:
+    model = made(tmp_path)
+    model.load()
+    streams = [model.generate(GenerationRequest(prompt=PROMPT)) for _ in range(3)]
+    await anext(streams[0])
+    await asyncio.to_thread(model.close)
+    for stream in streams:
+        with pytest.raises(Unavailable, match="is unloaded"):
+            await read(stream)
+
+
+async def test_a_model_is_loaded_again_with_its_settings(tmp_path: Path) -> None:
+    model = made(tmp_path, slots=2, context=20)
+    for _ in range(2):
+        model.load(parkable=True)
+        assert model.engine_settings["context"] == "20"
+        with pytest.raises(InvalidArgument, match="together they may have 20"):
+            model.generate(GenerationRequest(prompt=PROMPT, max_tokens=18))
+        assert len((await read(model.generate(GenerationRequest(prompt=PROMPT, max_tokens=17))))[0]) == 17
+        await model.drain()
+        model.close()
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "left", lambda: 1000.0)
+    with pytest.raises(
+        Unavailable, match=r"the cache of 16 slots of 128 tokens takes 512 KiB.*lower --slots or --context"
+    ):
+        made(tmp_path).load()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"engine": "openvino"}, "cannot run a model that generates tokens"), ({"device": "cuda"}, "run on the CPU")],
+)
+def test_what_cannot_run_a_decoder_is_refused(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        made(tmp_path, **settings).load()
+
+
+def test_a_decoder_that_chooses_other_tokens_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = decoders.greedy
+    monkeypatch.setattr(decoders, "greedy", lambda *given: [*right(*given)[:-1], 0])
+    with pytest.raises(IngotError, match="does not reproduce its golden tokens: token 7 of golden case 0"):
+        made(tmp_path).load()
