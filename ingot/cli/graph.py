@@ -25,7 +25,8 @@ def graph(
     model: Annotated[
         str,
         typer.Argument(
-            help="An archive file, a reference such as digits:1, or an .onnx file; #variant draws only that variant.",
+            help="An archive file, a reference such as digits:1, an .onnx file, or an ingot.toml with pipelines; "
+            "#variant draws only that variant.",
             autocompletion=references,
         ),
     ],
@@ -35,30 +36,36 @@ def graph(
     ] = None,
     stage: Annotated[
         str | None,
-        typer.Option(help="Draw only this graph: captured, rewritten, translated or a variant.", show_default="all"),
+        typer.Option(
+            help="Draw only this graph: captured, rewritten, translated, a variant, or a pipeline.", show_default="all"
+        ),
     ] = None,
     store: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Draw the graphs of a model: as captured, after the rewrite rules, as ONNX, and each quantized variant.
 
-    Neither PyTorch nor the onnx package is needed.
+    Of a configuration file, its pipelines are drawn. Neither PyTorch nor the onnx package is needed.
 
     Examples:
 
         ingot graph digits:1
         ingot graph digits:1#int8 -o int8.svg
         ingot graph model.onnx
+        ingot graph ingot.toml -o pipelines.html
     """
     from ingot.model_store import Store
     from ingot.model_store.places import locate
 
-    located = locate(model, Store(store))
     if output is not None:
         if output.suffix not in (".html", ".svg"):
             raise InvalidArgument(f"--output is {output}; the file's name must end in .html or .svg")
         check_out(output)
-        check_apart(output, model=located.name)
+        check_apart(output, model=model)
+    if model.endswith(".toml"):
+        _pipelines(Path(model), output, stage, as_json=as_json)
+        return
+    located = locate(model, Store(store))
     with progress("Opening") as step:
         name, stages, notes = _read(located)
         if (chosen := stage or located.variant) is not None:
@@ -81,6 +88,28 @@ def graph(
     for kind in ("FX", "ONNX"):
         if of_kind := [each for each in stages if kind in each.title]:
             _print(kind, of_kind)
+    note(f"wrote {path}; open it in a browser")
+
+
+def _pipelines(file: Path, output: Path | None, chosen: str | None, *, as_json: bool) -> None:
+    """Draw the pipelines of a configuration file, or one of them."""
+    from ingot.cli.report import put
+    from ingot.config.configuration import Configuration
+    from ingot.serving.pipelines import drawing
+
+    listed = Configuration.of({}, file).pipelines
+    found = [each for each in listed if chosen in (None, each.name)]
+    names = ", ".join(each.name for each in listed) or "none"
+    if not found:
+        raise NotFound(f"{file} has no pipeline{f' {chosen!r}' if chosen else 's'}; it has: {names}")
+    path = output or Path(f"{file.stem}-graph.html")
+    if path.suffix == ".svg" and len(found) > 1:
+        raise InvalidArgument(f"an .svg file holds one pipeline; choose one by --stage: {names}")
+    put(path, printable(drawing.svg(found[0]) if path.suffix == ".svg" else drawing.html(file.name, found)))
+    if as_json:
+        nodes = [{"pipeline": each.name, "nodes": len(each.table.nodes)} for each in found]
+        print_json({"model": str(file), "file": str(path), "pipelines": nodes})
+        return
     note(f"wrote {path}; open it in a browser")
 
 

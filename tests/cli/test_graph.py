@@ -185,3 +185,68 @@ def test_a_graph_that_takes_too_long_to_draw_is_refused(run_ingot: RunIngot, tmp
     nodes = [helper.make_node("Sum", names, [f"y{number}"]) for number in range(60)]
     (tmp_path / "dense.onnx").write_bytes(helper.make_model(helper.make_graph(nodes, "g", [], [])).SerializeToString())
     assert "60 nodes with 60,060 inputs, too many to draw" in refused(run_ingot("graph", "dense.onnx"))
+
+
+PIPELINES = """
+[[model]]
+name = "detector"
+source = "detector:1"
+
+[pipelines.read]
+inputs = ["image"]
+outputs = { text = ["turned.text", "plain.text"] }
+
+[pipelines.read.nodes.detect]
+model = "detector"
+inputs = { image = "image" }
+
+[pipelines.read.nodes.crop]
+step = "crop"
+inputs = { image = "image", box = "detect.box" }
+each = "box"
+count = "detect.count"
+
+[pipelines.read.nodes.turned]
+model = "detector:1"
+inputs = { image = "crop.image" }
+when = [{ value = "detect.score", above = 0.9 }]
+
+[pipelines.read.nodes.plain]
+model = "detector"
+inputs = { image = "crop.image" }
+
+[pipelines.other]
+inputs = ["x"]
+outputs = { y = "a.y" }
+
+[pipelines.other.nodes.a]
+model = "detector"
+inputs = { x = "x" }
+"""
+
+
+def test_pipelines_of_a_configuration_file(run_ingot: RunIngot, tmp_path: Path) -> None:
+    (tmp_path / "ingot.toml").write_text(PIPELINES)
+    assert "wrote ingot-graph.html" in run_ingot("graph", "ingot.toml").stderr
+    page = (tmp_path / "ingot-graph.html").read_text()
+    assert page.count("<svg") == 2
+    assert "one pipeline; choose one by --stage: read, other" in refused(
+        run_ingot("graph", "ingot.toml", "-o", "a.svg")
+    )
+    succeeded(run_ingot("graph", "ingot.toml", "-o", "read.svg", "--stage", "read"))
+    root = ElementTree.fromstring((tmp_path / "read.svg").read_text())
+    texts = ["".join(item.itertext()) for item in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"detect: detector", "crop: crop", "turned: detector:1", "plain: detector"} <= {*texts}
+    assert {"each box (detect.count)", "when detect.score > 0.9", "turned.text or plain.text"} <= {
+        text.strip() for text in texts
+    }
+    edges = [item for item in root.iter("{http://www.w3.org/2000/svg}path") if item.get("class") == "edge"]
+    assert len(edges) == 8
+    assert "no pipeline 'x'; it has: read, other" in refused(run_ingot("graph", "ingot.toml", "--stage", "x"))
+    done = json.loads(succeeded(run_ingot("graph", "ingot.toml", "--json")))
+    assert done["pipelines"] == [{"pipeline": "read", "nodes": 4}, {"pipeline": "other", "nodes": 1}]
+
+
+def test_a_configuration_file_without_pipelines(run_ingot: RunIngot, tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text('[[model]]\nsource = "a:1"\n')
+    assert "empty.toml has no pipelines; it has: none" in refused(run_ingot("graph", "empty.toml"))
