@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -21,13 +21,21 @@ MAX_VISITS = 100_000
 """Nodes that are analysed, with those of functions and loops once for each use."""
 MAX_TRIPS = 1 << 20
 """Repetitions of loops within loops that do not depend on the sizes of the inputs."""
+# Graphs and functions inside each other.
 _MAX_DEPTH = 32
+# Loops inside each other whose repetitions depend on the sizes of the inputs.
 _MAX_NESTED = 2
 _MOST_REASONS = 8
+# Characters of a reason.
 _LONGEST_REASON = 400
-
+# The domains of standard operators, which a function of the file must not replace.
+_BUILT_IN = ("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten")
+_BRANCHES = {True: "then_branch", False: "else_branch"}
+CONTROL = {"If": "_if", "Loop": "_loop", "Scan": "_scan"}
+"""The methods of :class:`Analysis` that are the rules of operators with inner graphs."""
 
 _Run = Callable[[Graph, Sequence[Tensor], Poly], tuple[list[Tensor], Poly]]
+"""Returns the outputs of an inner graph for its inputs and its number of repetitions, and its bytes in use at once."""
 
 
 class StoppedError(Exception):
@@ -38,7 +46,13 @@ class StoppedError(Exception):
 class Scope:
     """The tensors and nodes that are visible in a graph; inner graphs also see those of the outer ones.
 
-    ``flows`` says how tensors depend on samples, in an analysis that follows them.
+    Attributes:
+        tensors: the bounds of each tensor that exists already; None if nothing is known of it.
+        makers: the node that makes each tensor.
+        attributes: those of the call, for the nodes of a function.
+        outer: the scope around this one; None for a model's graph and for functions.
+        later: the outputs of nodes that are not analysed yet.
+        flows: how tensors depend on samples, in an analysis that follows them.
     """
 
     tensors: dict[str, Tensor | None]
@@ -54,38 +68,40 @@ class Scope:
         Raises:
             UnboundedError: there is none.
         """
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outwards():
             if name in scope.tensors:
                 return scope.tensors[name]
             if name in scope.later:  # an engine sorts the nodes; another tensor of an outer graph may have this name
                 raise UnboundedError(f"its input '{name}' is made by a later node")
-            scope = scope.outer
         raise UnboundedError(f"its input '{name}' does not exist")
 
     def flow(self, name: str) -> Flow:
         """Return how a tensor depends on samples."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outwards():
             if name in scope.flows:
                 return scope.flows[name]
-            scope = scope.outer
         return Flow(Kind.MIXED, reason=f"the graph: tensor '{name}' does not exist")
 
     def maker(self, name: str) -> Node | None:
-        scope: Scope | None = self
-        while scope is not None:
+        """Return the node that makes a tensor; None for an input, a constant or a tensor that does not exist."""
+        for scope in self._outwards():
             if name in scope.makers or name in scope.tensors:
                 return scope.makers.get(name)
-            scope = scope.outer
         return None
+
+    def _outwards(self) -> Iterator[Scope]:
+        """Yield this scope and those around it, the innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.outer
 
 
 class Analysis:
     """Bounds of one model.
 
     Args:
-        model: its graph.
+        model: the model's graph and functions.
 
     Attributes:
         reasons: why the graph is not bounded, each with its node; empty if it is.
@@ -133,7 +149,7 @@ class Analysis:
             needs.append(need)
             spaces.append(workspace)
         uses = [_uses(node) for node in graph.nodes]
-        # Other engines run the nodes as they come.
+        # ONNX Runtime runs the nodes depth first, other engines in the order of the file.
         orders = [range(len(uses)), depth_first(graph, uses)]
         peak = reduce(Poly.upper, (peak_of(graph, uses, needs, spaces, order) for order in orders))
         return [self._found(scope, name) for name in graph.outputs], peak
@@ -186,29 +202,27 @@ class Analysis:
             self.reasons.append(reason)
 
     def _runner(self, node: Node, scope: Scope) -> _Run:
-        """Return a function that analyses an inner graph, run a number of times; its peak enters the workspace."""
+        """Return a function that analyses the inner graphs of a node."""
 
         def run(graph: Graph, inputs: Sequence[Tensor], trips: Poly) -> tuple[list[Tensor], Poly]:
             if trips != ONE and not graph.nodes:
                 raise UnboundedError("its graph has no nodes, between which the engine could end a call")
-            before, self._trips = self._trips, self._trips * trips
-            if sum(factor for factor in self._trips.terms.values() if factor > 0) > MAX_TRIPS:
-                self._trips = before
-                raise UnboundedError(f"it may run its graph more than {MAX_TRIPS:,} times")
-            if self._trips.degree > _MAX_NESTED:
-                self._trips = before
-                raise UnboundedError(f"more than {_MAX_NESTED} loops within each other follow the sizes of inputs")
             inner = Scope(dict(zip(graph.inputs, inputs, strict=False)), attributes=scope.attributes, outer=scope)
+            before, self._trips = self._trips, self._trips * trips
             try:
+                self._check_trips()
                 outputs, peak = self.graph(graph, inner)
             finally:
                 self._trips = before
-            known = [tensor for tensor in outputs if tensor is not None]
-            if len(known) < len(outputs):
-                raise UnboundedError("its inner graph is not bounded")
-            return known, peak
+            return _all_known(outputs, "its inner graph"), peak
 
         return run
+
+    def _check_trips(self) -> None:
+        if sum(factor for factor in self._trips.terms.values() if factor > 0) > MAX_TRIPS:
+            raise UnboundedError(f"it may run its graph more than {MAX_TRIPS:,} times")
+        if self._trips.degree > _MAX_NESTED:
+            raise UnboundedError(f"more than {_MAX_NESTED} loops within each other follow the sizes of inputs")
 
     def _function(self, function: Graph, op: Op) -> list[Tensor]:
         tensors: dict[str, Tensor | None] = dict.fromkeys(function.inputs)
@@ -219,10 +233,7 @@ class Analysis:
             outputs, op.workspace = self.graph(function, scope)
         finally:
             self._opset = before
-        known = [tensor for tensor in outputs if tensor is not None]
-        if len(known) < len(outputs):
-            raise UnboundedError("its function is not bounded")
-        return known
+        return _all_known(outputs, "its function")
 
     def _if(self, op: Op) -> list[Tensor]:
         condition = op[0].scalar.constant
@@ -250,7 +261,7 @@ class Analysis:
         found = self._repeated(op, states, outputs[1:], trips.high, [0] * len(outputs))
         if trips.positive and (op.get(1) is None or op[1].scalar.constant == 1):
             return found
-        # Without a repetition, the shapes of scanned outputs are what the engine makes of the unknown ones.
+        # If the body may not run at all, the engine decides the shapes of scanned outputs.
         return [
             tensor if place < len(states) else replace(tensor, dims=None, items=None)
             for place, tensor in enumerate(found)
@@ -303,6 +314,14 @@ class Analysis:
         return found
 
 
+def _all_known(tensors: Sequence[Tensor | None], what: str) -> list[Tensor]:
+    """Return the outputs of a graph; raise UnboundedError, with its name ``what``, if one is not bounded."""
+    known = [tensor for tensor in tensors if tensor is not None]
+    if len(known) < len(tensors):
+        raise UnboundedError(f"{what} is not bounded")
+    return known
+
+
 def _carried(tensor: Tensor) -> Tensor:
     """Return a tensor that a loop carries, as far as it is the same after any number of repetitions."""
     known = tensor.forgotten()
@@ -347,8 +366,3 @@ def finder(scope: Scope) -> Callable[[str], Tensor | None]:
         return scope.find(name) if name else None
 
     return find
-
-
-_BUILT_IN = ("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten")
-_BRANCHES = {True: "then_branch", False: "else_branch"}
-CONTROL = {"If": "_if", "Loop": "_loop", "Scan": "_scan"}

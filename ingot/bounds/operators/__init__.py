@@ -6,7 +6,8 @@ report upper bounds; those that read sizes from values raise UnboundedError wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import reduce
 
 from ingot.bounds.abstract import BOOL, INT32
 from ingot.bounds.interval import Interval
@@ -21,6 +22,7 @@ MICROSOFT, ML = "com.microsoft", "ai.onnx.ml"
 
 
 def _all(names: str, rule: Rule, domain: str = "") -> dict[tuple[str, str], Rule]:
+    """Return one rule for several operators of a domain, by the keys of ``RULES``."""
     return {(domain, name): rule for name in names.split()}
 
 
@@ -39,7 +41,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Greater", combined(lambda one, two: elementwise.less(two, one), BOOL)),
     **_all("Less", combined(elementwise.less, BOOL)),
     **_all("And Or Xor GreaterOrEqual LessOrEqual", shaped(BOOL)),
-    **_all("BitShift BitwiseAnd BitwiseOr BitwiseXor PRelu Pow StringConcat Sum", combined(lambda *_: Interval())),
+    **_all("BitShift BitwiseAnd BitwiseOr BitwiseXor Mean PRelu Pow StringConcat Sum", combined(lambda *_: Interval())),
     **_all("Add", combined(Interval.__add__, computes=True)),
     **_all("Sub", combined(Interval.__sub__, computes=True)),
     **_all("Mul", combined(Interval.__mul__, computes=True)),
@@ -49,9 +51,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Abs", combined(lambda value: value if value.non_negative else value.most(-value), computes=True)),
     **_all("Floor", combined(lambda value: value.divided(Interval.exactly(1), rounded=True))),
     **_all("Ceil", combined(lambda value: value + Interval(Interval.exactly(0).low, Interval.exactly(1).high))),
-    **_all("Min", combined(lambda first, *rest: _folded(Interval.least, first, rest))),
-    **_all("Max", combined(lambda first, *rest: _folded(Interval.most, first, rest))),
-    **_all("Mean", combined(lambda *_: Interval())),
+    **_all("Min", combined(lambda *values: reduce(Interval.least, values))),
+    **_all("Max", combined(lambda *values: reduce(Interval.most, values))),
     **_all("Clip", elementwise.clipped),
     **_all("Cast CastLike", elementwise.cast),
     **_all("BitCast", elementwise.recast),
@@ -135,7 +136,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("RotaryEmbedding", elementwise.never_empty, MICROSOFT),
     **_all("Inverse", reducing.inverse, MICROSOFT),
     **_all("SkipLayerNormalization SkipSimplifiedLayerNormalization", linear.skip_norm, MICROSOFT),
-    **_all("SimplifiedLayerNormalization", linear.norm),
+    **_all("SimplifiedLayerNormalization", linear.norm),  # ONNX Runtime has it in ONNX's domain
     **_all("QuantizeLinear", linear.quantize, MICROSOFT),
     **_all("DequantizeLinear", linear.dequantize, MICROSOFT),
     **_all("QLinearAdd QLinearMul", elementwise.quantized, MICROSOFT),
@@ -155,9 +156,3 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("ArrayFeatureExtractor", trees.extractor, ML),
     **_all("FeatureVectorizer", trees.feature_vectorizer, ML),
 }
-
-
-def _folded(fold: Callable[[Interval, Interval], Interval], first: Interval, rest: tuple[Interval, ...]) -> Interval:
-    for value in rest:
-        first = fold(first, value)
-    return first
