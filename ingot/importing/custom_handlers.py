@@ -1,4 +1,4 @@
-"""Handlers of TorchServe that run as they are: what their archives need, named in one error, and their files."""
+"""Handlers of TorchServe that run as they are: their archives are checked, with one error for all, and unpacked."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ DEFAULT = {
 """The classes of TorchServe's own handlers, which an archive's file derives from if they run as they are."""
 _FILE, _CODE = "default_handler.py", "from ts.torch_handler.{0} import {1}\n\n\nclass Default({1}):\n    pass\n"
 _MAX_TEXT = 1 << 20
+# Settings in a model's configuration, and the options of `ingot serve` that correspond to them.
 _OPTIONS = {
     "minWorkers": "--instances {}",
     "responseTimeout": "--engine-timeout {}s",
@@ -43,10 +44,10 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
     """Unpack an archive with a custom handler, or one of :data:`DEFAULT`; its code does not run here.
 
     Args:
-        members: its files.
+        members: the archive's members.
         base: the prefix of their names.
-        model: of its manifest.
-        folder: a new folder for them.
+        model: the model that the archive's manifest describes.
+        folder: a new folder, which the members are copied to.
         consent: the user's consent.
 
     Raises:
@@ -69,7 +70,7 @@ def read(members: Members, base: str, model: MarModel, folder: Path, consent: Co
         "python",
         folder / archive.file,
         custom=CustomHandler(folder, archive.file, archive.function, pins, consent.permissions),
-        notes=(*_notes(config),),
+        notes=tuple(_notes(config)),
     )
 
 
@@ -113,15 +114,15 @@ def mapping(text: str, called: str) -> dict[str, Any]:
 
 
 class _Archive:
-    """The files of an archive, of which only text is read.
+    """The files of an archive; only text files are read.
 
     Attributes:
-        path: of the archive.
-        names: of its files.
-        handler: as the manifest names it.
+        path: the archive's path.
+        names: the names of its files.
+        handler: the handler as the manifest names it.
         default: the class of TorchServe's handler; empty for a custom one.
-        vocabulary: the file of its vocabulary; empty without.
-        file: the handler's file.
+        vocabulary: the file of the handler's vocabulary; empty without one.
+        file: the name of the handler's file.
         function: the handler's function, ``handle`` unless the manifest names another.
     """
 
@@ -149,10 +150,10 @@ class _Archive:
                 )
         if self.default and not (model.serialized_file or model.model_file):
             yield f"the manifest names no model, which {self.handler} needs; create it again with --serialized-file"
-        pins, others = self.requirements()
-        if others:
+        pins, unpinned = self.requirements()
+        if unpinned:
             yield (
-                f"{model.requirements_file} does not state a version of {', '.join(map(_installed, others))}; unpack "
+                f"{model.requirements_file} does not state a version of {', '.join(map(_advised, unpinned))}; unpack "
                 "the archive, write name==version there, and import the folder"
             )
         try:
@@ -168,9 +169,9 @@ class _Archive:
             yield str(error)
 
     def requirements(self) -> tuple[tuple[str, ...], list[str]]:
-        """Return the versions that the archive requires, and the lines that state none."""
-        pins, others = requirements.parsed(self._text(self._model.requirements_file))
-        return pins, [*others.values()]
+        """Return the requirements that state a version, ``name==version``, and the lines that state none."""
+        pins, unpinned = requirements.parsed(self._text(self._model.requirements_file))
+        return pins, [*unpinned.values()]
 
     def config(self) -> dict[str, Any]:
         """Return the content of the configuration file.
@@ -204,7 +205,7 @@ class _Archive:
 
 
 def _imports(text: str) -> Iterable[str]:
-    """Return the packages that a module imports in any case; the code does not run."""
+    """Return the packages that a module imports unconditionally; the code does not run."""
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported when the handler is loaded
@@ -223,8 +224,8 @@ def _is_installed(name: str) -> bool:
         return True
 
 
-def _installed(line: str) -> str:
-    """Return a line with the version that is installed here."""
+def _advised(line: str) -> str:
+    """Return a line in quotation marks, with the version that is installed here, if any."""
     name = re.match(r"[\w.-]*", line)
     try:
         version = metadata.version(name[0] if name is not None else "")

@@ -19,15 +19,16 @@ from ingot.report.text import one_line
 from ingot.tensors import DType
 
 CONFIG = "config.pbtxt"
-# protobuf's parser takes a time that is quadratic in the length of a line: 1 MiB in one line takes two minutes.
+# protobuf's parser takes time quadratic in the length of a line: two minutes for a line of 1 MiB.
 _MAX_BYTES = 1 << 20
 _MAX_LINE = 1 << 14
 # protobuf's parser skips an unknown `steps: [{}]` but not `steps [{}]`, so the missing colons are added. The first
-# group is what they must not be added to: strings and comments.
+# group matches strings and comments, which must stay as they are.
 _MISSING_COLON = re.compile(r"""("(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|\#[^\n]*)|(?<=\w)(?=\s*\[)""")
 _MAX_TENSORS = 1000
 _MAX_RANK = 64
-_KINDS = {
+# Controls as `--states` names them.
+_CONTROLS = {
     Sequences.Control.CONTROL_SEQUENCE_START: "@start",
     Sequences.Control.CONTROL_SEQUENCE_READY: "@ready",
     Sequences.Control.CONTROL_SEQUENCE_END: "@end",
@@ -40,8 +41,8 @@ class EnsembleStep:
     """A step of an ensemble.
 
     Attributes:
-        model: the name of its model.
-        version: of the model; -1 for the highest.
+        model: the name of the step's model.
+        version: the model's version; -1 for the highest.
         inputs: the ensemble's tensor that each input of the model reads.
         outputs: the ensemble's tensor that each output of the model is.
     """
@@ -54,11 +55,18 @@ class EnsembleStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A model's configuration; ``backend`` is empty if the model's file name decides.
+    """A model's configuration.
 
-    ``states`` has an output or a control for each input that the server fills in; see
-    :class:`ingot.runtime.dispatch.states.Control`. ``labels`` is the name of the file with the names of classes,
-    and ``steps`` are those of an ensemble.
+    Attributes:
+        backend: the name of the backend or platform; empty if the model's file name decides.
+        filename: the name of the model's file; empty for the default.
+        inputs: the declared inputs, with those that the server fills in.
+        outputs: the declared outputs.
+        states: an output or a control for each input that the server fills in; see
+            :class:`ingot.runtime.dispatch.states.Control`.
+        labels: the name of the file with the names of classes; empty for none.
+        steps: the steps of an ensemble.
+        notes: fields that are not imported, and why.
     """
 
     backend: str = ""
@@ -73,6 +81,10 @@ class Config:
 
 def read_config(root: Path, model: Path) -> Config:
     """Read a model's configuration, which is optional: Triton can derive one from the model's file.
+
+    Args:
+        root: the model repository.
+        model: the model's folder in the repository.
 
     Raises:
         InvalidArgument: the file is not a valid configuration, or is a link that leads out of ``root``.
@@ -116,27 +128,23 @@ def _config(message: ModelConfig, where: str) -> Config:
     batched = message.max_batch_size > 0
     inputs = [_tensor(item, "input", batched, where) for item in message.input]
     sequences = message.sequence_batching
-    more, states = _states(sequences, batched, where)
+    filled, states = _states(sequences, batched, where)
+    outputs = [_tensor(item, "output", batched, where) for item in message.output]
     files = dict.fromkeys(item.label_filename for item in message.output if item.label_filename)
-    left = [f"the labels in {file[:100]} are not imported: a model has one list of labels" for file in [*files][1:]]
+    unused = [f"the labels in {file[:100]} are not imported: a model has one list of labels" for file in [*files][1:]]
     return Config(
         # `backend` is the newer field; `platform` names a format as well.
         backend=message.backend or message.platform,
         filename=message.default_model_filename,
-        inputs=tuple(sorted([*inputs, *more], key=lambda item: _position(item.name))),
-        outputs=tuple(
-            sorted(
-                (_tensor(item, "output", batched, where) for item in message.output),
-                key=lambda item: _position(item.name),
-            )
-        ),
+        inputs=_sorted([*inputs, *filled]),
+        outputs=_sorted(outputs),
         states=states,
         labels=next(iter(files), ""),
         steps=tuple(
             EnsembleStep(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
             for step in message.ensemble_scheduling.step[:_MAX_TENSORS]
         ),
-        notes=(*triton_settings.notes(message), *left),
+        notes=(*triton_settings.notes(message), *unused),
     )
 
 
@@ -166,7 +174,7 @@ def _sizes(dims: Sequence[int], called: str, where: str) -> tuple[int | None, ..
 
 
 def _states(sequences: Sequences, batched: bool, where: str) -> tuple[list[Declared], dict[str, str]]:
-    """Return the inputs that Triton fills in, and what with: the value of an output, or a control."""
+    """Return the inputs that Triton fills in, and the source of each: the name of an output, or a control."""
     declared: list[Declared] = []
     states: dict[str, str] = {}
     for item in sequences.control_input:
@@ -190,23 +198,26 @@ def _states(sequences: Sequences, batched: bool, where: str) -> tuple[list[Decla
 
 def _control(control: Sequences.Control, called: str, where: str) -> tuple[str, DType]:
     """Return a control as ``--states`` has it, and the datatype of its input."""
-    kind = _KINDS[control.kind]
+    kind = _CONTROLS[control.kind]
     if kind == "@id":
         return kind, _dtype(control.data_type, called, where)
-    found: tuple[DType, Sequence[float]]
-    for found in (
+    declared: tuple[tuple[DType, Sequence[float]], ...] = (
         (DType.INT32, control.int32_false_true),
         (DType.FP32, control.fp32_false_true),
         (DType.BOOL, control.bool_false_true),
-    ):
-        dtype, values = found
+    )
+    for dtype, values in declared:
         if len(values) == 2:
             false, true = (f"{float(value):g}" for value in values)
             return kind if (false, true) == ("0", "1") else f"{kind}:{false}:{true}", dtype
     raise InvalidArgument(f"{where}: {called} has no two values, such as int32_false_true: [ 0, 1 ]")
 
 
+def _sorted(tensors: Sequence[Declared]) -> tuple[Declared, ...]:
+    return tuple(sorted(tensors, key=lambda tensor: _position(tensor.name)))
+
+
 def _position(name: str) -> tuple[int, str]:
-    """Return a key that sorts names of PyTorch's convention, ``INPUT__0``, and leaves others in order."""
+    """Return a sort key: names of PyTorch's convention, ``INPUT__0``, by number, others first and in their order."""
     _, mark, number = name.rpartition("__")
     return (int(number), name) if mark and number.isdecimal() and len(number) < 9 else (0, "")
