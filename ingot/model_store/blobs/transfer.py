@@ -22,11 +22,13 @@ class Cancelled(Exception):
 class Transfer:
     """The progress of a copy of many blobs, updated by several threads.
 
-    ``total`` is the expected number of bytes; ``moved`` counts bytes that were read and written, ``skipped`` those that
-    existed already.
-
     Args:
         report: called after every change, by any thread, one at a time. It must be fast.
+
+    Attributes:
+        total: the expected number of bytes.
+        moved: the bytes that were read and written.
+        skipped: the bytes that existed already.
     """
 
     def __init__(self, report: Callable[[Transfer], None] | None = None):
@@ -36,15 +38,16 @@ class Transfer:
         self._report = report
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
-        self._break_offs: set[Callable[[], None]] = set()
+        self._callbacks: set[Callable[[], None]] = set()
 
     @staticmethod
     def of_this_thread() -> Transfer | None:
-        """Return the transfer that this thread works for, inside :meth:`each`."""
+        """Return the transfer that this thread works for, inside :meth:`each`; None in other threads."""
         return getattr(_thread, "transfer", None)
 
     @property
     def done(self) -> int:
+        """The bytes that were moved or skipped."""
         return self.moved + self.skipped
 
     @property
@@ -61,10 +64,10 @@ class Transfer:
         """Wait for ``seconds`` or until the transfer is cancelled."""
         self._cancelled.wait(seconds)
 
-    def on_cancel(self, break_off: Callable[[], None]) -> None:
+    def on_cancel(self, callback: Callable[[], None]) -> None:
         """Register a callback for cancellation, to interrupt blocked threads."""
         with self._lock:
-            self._break_offs.add(break_off)
+            self._callbacks.add(callback)
 
     def expect(self, count: int) -> None:
         """Add bytes to the expected total."""
@@ -84,7 +87,7 @@ class Transfer:
         self._add("skipped", count)
 
     def each(self, work: Callable[[Item], None], items: Iterable[Item], workers: int) -> None:
-        """Call ``work`` for each item in several threads. The first error cancels all of them and is raised."""
+        """Call ``work`` for each item in ``workers`` threads. The first error cancels the transfer and is raised."""
         with ThreadPoolExecutor(workers, thread_name_prefix="ingot-transfer") as pool, ExitStack() as on_error:
             # Also on Ctrl-C: threads must end before the destination is cleaned up.
             on_error.callback(pool.shutdown, cancel_futures=True)
@@ -104,9 +107,9 @@ class Transfer:
     def _cancel(self) -> None:
         self._cancelled.set()
         with self._lock:
-            break_offs = list(self._break_offs)
-        for break_off in break_offs:
-            break_off()
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
 
     def _add(self, name: str, count: int) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """Reading the tensors and operators of a variant's ONNX graphs, also from an archive file.
 
-This module needs onnx and onnx_ir, and is imported only for comparing graphs. External tensors are not read here, and
-never by a path in the graph.
+This module needs onnx and onnx_ir, and is imported only for comparing graphs. The data of external tensors is read when
+it is compared, from the archive's blobs and never by a path in the graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_graph(variant: Variant, where: str) -> Graph:
 
     Args:
         variant: the variant.
-        where: its archive's name in messages.
+        where: the archive's name in messages.
 
     Raises:
         InvalidArchive: a graph is missing, damaged or not ONNX, or a tensor's data is not where the graph says.
@@ -41,16 +41,18 @@ def read_graph(variant: Variant, where: str) -> Graph:
         for descriptor in variant.graphs():
             raw = variant.read_graph(descriptor)
 
-            def unread(error: Exception, digest: str = descriptor.digest) -> str:
+            def message(error: Exception, digest: str = descriptor.digest) -> str:
                 reason = one_line(" ".join(str(error).split()), 300)
                 return f"graph {digest} is not an ONNX graph: {reason}"
 
-            with foreign.reported_as(InvalidArchive, unread, keep=InvalidArchive):
+            with foreign.reported_as(InvalidArchive, message, keep=InvalidArchive):
                 reader.read(onnx.ModelProto.FromString(raw))
     return reader.found
 
 
 class _Reader:
+    """Collects the tensors and operators of one variant's graphs in ``found``."""
+
     def __init__(self, variant: Variant, label: str):
         self.found = Graph()
         self._label = label
@@ -90,7 +92,7 @@ class _Reader:
         if any(size < 0 for size in shape):
             raise InvalidArchive(f"the tensor '{one_line(name)}' has a negative dimension")
         if tensor.dtype == ir.DataType.STRING:
-            return _text(name, shape, tensor)
+            return _strings(name, shape, tensor)
         bits, element = tensor.dtype.bitwidth, tensor.dtype.numpy()
         size = math.ceil(math.prod(shape) * bits / 8)
         info = TensorInfo(name=name, dtype=str(element), shape=shape, size=size)
@@ -117,19 +119,19 @@ class _Reader:
         if tensor.offset or tensor.length not in (None, info.size) or layer.size != info.size:
             raise InvalidArchive(
                 f"the tensor '{one_line(info.name)}', {info} of {info.size} bytes, is not the whole of its blob "
-                f"{layer.digest}, which has {layer.size}"
+                f"{layer.digest}, which has {layer.size} bytes"
             )
         return layer
 
 
-def _text(name: str, shape: tuple[int, ...], tensor: ir.TensorProtocol) -> Tensor:
+def _strings(name: str, shape: tuple[int, ...], tensor: ir.TensorProtocol) -> Tensor:
     if not isinstance(tensor, ir.StringTensor):
         raise InvalidArchive(f"the tensor '{one_line(name)}' holds text outside its graph")
     items = list(tensor.string_data())
     if len(items) != math.prod(shape):
         raise InvalidArchive(f"the tensor '{one_line(name)}' holds {len(items)} texts, its shape is {list(shape)}")
     sha = hashlib.sha256()
-    for item in items:
+    for item in items:  # with lengths, so that the same bytes divided otherwise have another digest
         sha.update(struct.pack("<Q", len(item)) + item)
     info = TensorInfo(name=name, dtype="string", shape=shape, size=sum(map(len, items)))
     return Tensor(info, sha.hexdigest(), lambda: items)
