@@ -1,4 +1,4 @@
-"""Timing before a model is ready, so that its first requests are scheduled with realistic estimates."""
+"""Timing of a model before it is ready, so that its first requests are scheduled with realistic estimates."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MOST_RECORDED = 1 << 20
 
 
 def recorded(evidence: Evidence) -> dict[int, float]:
-    """Return recorded call durations in seconds by samples; empty if not recorded on this machine.
+    """Return recorded call durations in seconds by samples; empty if they were not recorded on this machine.
 
-    They were measured on the CPU, with all cores for one call.
+    The durations were measured on the CPU, with all cores for one call.
     """
     if evidence.machine != devices.describe():
         return {}
@@ -53,11 +53,14 @@ def measure(
 
     Args:
         engine: the loaded model.
-        signature: the model's.
+        signature: the model's signature.
         examples: valid inputs, whose very first sample is used; zeros if empty.
         most: samples of the largest batch.
         budget: seconds in total; 0 measures nothing.
         known: recorded durations by samples, see :func:`recorded`.
+
+    Returns:
+        The durations of calls by samples; empty if the model rejects the inputs, or nothing was measured.
     """
     if known and not budget:
         return Latency(known)
@@ -82,6 +85,7 @@ def measure(
 
 
 def _least(engine: Engine, inputs: Mapping[str, Array], end: float) -> float:
+    """Return the seconds of the fastest call, without the first one unless that ends after ``end``."""
     times = []
     for call in range(_CALLS):
         start = time.perf_counter()

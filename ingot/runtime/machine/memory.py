@@ -21,10 +21,10 @@ or by the limit of an arena."""
 
 _MEMINFO = Path("/proc/meminfo")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# A control group of version 1 without a limit has the largest multiple of a page.
+# A control group of version 1 without a limit states the largest multiple of a page, which is above this number.
 _UNLIMITED = 1 << 60
 _M_MMAP_THRESHOLD = -3  # of malloc.h
-_ENGINES = 0.75
+_SHARE_OF_ENGINES = 0.75
 # Growth above which unused memory is given back, in bytes; the first and longest time between two attempts, in seconds.
 _GROWN = 256 << 20
 _SOONEST = 1.0
@@ -37,14 +37,18 @@ def resident() -> int:
 
 
 def proportional() -> int:
-    """Return the bytes that this process and its engine processes hold; pages that processes share count in parts."""
+    """Return the bytes that this process and its engine processes hold: the sum of their proportional set sizes.
+
+    A page that several processes share counts for each by an equal part.
+    """
     return sum(_proportional_set_size(process) for process in ("self", *engine_processes()))
 
 
 def return_large_blocks() -> None:
     """Let the C library return freed blocks of 4 MiB and more to the system at once, instead of keeping up to 32 MiB.
 
-    It keeps them in heaps of threads, which :func:`trim` cannot empty: a freed model of 20 MB left 40 MB behind.
+    Otherwise it keeps these blocks in heaps of threads, which :func:`trim` cannot empty: a freed model of 20 MB left
+    40 MB behind.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 << 20)
@@ -57,20 +61,20 @@ def trim() -> None:
 
 
 def engine_processes() -> Iterator[str]:
-    """Yield the numbers of this process's children that run engines, and of their children, which torchrun starts."""
+    """Yield the process ids of this process's children that run engines, and of their children, from torchrun."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):  # it may have ended
+        with contextlib.suppress(OSError, ValueError):  # the process may have ended
             if b"ingot.runtime.engines.isolation." in (folder / "cmdline").read_bytes():
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    for number, parent in parents.items():
+    for pid, parent in parents.items():
         if os.getpid() in (parent, parents.get(parent)):
-            yield str(number)
+            yield str(pid)
 
 
 def _proportional_set_size(process: str) -> int:
     folder = Path("/proc") / process
-    with contextlib.suppress(OSError, StopIteration):  # a confined process of another user may not be looked into
+    with contextlib.suppress(OSError, StopIteration):  # the file of another user's process cannot be read
         lines = (folder / "smaps_rollup").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) << 10
     with contextlib.suppress(OSError):
@@ -85,7 +89,7 @@ def limit(cgroup: Path = cgroup.ROOT, meminfo: Path = _MEMINFO) -> float:
 
 def for_engines() -> float:
     """Return the share of :func:`limit` that engines may hold: weights, and the tensors of their calls."""
-    return _ENGINES * limit()
+    return _SHARE_OF_ENGINES * limit()
 
 
 def left(cgroup: Path = cgroup.ROOT, meminfo: Path = _MEMINFO) -> float:
@@ -95,9 +99,9 @@ def left(cgroup: Path = cgroup.ROOT, meminfo: Path = _MEMINFO) -> float:
 
 
 def _groups(root: Path) -> Iterator[tuple[float, float]]:
-    """Yield the limit and the usage of each control group around this process that has a limit.
+    """Yield the limit and the usage, in bytes, of each control group around this process that has a limit.
 
-    Caches of files are not counted.
+    Caches of files do not count as usage.
     """
     for folder in cgroup.folders("memory", root):
         for most, used, stat, cache in (
@@ -112,7 +116,7 @@ def _groups(root: Path) -> Iterator[tuple[float, float]]:
 
 
 def _resources() -> Iterator[tuple[float, float]]:
-    """Yield the limit and the usage of each resource limit of memory that is set."""
+    """Yield each resource limit of memory that is set, and the usage that it limits, in bytes."""
     try:
         import resource
     except ModuleNotFoundError:  # not Unix
@@ -149,8 +153,8 @@ def _of_machine(name: str, meminfo: Path) -> float:
 class Sweeper:
     """Decides when memory that engines keep for their next call is returned to the system.
 
-    That is when the process has grown by 256 MiB. If it soon grows again, its calls need the memory, so the time until
-    the next attempt doubles, up to 10 minutes.
+    Memory is returned when the process has grown by 256 MiB. If the process soon grows again, its calls need the
+    memory, so the time until the next attempt doubles, up to 10 minutes.
 
     Args:
         give_back: returns unused memory to the system; returns whether it could.
@@ -164,15 +168,20 @@ class Sweeper:
         self._next = 0.0
         self._wait = _SOONEST
 
-    def check(self, clock: float, *, idle: bool) -> None:
-        """Return memory if it is time; ``idle`` is whether no engine call runs, whose memory would be in use."""
+    def check(self, now: float, *, idle: bool) -> None:
+        """Return memory if the process has grown and the last attempt was long enough ago.
+
+        Args:
+            now: the time in seconds, of a clock that never goes back.
+            idle: whether no engine call runs: growth is then measured from the memory that is left.
+        """
         before = resident()
         self._low = min(self._low, before)
-        if before < self._low + _GROWN or clock < self._next or not self._give_back():
+        if before < self._low + _GROWN or now < self._next or not self._give_back():
             return
         after = resident()
         self._returned(max(0, before - after))
-        self._wait = _SOONEST if clock > self._next + 2 * self._wait else min(2 * self._wait, _LATEST)
-        self._next = clock + self._wait
+        self._wait = _SOONEST if now > self._next + 2 * self._wait else min(2 * self._wait, _LATEST)
+        self._next = now + self._wait
         if idle:
             self._low = after
