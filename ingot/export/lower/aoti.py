@@ -34,8 +34,8 @@ _OPTIONS: dict[str, Any] = {
     # Whatever the environment says, the compiler neither folds weights nor changes their layout.
     "freezing": False,
 }
-# Conversions to and from integers, which Inductor compiles without their Python source.
-_INTEGERS = "quantized_decomposed::"
+# The operators that quantize and dequantize, which Inductor compiles without their Python source.
+_QUANTIZATION = "quantized_decomposed::"
 # The number of threads is set by the server, not fixed to that of the exporting machine.
 _PARALLEL: dict[str, Any] = {"cpp.dynamic_threads": True}
 _SERIAL: dict[str, Any] = {"cpp.threads": 1}
@@ -46,11 +46,14 @@ def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
 
     Args:
         program: the program.
-        path: the package; its name ends in ``.pt2``.
-        device: the device that will run it: ``cpu`` or ``cuda``, which this machine must have.
+        path: the package to write; its name ends in ``.pt2``.
+        device: the device that will run the package: ``cpu`` or ``cuda``, which this machine must have.
+
+    Returns:
+        The path of the package.
 
     Raises:
-        InvalidArgument: this machine does not have the device.
+        InvalidArgument: the device is another one, or this machine does not have it.
         ExportError: there is no C++ compiler, or the model cannot be compiled.
     """
     program = inlined(program)
@@ -61,6 +64,7 @@ def lower(program: Program, path: Path, *, device: str = "cpu") -> Path:
     options = {**_OPTIONS, "aot_inductor.metadata": {HEADER: header(program)}}
     with _scratch() as folder:
         package = folder / "model.pt2"
+        # A compilation may take minutes: a parallel package that would probably be unusable is not compiled at all.
         if not _takes_indices(exported):
             _compile(exported, package, {**options, **_PARALLEL})
         if not package.exists() or _may_end_the_process(package):
@@ -93,10 +97,10 @@ def _scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:
         cache = str(Path(folder, "inductor"))
         # An interrupted compiler leaves its files in TMPDIR.
-        places = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-        before = {name: os.environ.get(name) for name in places}
+        folders = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+        before = {name: os.environ.get(name) for name in folders}
         torch_internals.clear_inductor_caches()
-        os.environ.update(places)
+        os.environ.update(folders)
         try:
             yield Path(folder)
         finally:
@@ -105,7 +109,7 @@ def _scratch() -> Iterator[Path]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            torch_internals.clear_inductor_caches()  # they refer to files in the folder
+            torch_internals.clear_inductor_caches()  # the caches refer to files in the folder
 
 
 def _check(program: Program, device: str) -> None:
@@ -113,7 +117,7 @@ def _check(program: Program, device: str) -> None:
         raise InvalidArgument(
             f"a model cannot be compiled for '{device}' here; use cpu, or cuda on a machine with a GPU"
         )
-    custom = [name for name in foreign_operators(program) if not name.startswith(_INTEGERS)]
+    custom = [name for name in foreign_operators(program) if not name.startswith(_QUANTIZATION)]
     if custom:
         raise ExportError(
             f"the operator {custom[0]} cannot be compiled into a package that runs without its source; "

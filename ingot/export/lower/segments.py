@@ -1,4 +1,4 @@
-"""Cut a captured program into programs that run one after the other."""
+"""Cut a captured program into parts: programs that run one after the other."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ingot.tensors import DType, Range, Shape, Signature, TensorSpec, symbols
 
 Exported = torch.export.ExportedProgram
 # Switching to another engine and back takes some 50 us, as much as about ten small operators in PyTorch.
-_WORTH_A_STEP = 8
+_WORTH_A_PART = 8
 
 
 @dataclass(frozen=True)
 class Part:
-    """One step of a program that was cut; ``special`` are the operators that made it a separate part, if any."""
+    """One part of a program that was cut; ``special`` are the operators that made it a separate part, if any."""
 
     program: Program
     special: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def cut(program: Program, special: Collection[fx.Node]) -> Cut:
 
     Args:
         program: a program whose graph is functional: no operator changes a tensor.
-        special: nodes of its graph.
+        special: the nodes of its graph that need another engine than the rest.
 
     Raises:
         ExportError: a value that would have to pass from part to part is not a tensor of a known type.
@@ -71,7 +71,7 @@ def cut(program: Program, special: Collection[fx.Node]) -> Cut:
     read = [[node for node in graph.nodes if _enters(node, nodes)] for nodes in inner]
     computed = [groups[level] for level in sorted(groups)]
     returned: list[fx.Node] = list(graph.output_node().args[0])
-    if inner:  # the first part returns the weights that are outputs of the program themselves
+    if inner:  # weights that are outputs of the program belong to no node, so the first part returns them
         weights = [node for node in _weights(program.exported) if node in returned]
         read[0] += [node for node in weights if node not in read[0]]
         computed[0] = [*computed[0], *weights]
@@ -86,7 +86,10 @@ def cut(program: Program, special: Collection[fx.Node]) -> Cut:
 
 
 def _assign(exported: Exported, special: set[fx.Node]) -> dict[fx.Node, int]:
-    """Return the step that each operator runs in: odd for special operators, even for the others."""
+    """Return the level of each operator: odd for special operators, even for the others. A part is one level.
+
+    A part too small to be worth another engine becomes special, unless it reads weights.
+    """
     weights = set(_weights(exported))
     while True:
         levels = _levels(exported.graph, special)
@@ -97,7 +100,7 @@ def _assign(exported: Exported, special: set[fx.Node]) -> dict[fx.Node, int]:
             node
             for level, nodes in groups.items()
             if level % 2 == 0
-            and len(nodes) < _WORTH_A_STEP
+            and len(nodes) < _WORTH_A_PART
             and weights.isdisjoint(source for node in nodes for source in node.all_input_nodes)
             for node in nodes
         ]
@@ -107,13 +110,14 @@ def _assign(exported: Exported, special: set[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _levels(graph: fx.Graph, special: set[fx.Node]) -> dict[fx.Node, int]:
+    """Return the lowest possible level of each operator."""
     levels: dict[fx.Node, int] = {}
     ready: dict[fx.Node, int] = {}
     for node in graph.nodes:
         ready[node] = max((ready[source] for source in node.all_input_nodes), default=0)
         if _is_free(node) or node.op == "output":
             continue
-        if node.target is not operator.getitem:  # which stays with the operator whose results it unpacks
+        if node.target is not operator.getitem:  # getitem stays with the operator whose results it unpacks
             ready[node] += ready[node] % 2 != (node in special)
         levels[node] = ready[node]
     return levels
@@ -126,7 +130,7 @@ def _is_free(node: fx.Node) -> bool:
 
 
 def _with_free(graph: fx.Graph, nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return nodes with the size arithmetic and the subgraphs that they need."""
+    """Return the given nodes, and the size arithmetic and subgraphs that they need."""
     wanted = set(nodes)
     for node in reversed(graph.nodes):
         if node in wanted:
@@ -135,6 +139,7 @@ def _with_free(graph: fx.Graph, nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _enters(node: fx.Node, nodes: set[fx.Node]) -> bool:
+    """Return whether a node is an input of a part: some of the part's nodes read it, and it is not one of them."""
     return node not in nodes and not nodes.isdisjoint(node.users)
 
 
@@ -213,8 +218,8 @@ def _part(
             [*specs, *(InputSpec(InputKind.USER_INPUT, _argument(copies[node]), None) for node in inputs)],
             [OutputSpec(OutputKind.USER_OUTPUT, _argument(copies[node]), None) for node in outputs],
         ),
-        state_dict=_held(owner.state_dict, specs),
-        constants=_held(owner.constants, specs),
+        state_dict=_of_specs(owner.state_dict, specs),
+        constants=_of_specs(owner.constants, specs),
         range_constraints=_ranges(owner, graph),
         module_call_graph=[_entry(len(inputs), len(outputs))],
         verifiers=owner.verifiers,
@@ -226,7 +231,8 @@ def _argument(node: fx.Node) -> TensorArgument:
     return TensorArgument(node.name)
 
 
-def _held(values: Mapping[str, Any], specs: Iterable[InputSpec]) -> dict[str, Any]:
+def _of_specs(values: Mapping[str, Any], specs: Iterable[InputSpec]) -> dict[str, Any]:
+    """Return those of a program's weights or constants that are inputs of a part."""
     return {spec.target: values[spec.target] for spec in specs if spec.target is not None and spec.target in values}
 
 

@@ -34,7 +34,11 @@ def tolerance(signature: Signature, computed: Iterable[DType] = ()) -> float:
 
 
 class Remembered:
-    """A runner that keeps its outputs, because the original runs on the same inputs after every stage."""
+    """A runner that keeps its outputs by their inputs, because every stage compares with the original on the same ones.
+
+    Args:
+        runner: the original.
+    """
 
     def __init__(self, runner: Runner):
         self._runner = runner
@@ -71,15 +75,17 @@ def prove(
         examples: the source of the cases.
         exact: the original in double precision. Four times the rounding error of the original is allowed where that
             is more than the tolerance.
-        most: the largest number of cases.
+        most: the largest number of cases. Edges are then left out, and dynamic dimensions may have one size only.
         budget: seconds after which no further case begins, except the first three.
-        remark: called with a sentence on cases that could not be compared.
+        remark: called with a sentence on cases that could not be compared, or that differ at extreme values.
 
     Returns:
         The worst error of each output, and the first two cases as goldens, with the candidate's outputs.
 
     Raises:
-        ParityError: an output differs by more than the tolerance.
+        ParityError: an output differs by more than the tolerance, or the candidate fails.
+        InvalidArgument: the original accepts none of the inputs that were drawn for a needed case.
+        ExportError: the original runs at one size only of a dynamic dimension.
     """
     limit = tolerance(signature, examples.computed)
     worst = {spec.name: (0.0, limit) for spec in signature.outputs}
@@ -94,20 +100,21 @@ def prove(
         if len(proved) >= 3 and time.monotonic() > end:
             break
         needed = not proved or not examples.stretched
-        gap = ""
+        undefined = ""  # an output in which the original returns NaN where the candidate returns other values
         for inputs, expected in draws.accepted(reference, examples, sizes, seed, states, needed=needed):
             start = time.monotonic()
             actual = _run(candidate, inputs)
             slowest = max(slowest, time.monotonic() - start)
             wanted = {name: draws.defined(inputs, expected[name], actual[name]) for name in worst}
             errors = {name: _error(name, inputs, wanted[name], actual[name], limit, exact) for name in worst}
-            gap = next((name for name in worst if wanted[name] is not expected[name]), "")
-            if not gap:
+            undefined = next((name for name in worst if wanted[name] is not expected[name]), "")
+            if not undefined:
                 break
-            unshared = unshared or f"returns NaN in '{gap}' ({_shapes(inputs)}), where the graph returns other values"
+            shown = f"returns NaN in '{undefined}' ({_shapes(inputs)}), where the graph returns other values"
+            unshared = unshared or shown
         else:
-            if gap and not proved:
-                raise ParityError(_report(gap, math.inf, limit, expected[gap], actual[gap], inputs))
+            if undefined and not proved:
+                raise ParityError(_report(undefined, math.inf, limit, expected[undefined], actual[undefined], inputs))
             skipped.append(sizes)
             continue
         worst = {name: max(error, errors[name]) for name, error in worst.items()}
@@ -168,9 +175,18 @@ def _at_edge(
     exact: Runner | None,
     ordinary: float,
 ) -> dict[str, tuple[float, float]]:
-    """Return the error of each output at chosen values, or nothing where the original does not define its outputs.
+    """Return the error and the tolerance of each output at chosen values, by its name.
 
-    ``ordinary`` are the seconds of the graph's slowest call on ordinary values.
+    Nothing is returned where the original does not define its outputs, or where rounding decides them.
+
+    Args:
+        reference: the original.
+        candidate: the graph.
+        edge: the case.
+        states: the values of states, from an earlier case.
+        limit: the tolerance.
+        exact: the original in double precision.
+        ordinary: the seconds of the graph's slowest call on ordinary values.
 
     Raises:
         ParityError: an output differs by more than the tolerance.
@@ -204,9 +220,10 @@ def _is_amplified(
     actual: Mapping[str, Array],
     limit: float,
 ) -> bool:
-    """Return whether the graph differs by at most ten tolerances, and four times what rounding the inputs changes.
+    """Return whether the graph differs by at most ten tolerances, and by at most four times the effect of rounding.
 
-    A layer that normalizes equal values divides the rounding of their mean by nearly nothing.
+    That effect is the difference between the original's outputs at the inputs and at slightly different inputs. It is
+    large in a layer that normalizes equal values: the layer divides the rounding error of their mean by nearly 0.
     """
     errors = {
         name: arrays.departure(draws.defined(inputs, expected[name], actual[name]), actual[name]) for name in expected
@@ -228,13 +245,14 @@ def _is_certain(
     expected: Mapping[str, Array],
     limit: float,
 ) -> bool:
-    """Return whether rounding does not decide the original's outputs.
+    """Return whether rounding does not decide the original's outputs, as is assumed without ``exact``.
 
-    They are the same in double precision, or if the model does not run in that, at inputs that differ by the rounding.
+    The outputs are then the same in double precision, or if the model does not run in that, at slightly different
+    inputs.
     """
+    if exact is None:
+        return True
     try:
-        if exact is None:
-            return True
         other = exact.run({name: _unrounded(array, edge.numbers) for name, array in inputs.items()})
     except ExportError:
         try:
@@ -247,7 +265,7 @@ def _is_certain(
 
 
 def _unrounded(array: Array, numbers: Sequence[float]) -> Array:
-    """Return floats in double precision, those that are rounded constants of the model without the rounding."""
+    """Return floats in double precision; rounded constants of the model become the constants themselves."""
     if not DType.of(array).is_float:
         return array
     values = array.astype(np.float64)
@@ -257,7 +275,7 @@ def _unrounded(array: Array, numbers: Sequence[float]) -> Array:
 
 
 def _nudged(array: Array, numbers: Sequence[float]) -> Array:
-    """Return floats that differ a little from the given ones, except those close to one of the numbers."""
+    """Return floats that differ from the given ones by a millionth, except 0 and those close to one of the numbers."""
     if not DType.of(array).is_float:
         return array
     values = array.astype(np.float64)
@@ -322,6 +340,7 @@ def _rounding(exact: Runner, inputs: Mapping[str, Array], name: str, expected: A
     return min(own, 2.5 * TOLERANCE.get(DType.of(expected), 0.0))
 
 
+# The smallest value that the error of tiny values is a share of.
 _LEAST = 1e-30
 
 
@@ -332,9 +351,10 @@ def _is_tiny(expected: Array) -> bool:
 def _share_of_tiny(
     exact: Runner, inputs: Mapping[str, Array], name: str, expected: Array, actual: Array, plain: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return the error and the tolerance of tiny values as a share of themselves, or ``plain`` if unknown.
+    """Return the error and the tolerance of tiny values as a share of their largest, or ``plain`` if unknown.
 
-    Noise differs from the model in double precision by its own size, which raises the tolerance accordingly.
+    Values that are only rounding errors differ from those in double precision by about their own size, so that their
+    tolerance is large.
     """
     try:
         value = exact.run(inputs)[name].astype(expected.dtype)

@@ -19,14 +19,15 @@ from ingot.steps.ragged import columns
 _SEMANTIC = "ForSemanticSegmentation"
 _QUERIES = ("ForUniversalSegmentation", "ForInstanceSegmentation", "ForSegmentation")
 _DETR = {"logits": "logits", "masks": "pred_masks"}
-# How processors choose the segments of queries, by their name.
+# How the segments of queries are chosen, by the name of the processor.
 _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Detr": _DETR,
     "ConditionalDetr": _DETR,
     "MaskFormer": {"pairs": True},
     "Mask2Former": {"pairs": True, "resized": (384, 384)},
 }
-# Few segments of a model have a score above the default threshold.
+# Further inputs of the samples that are compared. Few segments have a score above the default threshold, so half of the
+# samples have a threshold of 0.
 _OPTIONS: Sequence[Mapping[str, Any]] = (
     {"threshold": 0.0},
     {"threshold": 0.0, "subtask": b"instance"},
@@ -50,8 +51,8 @@ def describe(module: Any, folder: Path) -> Described:
 
     Raises:
         InvalidArgument: the folder's processor cannot be loaded.
-        Unsupported: the processor chooses segments by rules that are not known, it does what no operation stands for,
-            or Pillow is not installed.
+        Unsupported: the processor chooses segments by rules that are not known, it prepares pictures in a way that no
+            operation has, or Pillow is not installed.
     """
     semantic = type(module).__name__.endswith(_SEMANTIC)
     processor = Processor(folder)
@@ -64,19 +65,20 @@ def describe(module: Any, folder: Path) -> Described:
     described = image_segmentation(
         labels_of(module.config), operations=processor.operations, reference=processor.name, **options
     )
-    # A pixel, between two classes of which rounding decides, is a smaller part of a larger picture.
+    # Rounding may decide the class of single pixels; in enlarged pictures they are a smaller share.
     original = processor.original(_answer(processor, semantic), *(() if semantic else _OPTIONS), enlarged=3)
     return replace(described, original=original, inputs=processor.inputs(module.config))
 
 
 def _answer(processor: Processor, semantic: bool) -> Answer:
+    """Return a function that computes the original's answers by the pipeline of transformers."""
     scores = {} if semantic else {"score": (lambda item: item["score"] or 0, np.float32)}
 
     def answer(module: Any, values: Values) -> Values:
         pipeline, pictures = processor.pipeline("ImageSegmentationPipeline", module), processor.upright(values)
         chosen = [{"subtask": "semantic"} if semantic else _chosen(values, index) for index in range(len(pictures))]
-        with _sorted():
-            rows = [pipeline(picture, **each) for picture, each in zip(pictures, chosen, strict=True)]
+        with _sorted_topk():
+            rows = [pipeline(picture, **options) for picture, options in zip(pictures, chosen, strict=True)]
         return columns(
             rows,
             {
@@ -90,15 +92,16 @@ def _answer(processor: Processor, semantic: bool) -> Answer:
 
 
 def _chosen(values: Values, index: int) -> dict[str, Any]:
-    """Return a sample's parameters of the pipeline."""
+    """Return the pipeline's parameters for one sample."""
     found = {name: array[index] for name, array in values.items() if name != "image"}
     return {name: value.decode() if isinstance(value, bytes) else float(value) for name, value in found.items()}
 
 
-def _sorted() -> Any:
-    """Return a context in which the largest elements are in their order.
+def _sorted_topk() -> Any:
+    """Return a context in which ``topk`` returns its elements in descending order.
 
-    MaskFormer's processor leaves the order of its pairs open, which decides which of two instances covers the other.
+    MaskFormer's processor does not ask for an order of its pairs, but the order decides which of two instances covers
+    the other.
     """
     from torch.overrides import TorchFunctionMode
 
