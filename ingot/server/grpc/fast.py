@@ -31,8 +31,8 @@ from ingot.server.plane.dataplane import DataPlane
 if TYPE_CHECKING:
     from ingot.serving.control import Control
 
-# The interval of Connection.look, and its limits: 60 s without a sign of life until a ping, 80 s until the end.
-_LOOK_SECONDS = 10.0
+# The interval of Connection.poll, and its limits in calls: 60 s without a sign of life to a ping, 80 s to the end.
+_POLL_SECONDS = 10.0
 _WARN, _END = 6, 8
 # The interval of checks whether all connections have drained.
 _STEP = 0.02
@@ -49,9 +49,9 @@ class FastListener:
         max_bodies_bytes: the memory for all messages that are being received.
         tls: the certificate; ALPN must offer ``h2``.
         gate: the rules of access; None if all calls are served.
-        limits: those on clients; None for no limits.
+        limits: the limits on clients; None for no limits.
         share_port: let other servers of this user listen on the same port.
-        control: of the models, on the management listener.
+        control: loads and unloads models, on the management listener; None on the listener of the data plane.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FastListener:
         if control is None:
             self._publish(plane.metrics)
         self._listener: asyncio.Server | None = None
-        self._looking: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
 
     def _publish(self, metrics: Metrics) -> None:
         """Let the metrics show the connections and streams."""
@@ -101,7 +101,7 @@ class FastListener:
             backlog=BACKLOG,  # asyncio calls listen() again, with 100 by default
             ssl=self._tls,
         )
-        self._look(loop)
+        self._poll(loop)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def set_serving(self, serving: bool) -> None:
@@ -113,6 +113,7 @@ class FastListener:
         return Connection(asyncio.get_running_loop(), self._calls, self._connections)
 
     async def close(self) -> None:
+        """Stop listening; open connections stay."""
         listener, self._listener = self._listener, None
         if listener is not None:
             await listening.close(listener, self._connect, self._tls)
@@ -136,8 +137,8 @@ class FastListener:
                 break
         for connection in list(self._connections):
             connection.close()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
 
     def _methods(self, service: Service) -> dict[bytes, Method]:
         methods = {
@@ -153,16 +154,17 @@ class FastListener:
         return methods
 
     def _recheck(self) -> None:
+        """End the calls of clients that have lost their access."""
         for connection in list(self._connections):
             connection.recheck()
 
     def _count_fault(self, code: ErrorCode) -> None:
         self._faults.labels(code.name.lower()).inc()
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         for connection in list(self._connections):
             connection.poll(_WARN, _END)
-        self._looking = loop.call_later(_LOOK_SECONDS, self._look, loop)
+        self._poll_timer = loop.call_later(_POLL_SECONDS, self._poll, loop)
 
 
 def method_path(method: str, service: str = SERVICE) -> bytes:

@@ -18,7 +18,9 @@ from ingot.server.http.refused_connection import RefusedConnection
 from ingot.server.http.timeouts import Timeouts
 
 _HEAD_END: Final = b"\r\n\r\n"
+# The longest head that is looked up by its bytes.
 _MAX_KNOWN_BYTES: Final = 4 << 10
+# Heads that a connection remembers for itself.
 _OWN_HEADS = 8
 
 
@@ -32,8 +34,8 @@ class Connection(ConnectionApi):
     Reading from a client is paused while it does not read its responses, or while too many of its requests wait.
 
     Args:
-        shared: what all connections share.
-        connections: those that are open.
+        shared: the state of the listener, which all its connections share.
+        connections: the open connections of the listener.
     """
 
     def __init__(self, shared: HttpState, connections: Connections):
@@ -88,7 +90,7 @@ class Connection(ConnectionApi):
 
     @property
     def between(self) -> bool:
-        """Whether no request is incomplete."""
+        """Whether the next byte begins a new request."""
         return self._parser.between
 
     @property
@@ -98,18 +100,19 @@ class Connection(ConnectionApi):
 
     @property
     def held(self) -> bool:
-        """Whether it is the server that does not read the body, or waits with it for another request."""
+        """Whether the server delays the body: reading is paused, or an earlier request is unanswered."""
         return self._read_paused or (self._current is not None and self._current is not self._arriving)
 
     def data_received(self, data: bytes) -> None:
+        """Run complete requests with a known head at once, and give all other bytes to the parser."""
         parser = self._parser
         while data:
-            whole = self._current is None and parser.between and not self._queue and not self.write_paused
+            idle = self._current is None and parser.between and not self._queue and not self.write_paused
             head = self._last
-            if whole and head is not None and data.startswith(self._last_bytes):
+            if idle and head is not None and data.startswith(self._last_bytes):
                 end = len(self._last_bytes)
             else:
-                end = data.find(_HEAD_END) + len(_HEAD_END) if whole else 0
+                end = data.find(_HEAD_END) + len(_HEAD_END) if idle else 0
                 if not len(_HEAD_END) <= end <= _MAX_KNOWN_BYTES:
                     self._handle(parser.receive(data), len(data))
                     return
@@ -140,7 +143,7 @@ class Connection(ConnectionApi):
         self._last = None
 
     def _handle(self, events: Sequence[Event], size: int) -> None:
-        """Handle the events of ``size`` bytes."""
+        """Handle the events that the parser found in ``size`` received bytes."""
         for event in events:
             if self.transport.is_closing():
                 return
@@ -160,10 +163,10 @@ class Connection(ConnectionApi):
             self._timeouts.wait_for_body(size)
 
     def _begin(self, head: RequestHead) -> None:
-        """Put a request behind those that are unanswered."""
+        """Queue a request behind those that are unanswered."""
         self._timeouts.begin_body()
-        ours = head.fault is not None or head.infer is not None or head.probe is not None
-        self._arriving = exchange = PendingBody(self, head) if ours else AsgiExchange(self, head)
+        served_here = head.fault is not None or head.infer is not None or head.probe is not None
+        self._arriving = exchange = PendingBody(self, head) if served_here else AsgiExchange(self, head)
         self._queue.append(exchange)
         self._advance()
 
@@ -188,7 +191,7 @@ class Connection(ConnectionApi):
         exchange = self._arriving
         if exchange is not None and not exchange.done:
             self.transport.write(response)
-            exchange.disconnect()  # at once, even if the client is slow to read this
+            exchange.disconnect()  # at once, even if the client is slow to read the response
         self._timeouts.close()
 
     def end_slow_body(self) -> None:
@@ -201,7 +204,7 @@ class Connection(ConnectionApi):
     def keeps(self, exchange: Exchange | AsgiExchange) -> bool:
         """Return whether the connection stays open after an exchange.
 
-        A client of a server that is stopping goes elsewhere, but not before it has the responses to what it sent.
+        While the server stops, a connection is closed after the responses to all requests that were received on it.
         """
         if self._stopping or self.shared.service.plane.draining:
             return exchange.keep_alive and bool(self._queue)
@@ -242,12 +245,12 @@ class Connection(ConnectionApi):
         self._regulate()
 
     def hold_body(self, *, full: bool) -> None:
-        """Pause or resume reading: too much of the body waits for the application."""
+        """Pause reading if ``full``, as too much of the body waits for the application; otherwise resume it."""
         self._body_full = full
         self._regulate()
 
     def _regulate(self) -> None:
-        """Pause or resume reading."""
+        """Pause reading while requests are queued, or responses or parts of a body are not read; then resume it."""
         paused = bool(self._queue) or self.write_paused or self._body_full
         if paused != self._read_paused and not self.transport.is_closing():
             self._read_paused = paused
@@ -274,12 +277,12 @@ class Connection(ConnectionApi):
         waiting = self._current is not None and not isinstance(self._current, AsgiExchange)
         if not waiting or not self._parser.between or self.transport.get_extra_info("sslcontext"):
             return None  # TLS has no half-closed connections
-        if self._current is not None and self._current.head.version != "1.0":  # which has no interim responses
+        if self._current is not None and self._current.head.version != "1.0":  # HTTP/1.0 has no interim responses
             self._probe = DisconnectProbe(self.transport)
         return True
 
     def drain(self, seconds: float) -> None:
-        """Close after the requests received, and one that may be on its way, are answered."""
+        """Close after answering the requests received, and one that may arrive within ``seconds``, at most a second."""
         self._stopping = True
         self._timeouts.linger(seconds)
 
@@ -295,22 +298,22 @@ class Connections:
 
     def __init__(self) -> None:
         self._open: set[Connection] = set()
-        self._none = asyncio.Event()
-        self._until: float | None = None  # the loop's time, while they are drained
+        self._all_closed = asyncio.Event()
+        self._until: float | None = None  # the loop's time at which draining ends
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
         self._open.add(connection)
-        self._none.clear()
-        if self._until is not None:  # it was accepted before the port was closed, and comes a turn of the loop later
+        self._all_closed.clear()
+        if self._until is not None:  # accepted before the port was closed, but added one tick of the loop later
             connection.drain(max(0.0, self._until - asyncio.get_running_loop().time()))
 
     def remove(self, connection: Connection) -> None:
         self._open.discard(connection)
         if not self._open:
-            self._none.set()
+            self._all_closed.set()
 
     def forget(self) -> None:
         """Forget the heads of all connections."""
@@ -318,14 +321,14 @@ class Connections:
             connection.forget()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until all are closed; after ``seconds``, refuse the requests that are unanswered."""
+        """Wait until all connections are closed; after ``seconds``, refuse the requests that are unanswered."""
         self._until = asyncio.get_running_loop().time() + seconds
         for connection in tuple(self._open):
             connection.drain(seconds)
         await asyncio.sleep(0)
         if self._open:
             try:
-                await asyncio.wait_for(self._none.wait(), seconds)
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
             except TimeoutError:
                 for connection in tuple(self._open):
                     connection.stop()

@@ -25,7 +25,7 @@ class Watched(Protocol):
 
     @property
     def between(self) -> bool:
-        """Whether no request is incomplete."""
+        """Whether the next byte begins a new request."""
 
     @property
     def in_body(self) -> bool:
@@ -33,7 +33,7 @@ class Watched(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether it is the server that does not read the body, or waits with it for another request."""
+        """Whether the server delays the body: reading is paused, or an earlier request is unanswered."""
 
     def end_slow_body(self) -> None:
         """End the connection, as the body arrives too slowly."""

@@ -221,7 +221,7 @@ class TestGrpc:
     @pytest.fixture(autouse=True)
     def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Connections are looked at so often that a minute is 0.18 s; a mebibyte is a kibibyte."""
-        monkeypatch.setattr(fast, "_LOOK_SECONDS", 0.03)
+        monkeypatch.setattr(fast, "_POLL_SECONDS", 0.03)
         monkeypatch.setattr(fast, "_END", 1 << 30)  # a client that is silent for so short a time is not closed
         monkeypatch.setattr(call, "BODY_BYTES", 1024)
 
