@@ -39,17 +39,22 @@ _ROUTE = re.compile(
     r"|/(?P<invocations>invocations)|/models/(?P<invoked>[^/]+)/invoke"
     r"|/v1/models/(?P<kserve>[^/:]+):(?P<verb>predict|explain)|/wfpredict/(?P<workflow>[^/]+)"
 )
-_METHODS = (b"POST", b"PUT")  # curl -T sends the second
-# Values of an answer that the event loop writes itself; Python writes indented JSON at a million values in a second.
+_METHODS = (b"POST", b"PUT")  # curl -T sends PUT
+# Most values of an answer that the event loop encodes; Python writes a million values per second as indented JSON.
 _AT_ONCE = 256
 _INSTANCES, _NAME = "instances", "model_name"
 
 
 class _Detail(NamedTuple):
-    """How a body is read: by its type, as a list of KServe's instances, and whether an explanation is asked for.
+    """The parts of a request's head on which the reading of its body depends.
 
-    A workflow is a pipeline, whose nodes are handlers. Handlers read the headers, too, and the parameters of the query
-    of invocations.
+    Attributes:
+        media_type: the body's type.
+        instances: whether the body may be a list of KServe's instances.
+        explains: whether the request asks for an explanation.
+        headers: the headers, for handlers.
+        query: the query of an invocation, for handlers; empty for other requests.
+        workflow: whether the request names a workflow, which is a pipeline whose nodes are handlers.
     """
 
     media_type: str
@@ -61,23 +66,30 @@ class _Detail(NamedTuple):
 
 
 def infers(method: bytes, url: bytes, headers: HeaderList) -> InferHead | None:
-    """Return the parts of a request for a prediction; None for another request."""
+    """Return the parts of a request for a prediction; None for any other request."""
     path, _, query = url.decode("latin-1").partition("?")
     route = _ROUTE.fullmatch(urllib.parse.unquote(path)) if method in _METHODS else None
     if route is None:
         return None
     first = parser.first_of(headers)
-    named = urllib.parse.parse_qs(query).get("model_name", [""])[0] if route["invocations"] else ""
+    named = urllib.parse.parse_qs(query).get(_NAME, [""])[0] if route["invocations"] else ""
     model = route["model"] or route["invoked"] or route["kserve"] or route["workflow"] or named
     explains = route["api"] == "explanations" or route["verb"] == "explain"
-    read = query if route["invocations"] or route["invoked"] else ""  # TorchServe reads no others
+    read = query if route["invocations"] or route["invoked"] else ""  # TorchServe reads no other queries
     media_type, workflow = first.get("content-type", ""), route["workflow"] is not None
     detail = _Detail(media_type, route["kserve"] is not None, explains, first, read, workflow)
     return replace(InferHead.of(model, route["version"] or "", first), detail=detail)
 
 
 class _Reading(NamedTuple):
-    """A decoded request, and what its answer depends on."""
+    """A decoded request, and the facts on which the form of its answer depends.
+
+    Attributes:
+        request: the request.
+        model: the model or pipeline that answers.
+        alone: whether the request is one sample, whose answer is not in a list.
+        instances: whether the request is a list of KServe's instances.
+    """
 
     request: InferRequest
     model: Model | Pipeline
@@ -90,7 +102,7 @@ class Predictions:
 
     Args:
         plane: the server's behaviour.
-        versions: finds the models.
+        versions: finds a model by its name and version.
     """
 
     def __init__(self, plane: DataPlane, versions: Versions):
@@ -122,7 +134,8 @@ class Predictions:
     ) -> Cancellable | None:
         read = partial(self._read, head, body)
         proceed = partial(self._submit, service, hold, done, client, context)
-        if len(body) > json_large.AT_ONCE:  # parts of forms may be JSON, and numbers of any type are read as JSON
+        # In a thread: parts of forms may be JSON, and numbers of any media type are read as JSON.
+        if len(body) > json_large.AT_ONCE:
             return ThreadedBody(service.budget, len(body), proceed).start(read)
         return proceed(attempt("a prediction failed", read))
 
@@ -148,7 +161,7 @@ class Predictions:
         return None
 
     def _reply(self, reading: _Reading, done: Done, outcome: InferResponse | IngotError) -> None:
-        CONTEXT.set(reading.request.context)  # for what is logged
+        CONTEXT.set(reading.request.context)  # log records carry it
         if isinstance(outcome, IngotError):
             done(responses.refusal(self._plane, outcome, refusal))
             return
@@ -165,7 +178,7 @@ class Predictions:
         done(response)
 
     def _read(self, head: InferHead, body: bytes) -> _Reading:
-        """Return the request that a body is.
+        """Return the request that a body contains.
 
         Raises:
             IngotError: the body does not fit the model, or the model cannot answer.
@@ -186,16 +199,16 @@ class Predictions:
         return self.reading(name, head.version, parts, detail)
 
     def reading(self, name: str, version: str, parts: Sequence[Part], detail: _Detail | None = None) -> _Reading:
-        """Return the request for a model that some values are.
+        """Return a request for a model, made of values.
 
         Args:
-            name: the model's.
-            version: empty for the default.
+            name: the model's name.
+            version: the model's version; empty for the default.
             parts: the values.
-            detail: of an HTTP request.
+            detail: the parts of the HTTP request's head; None for a gRPC call.
 
         Raises:
-            IngotError: as for :meth:`begin`.
+            IngotError: the values do not fit the model, or there is no such model.
         """
         if detail is not None and detail.workflow:
             return _workflow(self._versions.workflow(name), parts, detail)
@@ -215,10 +228,16 @@ class Predictions:
     async def answers(
         self, name: str, version: str, parts: Sequence[Part], client: Hashable
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the answers of a model to values that a gRPC call has, one unless the model gives several.
+        """Yield the encoded answers to a gRPC call: one unless the model gives several.
+
+        Args:
+            name: the model's name.
+            version: the model's version; empty for the default.
+            parts: the values of the call.
+            client: who sends the call.
 
         Raises:
-            IngotError: as for :meth:`begin`.
+            IngotError: the values do not fit the model, or the model cannot answer.
         """
         reading = self.reading(name, version, parts)
         reading.request.client = client

@@ -22,10 +22,16 @@ class Context:
     """The second argument of handlers.
 
     Args:
-        model_name: the model's.
+        model_name: the model's name.
         manifest: the content of ``MAR-INF/MANIFEST.json``.
         system_properties: ``model_dir``, ``gpu_id``, ``batch_size``, ``server_name``, ``server_version``.
         model_yaml_config: the content of the model's configuration file.
+
+    Attributes:
+        metrics: the handler's own metrics.
+        explain: whether the request asks for an explanation; always false.
+        request_ids: the id of each request of the batch, by its index.
+        replies: the status and headers that the handler has set, by the index of the request.
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class Context:
         self.begin(())
 
     def begin(self, requests: Sequence[HandlerRequest]) -> None:
-        """Begin a batch."""
+        """Begin a batch of requests, without replies."""
         self._requests = requests
         self.request_ids = {index: request.id for index, request in enumerate(requests)}
         self.replies: dict[int, Reply] = {}
