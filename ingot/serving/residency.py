@@ -36,14 +36,14 @@ class _Resident:
     """A model under the budget.
 
     Attributes:
-        bytes: that it took when it was loaded last, by device; empty before.
-        seconds: that loading took.
-        since: when it was loaded.
-        loaded: whether it is in memory.
-        waiting: requests for it while it is not.
-        bringing: the task that loads it.
-        failed: when loading it failed last.
-        failure: why.
+        bytes: the memory that the model took when it was loaded last, by device; empty before the first load.
+        seconds: the duration of the last load.
+        since: when the model was loaded last, on the clock of ``time.perf_counter``.
+        loaded: whether the model is in memory.
+        waiting: the requests that wait until the model is in memory.
+        bringing: the task that loads the model for them.
+        failed: when a load failed last, on the clock of ``time.monotonic``.
+        failure: why that load failed.
     """
 
     bytes: dict[str, int] = field(default_factory=dict)
@@ -59,14 +59,14 @@ class _Resident:
 class Residency:
     """Decides which models are in memory. All of it belongs to one event loop.
 
-    The memory of models is measured: that of this process and its engine processes, and that of the GPU, before and
-    after each load. Models leave by least recent use; those that keep states of sequences and those with a candidate
-    stay.
+    The memory of a model is measured: the memory of this process and its engine processes, and that of the GPU, before
+    and after each load. The least recently used model leaves first; models that keep states of sequences and models
+    with a candidate stay.
 
     Args:
         repository: the models.
-        budget: most bytes of models by device; empty for no limit.
-        loading: held while a model is loaded or leaves.
+        budget: the most bytes of models by device; empty for no limit.
+        loading: the lock that is held while a model is loaded or leaves.
     """
 
     def __init__(self, repository: Repository, budget: Mapping[str, int], loading: asyncio.Lock):
@@ -88,14 +88,14 @@ class Residency:
         """Load a model, after others have left if that is needed; the caller holds ``loading``.
 
         Args:
-            model: not in memory.
-            reason: for the metrics.
+            model: a model that is not in memory.
+            reason: the label of the load in the metrics.
             sizes: see :meth:`Model.load`.
-            earlier: a model that must stay in memory, as this one is to take over from it.
+            earlier: a model that must stay in memory, because ``model`` is to replace it.
 
         Raises:
-            Unavailable: it does not fit the budget; it is closed again.
-            IngotError: it cannot be loaded.
+            Unavailable: the model does not fit the budget, and is closed again.
+            IngotError: the model cannot be loaded.
         """
         began = time.perf_counter()
         if not self.budget:
@@ -116,7 +116,7 @@ class Residency:
             await in_thread("sweep", sweep)
             self._base = await self._used()
         kept = {model, earlier}
-        await self._make_room(resident.bytes or self._known(model, earlier), kept)
+        await self._make_room(resident.bytes or self._expected_bytes(model, earlier), kept)
         before, began = await self._used(), time.perf_counter()
         await load_model(model, sizes, parkable=True)
         await in_thread("sweep", sweep)
@@ -136,16 +136,16 @@ class Residency:
                 raise
         await self._make_room({}, kept)
 
-    def _known(self, model: Model, earlier: Model | None) -> dict[str, int]:
-        """Return the bytes of the model that it replaces, or of another of the same archive."""
+    def _expected_bytes(self, model: Model, earlier: Model | None) -> dict[str, int]:
+        """Return the bytes of ``earlier``, or of another model of the same archive; empty if they are not known."""
         same = [one for one in self._residents if one is earlier or one.digest == model.digest]
         return next((self._residents[one].bytes for one in same if self._residents[one].bytes), {})
 
     def _check(self, model: Model, earlier: Model | None) -> None:
-        """Refuse a model that fits only without the one that it is to take over from.
+        """Check that a model fits the budget, together with the one that it is to replace.
 
         Raises:
-            Unavailable: it does not fit.
+            Unavailable: the model does not fit.
         """
         stays = self._residents.get(earlier) if earlier is not None else None
         for device, most in self.budget.items():
@@ -166,22 +166,23 @@ class Residency:
             over = [
                 device
                 for device, most in self.budget.items()
-                if self._of_models(device, used) + needed.get(device, 0) > most
+                if self._model_bytes(device, used) + needed.get(device, 0) > most
             ]
             victim = self._least_used(over, kept) if over else None
             if victim is None:
                 return
             await self._park(victim)
 
-    def _of_models(self, device: str, used: Mapping[str, int]) -> int:
-        """Return the bytes that models take: by the sum of their loads, or by what the processes hold, if that is more.
+    def _model_bytes(self, device: str, used: Mapping[str, int]) -> int:
+        """Return the bytes that models take: the sum of their loads, or the growth of the processes if that is more.
 
-        Memory that a model leaves behind counts as long as a model is there that could leave instead.
+        Memory that closed models have not returned counts too: it may make others leave, but refuses no model.
         """
         loads = sum(each.bytes.get(device, 0) for each in self._residents.values() if each.loaded)
         return max(loads, used[device] - self._base[device])
 
     def _least_used(self, over: Sequence[str], kept: set[Model | None]) -> Model | None:
+        """Return the least recently used model that can leave the devices ``over`` their budget, if possible idle."""
         leaving = [
             model
             for deployment in self._repository.deployments.values()
@@ -217,6 +218,7 @@ class Residency:
         return await in_thread("memory", lambda: {device: _MEASURES[device]() for device in self.budget})
 
     def _show(self, model: Model) -> None:
+        """Set the metric of a model's memory."""
         resident = self._residents[model]
         for device, count in resident.bytes.items():
             self._bytes.labels(model.name, model.version, device).set(count if resident.loaded else 0)
@@ -225,7 +227,8 @@ class Residency:
         """Accept a request for a model that is not in memory, and load it; see :meth:`Dispatcher.submit`.
 
         Raises:
-            Unavailable: it would not be loaded in time, could not be loaded just now, or too many requests wait.
+            Unavailable: the model would not be loaded in time, its last load has just failed, too many requests wait,
+                or the server is stopping.
         """
         resident, limits, timeout = self._residents[model], model.settings.limits, request.timeout
         nbytes = sum(size_of(array) for array in request.inputs.values())
@@ -271,12 +274,12 @@ class Residency:
             waiting.pass_on(model)
 
     def replaced(self, model: Model, successor: Model) -> None:
-        """Give the requests that wait for a model to the one that took over from it."""
+        """Pass the requests that wait for a model on to its successor."""
         if (resident := self._residents.get(model)) is not None:
             self._pass_on(resident, successor)
 
     def forget(self, model: Model) -> None:
-        """Drop what is known of a model that is closed; requests that wait for it fail."""
+        """Drop the record of a model that is closed; requests that wait for it fail."""
         resident = self._residents.pop(model, None)
         if resident is None:
             return
@@ -287,12 +290,12 @@ class Residency:
                 self._bytes.remove(model.name, model.version, device)
 
     def content(self, model: Model) -> dict[str, Any]:
-        """Return the memory of a model by device, as JSON has it; empty without a budget."""
+        """Return the memory of a model by device, and whether it is loaded, for JSON; empty without a budget."""
         resident = self._residents.get(model)
         return {} if resident is None or not self.budget else {**resident.bytes, "loaded": resident.loaded}
 
     def stop(self) -> None:
-        """Refuse requests for models that are not in memory, also those that wait."""
+        """Refuse requests for models that are not in memory, those that wait included."""
         self._stopped = True
         self._tasks.cancel()
 
@@ -315,7 +318,7 @@ def _weights(model: Model) -> dict[str, int]:
 
 
 def sweep() -> None:
-    """Return memory that a closed model has left behind to the system."""
+    """Return to the system the memory that closed models still hold."""
     memory.return_large_blocks()
     ort_arena.give_back()
     memory.trim()

@@ -1,4 +1,4 @@
-"""One request of a pipeline: its nodes run as soon as what they read is there, each as requests to its model."""
+"""One request of a pipeline: each node runs as soon as its inputs exist, as requests to its model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.serving.pipelines.values import Level, Value, first_of, gathered, sca
 from ingot.steps.ragged import filled
 from ingot.tensors import Array
 
-# Items of all rows of a request.
+# Most items of a node, of all rows of a request.
 _MOST_ITEMS = 1 << 14
 
 
@@ -49,12 +49,13 @@ class Run:
 
     Args:
         owner: the pipeline.
-        plan: of the pipeline.
-        request: with inputs that fit the plan's signature.
+        plan: the pipeline's plan.
+        request: its inputs fit the plan's signature.
+        nbytes: the bytes of its inputs.
     """
 
-    __slots__ = ("_began", "_calls", "_context", "_levels", "_owner", "_plan", "_until", "_values", "_waits", "began",
-                 "client", "done", "nbytes", "request", "rows")  # fmt: skip
+    __slots__ = ("_calls", "_context", "_levels", "_node_began", "_owner", "_plan", "_until", "_values", "_waits",
+                 "began", "client", "done", "nbytes", "request", "rows")  # fmt: skip
 
     def __init__(self, owner: Owner, plan: Plan, request: Request, nbytes: int):
         self.request = request
@@ -66,20 +67,20 @@ class Run:
         self._owner = owner
         self._plan = plan
         self._context = CONTEXT.get()
-        if self._context is not None:  # that of a stream has earlier requests
+        if self._context is not None:  # the context of a stream has the nodes of an earlier request
             self._context.nodes = ()
         self._until = None if request.timeout is None else self.began + request.timeout
         self._values = {Ref("", name): Value(array) for name, array in request.inputs.items()}
         self._levels: dict[Path, Level] = {(): Level(self.rows)}
         self._waits = {node.name: len(node.needs) for node in plan.nodes}
         self._calls: dict[str, Submitted] = {}
-        self._began: dict[str, float] = {}
+        self._node_began: dict[str, float] = {}
 
     def start(self) -> None:
-        """Begin the nodes that read inputs alone.
+        """Begin the nodes that read only inputs of the pipeline.
 
         Raises:
-            IngotError: one is refused; none runs then.
+            IngotError: a node is refused; no node runs then.
         """
         for node in self._plan.nodes:
             if not node.needs and (error := self._attempted(node)) is not None:
@@ -88,11 +89,11 @@ class Run:
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing of it runs yet; see :class:`~ingot.runtime.dispatch.pending.Expires`."""
+        """Always false, as the first nodes run at once; see :class:`~ingot.runtime.dispatch.pending.Expires`."""
         return False
 
     def cancel(self) -> None:
-        """Drop the request, as its client left, with all that its nodes have submitted."""
+        """Drop the request, as its client left, and cancel its nodes."""
         if not self.done:
             self._end()
             self._owner.left(self, None)
@@ -105,19 +106,19 @@ class Run:
         self._reply(error)
 
     def _attempted(self, node: PlannedNode) -> IngotError | None:
-        """Begin a node; return why it cannot."""
+        """Begin a node; return the error if that fails."""
         error = attempt(f"node '{node.name}' of pipeline '{self._owner.name}' failed", self._begin, node)
         return None if error is None else _named(error, node, None)
 
     def _begin(self, node: PlannedNode) -> None:
-        """Run a node for the items for which its conditions hold, and all that it reads was made."""
+        """Run a node for the items whose conditions hold and whose inputs exist."""
         level = self._level(node)
         inputs, ran = self._inputs(node, level)
         index = None if ran is None or ran.all() else np.flatnonzero(ran)
         if index is not None:
             inputs = {name: array[index] for name, array in inputs.items()}
         count = level.size if index is None else len(index)
-        self._began[node.name] = time.perf_counter()
+        self._node_began[node.name] = time.perf_counter()
 
         def settle(outcome: Mapping[str, Array] | IngotError, item: int | None = None) -> None:
             if not self.done:
@@ -140,7 +141,7 @@ class Run:
         """Return the seconds until the request's deadline.
 
         Raises:
-            DeadlineExceeded: it has passed.
+            DeadlineExceeded: the deadline has passed.
         """
         if self._until is None:
             return None
@@ -150,6 +151,11 @@ class Run:
         return left
 
     def _level(self, node: PlannedNode) -> Level:
+        """Return the level of a node's items; that of a node with ``each`` is made here.
+
+        Raises:
+            InvalidArgument: there are too many items.
+        """
         if not node.node.columns:
             return self._levels[node.level]
         outer = self._levels[node.level[:-1]]
@@ -202,7 +208,7 @@ class Run:
         outcome: Mapping[str, Array] | IngotError,
         item: int | None,
     ) -> None:
-        """Keep the outputs of a node, and begin those that waited for it."""
+        """Keep the outputs of a node, and begin the nodes that waited for it."""
         self._calls.pop(node.name, None)
         if isinstance(outcome, IngotError):
             place = item if item is None or index is None else int(index[item])
@@ -210,15 +216,15 @@ class Run:
             return
         ended = time.perf_counter()
         if count:
-            self._owner.spent(node, ended - self._began[node.name], count)
+            self._owner.spent(node, ended - self._node_began[node.name], count)
             if self._context is not None:
-                self._context.nodes = (*self._context.nodes, (node.name, self._began[node.name], ended))
+                self._context.nodes = (*self._context.nodes, (node.name, self._node_began[node.name], ended))
         failure = f"node '{node.name}' of pipeline '{self._owner.name}' failed"
         error = attempt(failure, self._keep, node, level, index, count, outcome)
         if error is not None:
             self._reply(_named(error, node, None))
             return
-        # Later, so that all answers of a batch are there: their next nodes can share one then.
+        # A tick later, when all requests of the batch have their answers, so that their next nodes can share a batch.
         asyncio.get_running_loop().call_soon(self._continue, node)
 
     def _keep(
@@ -237,7 +243,7 @@ class Run:
             self._values[Ref(node.name, spec.name)] = Value(kept, ran)
 
     def _continue(self, ended: PlannedNode) -> None:
-        """Begin the nodes that waited for one only; reply after the last."""
+        """Begin the nodes that waited for nothing but ``ended``; reply after the last node."""
         if self.done:
             return
         del self._waits[ended.name]
@@ -264,10 +270,10 @@ class Run:
         self._end()
         self._owner.left(self, outcome)
         CONTEXT.set(self._context)
-        attempt("a reply failed", reply, outcome)  # the same callback may answer other requests
+        attempt("a reply failed", reply, outcome)  # the caller may answer other requests too
 
     def _end(self) -> None:
-        """Cancel what runs, and drop all references: replies lead back here."""
+        """Cancel the calls that run, and drop all references, as replies refer back to this object."""
         self.done = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -301,6 +307,6 @@ def _nothing(node: PlannedNode) -> dict[str, Array]:
 
 
 def _named(error: IngotError, node: PlannedNode, item: int | None) -> IngotError:
-    """Return an error of a node with its name; the same error may be that of other requests."""
+    """Return a copy of a node's error with the node's name: other requests may have the same error object."""
     place = "" if item is None else f", item {item}"
     return CLASSES[error.code](f"node '{node.name}'{place}: {error}")
